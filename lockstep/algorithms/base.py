@@ -1,0 +1,159 @@
+"""The interface between algorithms and the learner.
+
+Shape legend: T time, B environments; a minibatch is always time-major [T, B] (single samples have T = 1).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from lockstep.arrays import ArrayTuple
+from lockstep.models.base import PolicyModel
+from lockstep.settings import SettingsError
+from lockstep.storage.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Gradient descent on the reduced global gradient."""
+
+    name: Literal["adam", "rmsprop"] = "adam"
+    eps: float = 1e-5
+    """Added to the root of the second moment. Higher damps steps of parameters with small gradients."""
+    decay: float = 0.99
+    """RMSProp's memory of squared gradients. Higher smooths more."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's memories of gradients and of squared gradients."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig(ABC):
+    """Settings that every on-policy algorithm shares; an algorithm's own file adds its own."""
+
+    name: ClassVar[str] = ""
+
+    rollout: int = 128
+    """Steps per environment and iteration. Longer lowers the bias of bootstrapping and the overhead; shorter
+    updates more often."""
+    epochs: int = 1
+    """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
+    minibatches: int = 1
+    """Gradient steps per epoch. More take more, noisier steps."""
+    learning_rate: float = 2.5e-4
+    """Step size. Higher learns faster until it becomes unstable."""
+    anneal_learning_rate: bool = True
+    """Lower the learning rate linearly to zero over total_steps."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    max_grad_norm: float = 0.5
+    """Scale gradients whose global norm exceeds this. Lower is safer and slower."""
+    discount: float = 0.99
+    """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus. Higher explores more."""
+    value_coef: float = 0.5
+    """Weight of the value loss against the policy loss."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError unless every shard fills an equal slice of every minibatch."""
+        for setting in ("rollout", "epochs", "minibatches"):
+            if getattr(self, setting) < 1:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
+        sequences = recurrent or self.sequences
+        items = envs_per_shard if sequences else envs_per_shard * self.rollout
+        if items % self.minibatches:
+            what = "environments (minibatches hold whole sequences here)" if sequences else "samples"
+            raise SettingsError(
+                f"algorithm.minibatches={self.minibatches} does not divide a shard's {items} {what}. Choose a "
+                f"divisor of {items}, or change env.num_envs, scheme.shards or algorithm.rollout."
+            )
+
+    sequences: ClassVar[bool] = False
+    """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
+
+    @abstractmethod
+    def build(self) -> Algorithm:
+        """The algorithm with these settings."""
+
+
+class Batch(ArrayTuple):
+    """A shard's slice of one minibatch. With bootstrap inputs the first four fields have T+1 steps, else T."""
+
+    obs: Any
+    start: Tensor
+    prev_action: Tensor | None
+    prev_reward: Tensor | None
+    state: Tensor
+    """fp32 [B, K]: core state before the first step."""
+    action: Tensor
+    reward: Tensor
+    log_prob: Tensor
+    value: Tensor
+    """fp32 [T, B]: under the collecting version."""
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    advantage: Tensor | None
+    """fp32 [T, B], normalised already if the algorithm asked for it."""
+    value_target: Tensor | None
+
+
+class Targets(NamedTuple):
+    """What an algorithm computes once per rollout, before the first epoch."""
+
+    advantage: Tensor
+    value_target: Tensor
+
+
+class LossOutput(NamedTuple):
+    """Sums over a slice's valid samples, so that slices of all shards add up to the global minibatch."""
+
+    total: Tensor
+    """Scalar to differentiate: the sum, not the mean."""
+    metrics: dict[str, Tensor]
+    """Detached scalars, each a sum over valid samples; the same names in the same order at every call."""
+
+
+class Algorithm(ABC):
+    """Pure functions of tensors, with the config's hyperparameters."""
+
+    config: AlgorithmConfig
+    metric_names: tuple[str, ...]
+    """Names in LossOutput.metrics, in order."""
+    needs_targets: bool = False
+    """Whether targets is called before the epochs (GAE), from values that the collector stores."""
+    normalize_advantages: bool = False
+    """Whether the learner standardises advantages with moments over the global minibatch."""
+    bootstrap_inputs: bool = False
+    """Whether loss evaluates the model on T+1 observations (V-trace)."""
+    mean_loss: bool = True
+    """Whether the gradient is divided by the global number of valid samples (False: a summed loss)."""
+
+    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        """Advantages and value targets [T, B] of one shard; reward is normalised if the experiment says so."""
+        raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
+
+    @abstractmethod
+    def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
+        """The loss of one shard's slice of a minibatch."""
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """Values for one iteration; progress in [0, 1) is the share of total_steps consumed before it.
+
+        Always contains learning_rate; loss and targets receive the rest too.
+        """
+        remaining = 1.0 - progress
+        config = self.config
+        return {
+            "learning_rate": config.learning_rate * (remaining if config.anneal_learning_rate else 1.0),
+            "discount": config.discount,
+            "entropy_coef": config.entropy_coef,
+            "value_coef": config.value_coef,
+        }
+
+    def stop_early(self, metrics: dict[str, float]) -> bool:
+        """Whether to skip the iteration's remaining gradient steps, given the last step's global mean metrics."""
+        return False

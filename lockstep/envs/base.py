@@ -1,0 +1,119 @@
+"""The environments of one shard, behind one small protocol."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from lockstep.settings import SettingsError
+
+Observation = Any
+"""A numpy array [B, ...], or a dict of such arrays for a Dict space."""
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environments, and under which protocol."""
+
+    id: str = "CartPole-v1"
+    """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable: "module:make", "file.py:make"."""
+    num_envs: int = 8
+    """Environments in all shards together."""
+    adapter: Literal["auto", "ale", "envpool", "gymnasium"] = "auto"
+    """Library that steps them; auto takes the fastest installed one that can serve the id."""
+    protocol: Literal["none", "machado", "classic"] = "none"
+    """Atari protocol. machado: sticky actions 0.25, full action set, no life-loss signal, 108,000 frames.
+    classic: up to 30 no-op starts, episode ends for the agent at a lost life. Both clip training rewards."""
+    reward_clip: bool = False
+    """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
+    reseed_every: int = 16_384
+    """Steps per environment after which adapters that cannot reseed single environments (EnvPool) start them all
+    afresh, episodes in flight being truncated and bootstrapped. Bounds the time that resuming takes: lower
+    resumes faster, higher disturbs long episodes less."""
+    decorrelate: int = 0
+    """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
+    do not stay in phase. 0 switches it off."""
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Further keyword arguments for the environment's constructor."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        for name, least in (("num_envs", 1), ("reseed_every", 1), ("decorrelate", 0)):
+            if getattr(self, name) < least:
+                raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
+
+
+class StepResult(NamedTuple):
+    """What one step of B environments returned. The observation is written into the caller's buffer."""
+
+    reward: np.ndarray
+    """float32 [B], raw: never clipped or normalised. 0 on a reset step."""
+    terminated: np.ndarray
+    """bool [B]: the environment itself ended (game over)."""
+    truncated: np.ndarray
+    """bool [B]: ended by a time limit; the value of the observation must still be bootstrapped."""
+    first: np.ndarray
+    """bool [B]: this was a reset step. The action was ignored, and the observation starts a new episode."""
+    life_lost: np.ndarray
+    """bool [B]: a life was lost but the episode goes on. Always False under protocols without that signal."""
+
+
+class ShardEnv(ABC):
+    """B environments with next-step autoreset: the step after an episode's end ignores the action and returns the
+    first observation of the next episode. So the true final observation is always seen, and never skipped.
+
+    Environment j of this shard has the global index first_index + j. Its seeds derive from (seed, global index,
+    episode or reseeding count) alone.
+    """
+
+    num_envs: int
+    observation_space: gymnasium.Space[Any]
+    """Of a single environment."""
+    action_space: gymnasium.Space[Any]
+    """Of a single environment."""
+    frames_per_step: int
+    """Emulator frames per environment step (4 in Atari, 1 where the term means nothing)."""
+
+    @abstractmethod
+    def reset(self, out: Observation) -> None:
+        """Start every environment from its first seed; write the observations [B, ...] into out."""
+
+    @abstractmethod
+    def send(self, action: np.ndarray) -> None:
+        """Begin a step with actions [B, ...]; returns at once where the library can step in the background."""
+
+    @abstractmethod
+    def recv(self, out: Observation) -> StepResult:
+        """Wait for the step begun by send; write the observations into out."""
+
+    @abstractmethod
+    def reseed_due(self) -> bool:
+        """Whether all environments must be started afresh now (see EnvConfig.reseed_every). Asked between rollouts."""
+
+    @abstractmethod
+    def reseed(self, out: Observation) -> None:
+        """Start every environment afresh from its next seed; write the observations into out."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Seed counters and the actions since the last seeded reset: enough to rebuild every environment exactly."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+        """Rebuild the environments by replaying their actions; write the current observations into out.
+
+        Returns:
+            The number of environment steps that were replayed.
+        """
+
+    def render(self, index: int = 0) -> np.ndarray:
+        """One environment's picture, uint8 [H, W, 3], for videos."""
+        raise SettingsError(f"{type(self).__name__} cannot draw pictures. Use another --env.adapter for recording.")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and memory."""

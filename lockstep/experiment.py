@@ -1,0 +1,89 @@
+"""What is learned: every setting that determines a bit of the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lockstep.algorithms.base import AlgorithmConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.models.base import ModelConfig
+from lockstep.scheme import Scheme
+from lockstep.settings import SettingsError, Steps, to_json
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """Running normalisation, versioned and checkpointed with the parameters."""
+
+    observations: bool = False
+    """Standardise vector observations by their running mean and deviation. Images are only scaled to [0, 1]."""
+    returns: bool = False
+    """Divide rewards by the running deviation of the discounted return (no mean is subtracted)."""
+    clip: float = 10.0
+    """Bound on the normalised magnitude. Lower tames outliers, higher keeps more of their information."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that determines what is learned. Its hash is the run's identity."""
+
+    env: EnvConfig
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    scheme: Scheme = field(default_factory=Scheme)
+    normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
+    total_steps: Steps = 10_000_000
+    """Agent samples to collect (one action of one environment), rounded up to whole iterations."""
+    seed: int = 1
+    """The one seed from which every random stream and every environment's seed is derived."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Arithmetic of encoder and core. Weights, losses, heads and optimizer are fp32 in both."""
+    torch_threads: int = 1
+    """Torch threads a worker computes with. Bits depend on it, so cores are used by more workers instead."""
+
+    def validate(self) -> None:
+        """Raise SettingsError if two settings contradict each other."""
+        shards, num_envs = self.scheme.shards, self.env.num_envs
+        self.env.validate()
+        self.scheme.validate()
+        if num_envs % shards:
+            raise SettingsError(
+                f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "
+                f"number of environments: use --env.num-envs {max(1, round(num_envs / shards)) * shards} or fewer "
+                "shards (a power of two)."
+            )
+        if self.scheme.acting_batch % max(1, self.envs_per_shard):
+            raise SettingsError(
+                f"scheme.acting_batch={self.scheme.acting_batch} is not a multiple of a shard's "
+                f"{self.envs_per_shard} environments (env.num_envs / scheme.shards). Use 0 for one shard at a time."
+            )
+        if self.total_steps < 1:
+            raise SettingsError(f"total_steps={self.total_steps} must be at least 1, for example --total-steps 10M.")
+        if self.torch_threads < 1:
+            raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
+        self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
+
+    @property
+    def envs_per_shard(self) -> int:
+        return self.env.num_envs // self.scheme.shards
+
+    @property
+    def samples_per_iteration(self) -> int:
+        """Agent samples that one iteration collects: rollout length times environments."""
+        return self.algorithm.rollout * self.env.num_envs
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in the run: total_steps rounded up to whole iterations."""
+        return -(-self.total_steps // self.samples_per_iteration)
+
+    def identity(self) -> str:
+        """SHA-256 over the canonical JSON of all settings."""
+        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+
+    def replace(self, **changes: object) -> Experiment:
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+"""The interface between models and everything that uses them.
+
+Shape legend: T time, B environments, P distribution parameters, N noise numbers, K core state size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class ModelOutput(NamedTuple):
+    """What a model says about [T, B] observations."""
+
+    policy: Tensor
+    """fp32 [T, B, P]: parameters of the action distribution, action masks already applied."""
+    value: Tensor
+    """fp32 [T, B]: state values."""
+
+
+class ActionDistribution(Protocol):
+    """Pure functions of distribution parameters. Actions are one tensor [..., *action_shape]."""
+
+    num_params: int
+    noise_size: int
+    """Numbers, uniform in (0, 1), that sampling one action consumes."""
+    action_shape: tuple[int, ...]
+    action_dtype: torch.dtype
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """[..., P], [..., N] -> action [..., *action_shape]. All randomness comes from noise."""
+        ...
+
+    def mode(self, params: Tensor) -> Tensor:
+        """The most likely action."""
+        ...
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """[..., P], [..., *action_shape] -> [...]"""
+        ...
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """[..., P] -> [...]"""
+        ...
+
+    def to_env(self, action: np.ndarray) -> Any:
+        """The action batch [B, *action_shape] as the environment's ShardEnv.send expects it."""
+        ...
+
+
+class PolicyModel(nn.Module, ABC):
+    """Encoder, core and heads. Feed-forward models ignore state and return it as it came."""
+
+    distribution: ActionDistribution
+    state_size: int
+    """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
+
+    @abstractmethod
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        """Evaluate T steps of B environments.
+
+        Args:
+            obs: raw observations [T, B, ...] (uint8 images stay uint8), a tensor or a dict of tensors.
+            start: bool [T, B], True where obs is the first of its episode: the core state is reset before it, and
+                prev_action and prev_reward count as zero.
+            state: fp32 [B, K], the core state before the first step.
+            prev_action: [T, B, *action_shape], the action before each observation.
+            prev_reward: fp32 [T, B], the reward that came with each observation.
+
+        Returns:
+            The outputs, and the core state [B, K] after the last step.
+        """
+
+    @abstractmethod
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Take the running statistics (fp32 [D]) that forward normalises vector observations with from now on."""
+
+    @abstractmethod
+    def for_acting(self) -> PolicyModel:
+        """A copy for inference only, its weights stored in the precision that it computes with."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(ABC):
+    """Settings of a model; the concrete config builds it."""
+
+    core: Literal["none", "gru", "lstm"] = "none"
+    """Memory between encoder and heads."""
+
+    @property
+    def recurrent(self) -> bool:
+        return self.core != "none"
+
+    @property
+    def uses_previous(self) -> bool:
+        """Whether forward wants prev_action and prev_reward."""
+        return False
+
+    @abstractmethod
+    def build(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        precision: Literal["bf16", "fp32"],
+        normalize_observations: bool,
+        seed: int,
+    ) -> PolicyModel:
+        """Build and initialise the model; equal arguments give equal bits, whatever was drawn from torch before."""

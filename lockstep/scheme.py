@@ -1,0 +1,34 @@
+"""Who waits for whom: the shards, and the lag between the version that collects and the one that learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How collection and learning are coupled. Part of the experiment: it changes what is learned."""
+
+    shards: int = 4
+    """Units that environments, randomness and gradients are divided into; a power of two. A run can use at most
+    this many processes. More shards allow more processes, at the price of smaller batches per kernel call."""
+    lag: int = 0
+    """Rollout i is collected with version max(0, i - lag). 0 is synchronous; 1 is Cleanba's schedule, which lets
+    collection overlap learning; higher hides slow links, at the price of staler data."""
+    acting_batch: int = 0
+    """Environments per inference call, a multiple of a shard's; 0 means one shard's. Larger calls are more
+    efficient, smaller ones let more processes share the work without padding."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if self.shards < 1 or self.shards & (self.shards - 1):
+            raise SettingsError(
+                f"scheme.shards={self.shards} is not a power of two. The reduction tree needs 1, 2, 4, 8, …: "
+                "choose at least the number of processes you will ever want to use (4 is a good default)."
+            )
+        if self.lag < 0:
+            raise SettingsError(f"scheme.lag={self.lag} must be 0 (synchronous), 1 (Cleanba) or more.")
+        if self.acting_batch < 0:
+            raise SettingsError(f"scheme.acting_batch={self.acting_batch} must be 0 (one shard) or more.")

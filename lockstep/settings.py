@@ -1,0 +1,127 @@
+"""Frozen dataclasses to JSON and back, and the error that users' mistakes raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import tyro
+
+
+class SettingsError(ValueError):
+    """A user's mistake: says in one paragraph what was given, what is allowed and what to do."""
+
+
+def parse_count(text: str) -> int:
+    """Read an integer that may use k, M, B or scientific notation: `10M`, `2.5M`, `100_000`, `1e6`."""
+    scale = {"k": 10**3, "K": 10**3, "m": 10**6, "M": 10**6, "b": 10**9, "B": 10**9}
+    body, factor = (text[:-1], scale[text[-1]]) if text and text[-1] in scale else (text, 1)
+    try:
+        value = float(body.replace("_", "")) * factor
+        if value != int(value):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a whole number; write 10M, 2.5M, 500k, 1e6 or 100_000") from None
+    return int(value)
+
+
+Steps = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="COUNT",
+        instance_from_str=lambda args: parse_count(args[0]),
+        is_instance=lambda instance: isinstance(instance, int),
+        str_from_instance=lambda instance: [str(instance)],
+    ),
+]
+"""A count of steps; the command line accepts 10M-style numbers."""
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """Import a user's Python file under a name derived from its path, once per process."""
+    path = Path(path).resolve()
+    name = "lockstep_user_" + "_".join(path.with_suffix("").parts[1:]).replace("-", "_").replace(".", "_")
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise SettingsError(f"There is no Python file {path}. Give the path of a .py file, as in my_file.py:name.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_object(reference: str) -> Any:
+    """Return what `package.module:name` or `path/to/file.py:name` refers to.
+
+    Raises:
+        SettingsError: the file, module or name does not exist.
+    """
+    source, _, name = reference.rpartition(":")
+    try:
+        module = load_file(source) if source.endswith(".py") else importlib.import_module(source)
+        value: Any = module
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(
+            f"Cannot load {reference!r}: {error}. Write package.module:name or path/to/file.py:name."
+        ) from error
+    return value
+
+
+def reference_to(cls: type) -> str:
+    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class of a user's file."""
+    module = sys.modules[cls.__module__]
+    if cls.__module__.startswith("lockstep_user_") or cls.__module__ in ("__main__", "__mp_main__"):
+        return f"{Path(str(module.__file__)).resolve()}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def to_json(value: Any) -> Any:
+    """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": reference_to(type(value)), **fields}
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    assert value is None or isinstance(value, (str, int, float, bool)), f"not a setting: {value!r}"
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Rebuild what to_json wrote. Sequences come back as tuples.
+
+    Raises:
+        SettingsError: a type no longer exists, or has no such setting.
+    """
+    if isinstance(value, dict) and "type" in value:
+        cls = load_object(value["type"])
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = set(value) - known - {"type"}
+        if unknown:
+            raise SettingsError(
+                f"{value['type']} has no setting {', '.join(sorted(unknown))}: this run was written by another "
+                "version of lockstep. Install that version, or start a new run."
+            )
+        return cls(**{key: from_json(item) for key, item in value.items() if key != "type"})
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(from_json(item) for item in value)
+    return value
