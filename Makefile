@@ -1,0 +1,62 @@
+# Two commands: `make train` shows a real agent learning, `make test` runs everything that CI runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LAYOUT ?= processes:2
+STEPS ?= 130k
+ifndef RUN
+RUN := runs/breakout-$(shell date +%Y%m%d-%H%M%S)
+endif
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help train test clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train   train PPO on Atari Breakout for about two minutes, then evaluate, record and plot it"
+	@echo "make test    lint, type-check and test"
+	@echo "make clean   remove $(VENV); runs/ is kept"
+
+train: $(VENV)/.train
+	$(BIN)/lockstep train ppo-atari --env.id Breakout --total-steps $(STEPS) --layout $(LAYOUT) --run $(RUN)
+	$(BIN)/lockstep eval $(RUN) --episodes 10
+	$(BIN)/lockstep record $(RUN) $(RUN)/video.mp4
+	$(BIN)/lockstep plot $(RUN) --out $(RUN)/learning-curve.png
+	@echo
+	@echo "run folder      $(abspath $(RUN))"
+	@echo "video           $(RUN)/video.mp4"
+	@echo "learning curve  $(RUN)/learning-curve.png"
+	@echo "prove it        $(BIN)/lockstep verify $(RUN) --layout inline"
+
+test: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "lockstep needs Python 3.10 or later; '$(PYTHON)' is not. Use make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "'$(PYTHON)' cannot create virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Build requirements come from the pinned environment too, hence no build isolation.
+$(VENV)/.setuptools: $(VENV)/.venv constraints.txt
+	@$(PIP) "setuptools>=77"
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.setuptools pyproject.toml
+	@echo "Installing lockstep and its dependencies into $(VENV)"
+	@$(PIP) --no-build-isolation --editable ".[atari]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.setuptools pyproject.toml
+	@echo "Installing lockstep, its tests' environments and its tools into $(VENV)"
+	@$(PIP) --no-build-isolation --editable ".[atari,envpool,mujoco,dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV)
