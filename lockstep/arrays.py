@@ -1,0 +1,435 @@
+"""Named array tuples: typed nested structures of arrays that are read and written through all fields at once.
+
+A *structure* is an array (numpy or torch), None, a dict of structures, or an ArrayTuple. Functions here that
+take a structure also serve observations, which are either a single array or a dict.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import EllipsisType, NoneType
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from typing_extensions import Self, dataclass_transform
+
+S = TypeVar("S")
+
+_ARRAYS = (Tensor, np.ndarray, np.generic)
+_PLAIN = frozenset((Tensor, np.ndarray))
+_BASIC = frozenset((int, slice, np.int64, NoneType, EllipsisType))
+
+
+class _FieldError(Exception):
+    """An error that learns the name of each enclosing field on its way up."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.path: list[str] = []
+
+    def within(self, name: str) -> Self:
+        self.path.insert(0, str(name))
+        return self
+
+    def __str__(self) -> str:
+        return ".".join(self.path) + ": " * bool(self.path) + str(self.args[0])
+
+
+class StructureError(_FieldError, ValueError):
+    """Two structures do not match, or a structure holds something that is not an array. Names the field."""
+
+
+class FieldIndexError(_FieldError, IndexError):
+    """An index does not fit the array of the field that the message names."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class ArrayTuple:
+    """Base class of named array tuples; a subclass declares its fields by annotations.
+
+        class Step(ArrayTuple):
+            obs: Any                    # an array, or a dict of arrays
+            reward: Tensor
+            prev_reward: Tensor | None  # may be left out, and is None then
+
+        step = Step(obs={"image": image, "speed": speed}, reward=reward)
+
+    Fields are arrays, None, dicts or other ArrayTuples, and cannot be rebound (see replace).
+
+    `x[index]` indexes every array and returns the same type; as in the underlying library it is a view where
+    the index is basic (integers and slices) and a copy otherwise. `x[index] = y` writes every array of y: y must
+    have the same type, keys and Nones as x, and exactly the shapes of `x[index]`; nothing is broadcast. Values
+    are cast to x's dtypes. All of y is checked before the first value is written.
+
+    Torch's pytree functions see the fields that are not None as children.
+
+    Raises:
+        TypeError: fields are missing or unknown, at construction or in replace.
+        StructureError: (a ValueError) structures or shapes differ; the message begins with the dotted name.
+        FieldIndexError: (an IndexError) the index does not fit an array; the message begins likewise.
+    """
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _optional: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {k: a for k, a in inspect.get_annotations(cls).items() if "ClassVar" not in str(a)}
+        if reserved := sorted(name for name in own if name.startswith("_") or hasattr(ArrayTuple, name)):
+            raise TypeError(f"{cls.__name__}: {', '.join(reserved)} cannot be the name of a field")
+        for name in own:
+            if vars(cls).get(name) is not None:
+                raise TypeError(f"{cls.__name__}.{name} can have no default but None")
+        cls._fields = tuple(dict.fromkeys((*cls._fields, *own)))
+        inherited = cls._optional.difference(own)
+        cls._optional = inherited.union(name for name, annotation in own.items() if _admits_none(annotation))
+        _pytree.register_pytree_node(
+            cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys
+        )
+
+    def __init__(self, **fields: Any) -> None:
+        cls = type(self)
+        if tuple(fields) != cls._fields:
+            fields = _complete(cls, fields)
+        self.__dict__.update(fields)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be rebound; use replace")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted")
+
+    # Otherwise iteration would fall back on __getitem__, along the first axis until some field ends.
+    __iter__ = None
+
+    def __getitem__(self, index: Any) -> Self:
+        cls = self.__class__
+        result = cls.__new__(cls)
+        fields = result.__dict__
+        name = ""
+        try:
+            for name, x in self.__dict__.items():
+                fields[name] = x[index] if x.__class__ in _PLAIN else read(x, index)
+        except _FieldError as error:
+            raise error.within(name) from error.__cause__
+        except IndexError as error:
+            raise FieldIndexError(str(error)).within(name) from error
+        return result
+
+    def __setitem__(self, index: Any, source: Self) -> None:
+        write(self, index, source)
+
+    def map(self, fn: Callable[[Any], Any]) -> Self:
+        """Apply fn to every array; None stays None."""
+        return map_structure(fn, self)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, sharing the other arrays."""
+        return type(self)(**{**self.__dict__, **changes})
+
+    def leaves(self) -> list[Any]:
+        """All arrays, in canonical order."""
+        return [leaf for _, leaf in named_leaves(self)]
+
+    def named_leaves(self) -> Iterator[tuple[str, Any]]:
+        """Dotted name and array of each leaf, in canonical order: fields as declared, dict keys sorted."""
+        return named_leaves(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leading dimensions that all arrays share."""
+        shared: tuple[int, ...] | None = None
+        for leaf in self.leaves():
+            shape = tuple(leaf.shape)
+            shared = shape if shared is None else _common_prefix(shared, shape)
+        return shared or ()
+
+    def to_numpy(self) -> Self:
+        """The same memory as numpy arrays."""
+        return to_numpy(self)
+
+    def to_torch(self) -> Self:
+        """The same memory as torch tensors."""
+        return to_torch(self)
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={_describe(x)}" for name, x in self.__dict__.items())
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def map_structure(fn: Callable[..., Any], structure: Any, *rest: Any) -> Any:
+    """Apply fn to the corresponding arrays of one or more structures; None, dicts and types are kept.
+
+    Raises:
+        StructureError: the structures differ, or hold something that is not an array.
+    """
+    if rest:
+        return _map_many(fn, (structure, *rest))
+    return _map(fn, structure)
+
+
+def named_leaves(structure: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and array of each leaf, in canonical order: fields as declared, dict keys sorted."""
+    if isinstance(structure, dict):
+        items: Iterable[tuple[str, Any]] = sorted(structure.items())
+    elif isinstance(structure, ArrayTuple):
+        items = structure.__dict__.items()
+    else:
+        if structure is not None:
+            yield prefix, structure
+        return
+    for name, x in items:
+        yield from named_leaves(x, f"{prefix}.{name}" if prefix else name)
+
+
+def read(structure: S, index: Any) -> S:
+    """Index every array of a structure.
+
+    Raises:
+        FieldIndexError: the index does not fit an array.
+    """
+    if isinstance(structure, ArrayTuple):
+        return structure[index]
+    return _map(lambda x: x[index], structure)
+
+
+def write(dest: Any, index: Any, source: Any) -> None:
+    """Write `dest[index] = source` through all arrays, once all structures and shapes were found to match.
+
+    Raises:
+        StructureError: source differs from `dest[index]` in structure or shape.
+        FieldIndexError: the index does not fit an array of dest.
+    """
+    if index.__class__ is tuple:
+        basic = all(part.__class__ in _BASIC for part in index)
+    else:
+        basic = index.__class__ in _BASIC
+    pending: list[tuple[Any, Any, Any]] = []
+    _match(dest, index, source, basic, pending)
+    for x, at, y in pending:
+        if at is None:
+            x.copy_(y)
+        else:
+            x[at] = y
+
+
+def allocate(example: Any, leading: tuple[int, ...] = (), *, shared: bool = False) -> Any:
+    """Zeros in the structure of example, each array [*leading, *its own shape], as torch tensors.
+
+    Args:
+        example: a structure of numpy arrays or torch tensors.
+        leading: dimensions to put before those of each array.
+        shared: allocate in memory that processes share once they have received the tensors (always on the CPU).
+    """
+
+    def zeros(x: Any) -> Tensor:
+        x = _as_tensor(x)
+        # torch.zeros_like(x) would also copy strides that broadcasting made zero.
+        result = torch.zeros((*leading, *x.shape), dtype=x.dtype, device="cpu" if shared else x.device)
+        return result.share_memory_() if shared else result
+
+    return _map(zeros, example)
+
+
+class Overlap(NamedTuple):
+    """Views of one [T+1, ...] buffer, such that `previous[t]` is `current[t - 1]`."""
+
+    current: Any
+    """[T, ...]: all but the first entry."""
+    previous: Any
+    """[T+1, ...]: the buffer itself; its first entry is what came before the first step."""
+
+
+def overlap(buffer: Any) -> Overlap:
+    """Views for what happens at each step and for what happened before it, as in action and prev_action."""
+    return Overlap(read(buffer, slice(1, None)), buffer)
+
+
+def to_numpy(structure: Any) -> Any:
+    """The same memory as numpy arrays. Tensors must be on the CPU, and of a dtype that numpy has."""
+    return _map(lambda x: x.detach().numpy() if isinstance(x, Tensor) else x, structure)
+
+
+def to_torch(structure: Any) -> Any:
+    """The same memory as torch tensors."""
+    return _map(_as_tensor, structure)
+
+
+def _map(fn: Callable[[Any], Any], x: Any) -> Any:
+    if x.__class__ in _PLAIN:
+        return fn(x)
+    if x is None:
+        return None
+    if isinstance(x, dict):
+        return _map_items(fn, x, {})
+    if isinstance(x, ArrayTuple):
+        result = x.__class__.__new__(x.__class__)
+        _map_items(fn, x.__dict__, result.__dict__)
+        return result
+    if not isinstance(x, _ARRAYS):
+        raise StructureError(f"{type(x).__name__} is not an array, None, dict or ArrayTuple")
+    return fn(x)
+
+
+def _map_items(fn: Callable[[Any], Any], items: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    name = ""
+    try:
+        for name, x in items.items():
+            result[name] = fn(x) if x.__class__ in _PLAIN else _map(fn, x)
+    except _FieldError as error:
+        raise error.within(name) from error.__cause__
+    except IndexError as error:
+        raise FieldIndexError(str(error)).within(name) from error
+    return result
+
+
+def _map_many(fn: Callable[..., Any], xs: tuple[Any, ...]) -> Any:
+    x = xs[0]
+    for y in xs[1:]:
+        _check_match(x, y)
+    if isinstance(x, (dict, ArrayTuple)):
+        parts = xs if isinstance(x, dict) else tuple(y.__dict__ for y in xs)
+        result = {}
+        for name in parts[0]:
+            try:
+                result[name] = _map_many(fn, tuple(part[name] for part in parts))
+            except _FieldError as error:
+                raise error.within(name) from error.__cause__
+        return result if isinstance(x, dict) else type(x)(**result)
+    return None if x is None else fn(*xs)
+
+
+def _check_match(x: Any, y: Any) -> None:
+    """Raise unless both are arrays, None, dicts with the same keys, or ArrayTuples of one class."""
+    if isinstance(x, _ARRAYS) and isinstance(y, _ARRAYS):
+        return
+    if isinstance(x, dict) and isinstance(y, dict):
+        if x.keys() != y.keys():
+            raise StructureError(f"expected the keys {sorted(x)}, got {sorted(y)}")
+    elif type(x) is not type(y):
+        raise StructureError(f"expected {_kind(x)}, got {_kind(y)}")
+    elif x is not None and not isinstance(x, ArrayTuple):
+        raise StructureError(f"{type(x).__name__} is not an array, None, dict or ArrayTuple")
+
+
+def _match(x: Any, index: Any, y: Any, basic: bool, pending: list[tuple[Any, Any, Any]]) -> None:
+    """Append what has to be written to pending: (array, index, values), or (view, None, values)."""
+    if x.__class__ is Tensor and y.__class__ is Tensor and basic:
+        view = x[index]
+        if view.shape != y.shape:
+            raise StructureError(f"expected the shape {list(view.shape)}, got {list(y.shape)}")
+        pending.append((view, None, y))
+        return
+    _check_match(x, y)
+    if x is None:
+        return
+    if isinstance(x, (dict, ArrayTuple)):
+        items, values = (x, y) if isinstance(x, dict) else (x.__dict__, y.__dict__)
+        name = ""
+        try:
+            for name in items:
+                _match(items[name], index, values[name], basic, pending)
+        except _FieldError as error:
+            raise error.within(name) from error.__cause__
+        except IndexError as error:
+            raise FieldIndexError(str(error)).within(name) from error
+        return
+    shape = tuple(x[index].shape) if basic else _indexed_shape(x, index)
+    if shape != tuple(y.shape):
+        raise StructureError(f"expected the shape {list(shape)}, got {list(y.shape)}")
+    if isinstance(x, Tensor):
+        y = _as_tensor(y).to(x.device)
+    elif isinstance(y, Tensor):
+        y = y.detach().numpy()
+    pending.append((x, index, y))
+
+
+def _indexed_shape(x: Any, index: Any) -> tuple[int, ...]:
+    """`x[index].shape`, gathering along the indexed dimensions only."""
+    parts = index if isinstance(index, tuple) else (index,)
+    used = 0
+    for part in parts:
+        if part is Ellipsis:
+            return tuple(x[index].shape)
+        if isinstance(part, (list, Tensor, np.ndarray)):
+            part = part if isinstance(part, Tensor) else np.asarray(part)
+            used += part.ndim if part.dtype in (torch.bool, torch.uint8, np.bool_) else 1
+        elif part is not None:
+            used += 1
+    rest = tuple(x.shape[used:])
+    if 0 in rest:
+        return tuple(x[index].shape)
+    return tuple(x[(slice(None),) * used + (0,) * len(rest)][index].shape) + rest
+
+
+def _as_tensor(x: Any) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.as_tensor(x)
+
+
+def _kind(x: Any) -> str:
+    if x is None or isinstance(x, (dict, ArrayTuple)):
+        return type(x).__name__ if x is not None else "None"
+    return "an array" if isinstance(x, _ARRAYS) else f"something that is not an array ({type(x).__name__})"
+
+
+def _describe(x: Any) -> str:
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{key}: {_describe(value)}" for key, value in x.items()) + "}"
+    if not isinstance(x, _ARRAYS):
+        return repr(x)
+    dtype = str(x.dtype) if isinstance(x, Tensor) else f"numpy.{x.dtype}"
+    device = f"@{x.device}" if isinstance(x, Tensor) and x.device.type != "cpu" else ""
+    return f"{dtype}{list(x.shape)}{device}"
+
+
+def _common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    size = next((i for i, (m, n) in enumerate(zip(a, b, strict=False)) if m != n), min(len(a), len(b)))
+    return a[:size]
+
+
+def _complete(cls: type[ArrayTuple], fields: dict[str, Any]) -> dict[str, Any]:
+    """Put the fields into their declared order and fill in None where it is the default."""
+    if unknown := sorted(fields.keys() - set(cls._fields)):
+        raise TypeError(f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(cls._fields)}")
+    if missing := [name for name in cls._fields if name not in fields and name not in cls._optional]:
+        raise TypeError(f"{cls.__name__} lacks the field {', '.join(missing)}")
+    return {name: fields.get(name) for name in cls._fields}
+
+
+def _admits_none(annotation: Any) -> bool:
+    """Whether an annotation is a union with None. Strings are parsed: their names need not be importable."""
+    if not isinstance(annotation, str):
+        return annotation in (None, NoneType) or NoneType in get_args(annotation)
+    node: ast.expr = ast.parse(annotation, mode="eval").body
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node.value).split(".")[-1] == "Optional"
+    while isinstance(node, ast.BinOp):
+        if ast.unparse(node.right) == "None":
+            return True
+        node = node.left
+    return ast.unparse(node) == "None"
+
+
+def _flatten(x: Any) -> tuple[list[Any], tuple[str, ...]]:
+    # Torch's pytrees count None as a leaf, so every map would have to handle it: keep it in the context.
+    present = {name: value for name, value in x.__dict__.items() if value is not None}
+    return list(present.values()), tuple(present)
+
+
+def _flatten_with_keys(x: Any) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    leaves, names = _flatten(x)
+    return [(_pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], names
+
+
+def _unflatten(cls: type[ArrayTuple], leaves: Iterable[Any], names: Any) -> Any:
+    result = cls.__new__(cls)
+    result.__dict__.update(dict.fromkeys(cls._fields), **dict(zip(names, leaves, strict=True)))
+    return result
