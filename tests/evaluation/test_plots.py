@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from lockstep.evaluation.plots import plot, read_curve
+from lockstep.settings import SettingsError
+
+
+def write_run(path: Path, *, seed: int = 1, lag: int = 0, algorithm: str = "PPO", iterations: int = 60) -> Path:
+    path.mkdir()
+    settings: dict[str, Any] = {
+        "type": "lockstep.experiment:Experiment",
+        "env": {"type": "lockstep.envs.base:EnvConfig", "id": "Breakout"},
+        "algorithm": {"type": f"lockstep.algorithms.x:{algorithm}Config", "rollout": 128 if algorithm == "PPO" else 20},
+        "scheme": {"type": "lockstep.scheme:Scheme", "lag": lag},
+        "seed": seed,
+    }
+    (path / "experiment.json").write_text(json.dumps(settings))
+    noise = np.random.default_rng(seed).normal(0, 8, iterations)
+    with (path / "metrics.jsonl").open("w") as file:
+        for i in range(iterations):
+            line: dict[str, float | None] = {
+                "iteration": i + 1,
+                "samples": (i + 1) * 16_384,
+                "frames": (i + 1) * 65_536,
+                "updates": (i + 1) * 16,
+                "seconds": (i + 1) * 200.0,
+                "loss/value": None if i == 0 else 1 / (i + 1),
+            }
+            if i > 1:
+                line["score/mean"] = float((300 - 60 * lag) * i / iterations + noise[i])
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+def texts(svg: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg.read_text())
+
+
+def test_curve_leaves_out_iterations_without_a_value(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    x, y = read_curve(run, "samples", "score/mean")
+    assert len(x) == len(y) == 58 and x[0] == 3 * 16_384
+    assert read_curve(run, "time", "loss/value")[0].tolist()[:2] == [400.0, 600.0]
+
+
+def test_curve_of_a_run_that_is_writing_its_last_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", iterations=10)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 11, "samp')
+    assert len(read_curve(run, "samples", "score/mean")[0]) == 8
+
+
+def test_seeds_form_one_line_and_other_settings_set_lines_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{lag}-{seed}", seed=seed, lag=lag) for lag in (0, 1) for seed in (1, 2, 3)]
+    written = texts(plot(runs, tmp_path / "curve.svg"))
+    assert "Breakout · PPO" in written
+    assert "lag=0 (3 seeds), mean ± std" in written and "lag=1 (3 seeds), mean ± std" in written
+    assert "Agent samples (actions)" in written and "Episode return (raw score)" in written
+
+
+def test_another_algorithm_is_named_without_its_settings(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, algorithm=name) for name in ("PPO", "Impala")]
+    written = texts(plot(runs, tmp_path / "curve.svg", x="frames"))
+    assert "Breakout" in written and "PPO (1 seed)" in written and "Impala (1 seed)" in written
+    assert "Environment frames" in written
+
+
+@pytest.mark.parametrize(("iterations", "unit"), [(60, "hours"), (2, "minutes")])
+def test_time_has_a_readable_unit(tmp_path: Path, iterations: int, unit: str) -> None:
+    run = write_run(tmp_path / "a", iterations=iterations)
+    written = texts(plot([run], tmp_path / "c.svg", x="time", metric="loss/value"))
+    assert f"Training time [{unit}]" in written and "loss/value" in written
+
+
+def test_png_shows_something_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    first, second = plot([run], tmp_path / "new" / "1.png"), plot([str(run)], str(tmp_path / "2.png"))
+    assert first.read_bytes() == second.read_bytes()
+    picture = np.asarray(imread(first))
+    assert picture.shape[:2] == (720, 1275) and picture.std() > 0.02
+    assert plot([run], tmp_path / "1.svg").read_bytes() == plot([run], tmp_path / "2.svg").read_bytes()
+
+
+def test_runs_that_share_no_range_are_drawn_without_a_mean(tmp_path: Path) -> None:
+    long = write_run(tmp_path / "a", seed=1)
+    late = write_run(tmp_path / "b", seed=2)
+    lines = (late / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (late / "metrics.jsonl").write_text("".join(lines[50:]))
+    (long / "metrics.jsonl").write_text("".join(lines[:20]))
+    assert plot([long, late], tmp_path / "c.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": "frame"}, ["'frame'", "frames, samples, updates, time"]),
+        ({"out": "c.jpeg2"}, ["c.jpeg2", ".png, .svg"]),
+        ({"metric": "score/meen"}, ["score/meen", "Close to it are score/mean"]),
+        ({"runs": []}, ["No run was given"]),
+        ({"runs": ["nowhere"]}, ["nowhere is not a run folder"]),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    arguments: dict[str, Any] = {"runs": [write_run(tmp_path / "a")], "out": tmp_path / "c.png", **changes}
+    with pytest.raises(SettingsError) as error:
+        plot(**arguments)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_run_before_its_first_episode_ends_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", iterations=2)
+    with pytest.raises(SettingsError, match="first episodes have ended"):
+        plot([run], tmp_path / "c.png")
