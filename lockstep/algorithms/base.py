@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -75,8 +75,11 @@ class AlgorithmConfig(ABC):
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
 
     @abstractmethod
-    def build(self) -> Algorithm:
+    def build(self) -> Algorithm[Any]:
         """The algorithm with these settings."""
+
+
+ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
 class Batch(ArrayTuple):
@@ -117,10 +120,9 @@ class LossOutput(NamedTuple):
     """Detached scalars, each a sum over valid samples; the same names in the same order at every call."""
 
 
-class Algorithm(ABC):
+class Algorithm(ABC, Generic[ConfigT]):
     """Pure functions of tensors, with the config's hyperparameters."""
 
-    config: AlgorithmConfig
     metric_names: tuple[str, ...]
     """Names in LossOutput.metrics, in order."""
     needs_targets: bool = False
@@ -131,6 +133,9 @@ class Algorithm(ABC):
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
     mean_loss: bool = True
     """Whether the gradient is divided by the global number of valid samples (False: a summed loss)."""
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
         """Advantages and value targets [T, B] of one shard; reward is normalised if the experiment says so."""
@@ -157,3 +162,7 @@ class Algorithm(ABC):
     def stop_early(self, metrics: dict[str, float]) -> bool:
         """Whether to skip the iteration's remaining gradient steps, given the last step's global mean metrics."""
         return False
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        """What to report of an iteration's mean metrics; may combine several (such as moments) into one."""
+        return metrics

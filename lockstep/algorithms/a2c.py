@@ -1,0 +1,74 @@
+"""Advantage actor-critic: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783) with all actors in step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput, OptimizerConfig, Targets
+from lockstep.algorithms.losses import VALUE_METRICS, explained_variance, masked_sum, value_metrics
+from lockstep.algorithms.returns import n_step_returns
+from lockstep.models.base import PolicyModel
+from lockstep.storage.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class A2CConfig(AlgorithmConfig):
+    """One gradient step on each short rollout; the defaults are those for Atari."""
+
+    name = "a2c"
+
+    rollout: int = 5
+    """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of
+    bootstrapping, shorter updates more often."""
+    learning_rate: float = 7e-4
+    """Step size. Higher learns faster until it becomes unstable."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=1e-5, decay=0.99))
+    normalize_advantages: bool = False
+    """Standardize advantages over the global batch, which makes the step size independent of reward scale."""
+
+    def build(self) -> A2C:
+        return A2C(self)
+
+
+class A2C(Algorithm[A2CConfig]):
+    """The policy gradient with n-step advantages, a value loss and an entropy bonus."""
+
+    metric_names = ("loss/policy", "loss/value", "policy/entropy", *VALUE_METRICS)
+    needs_targets = True
+
+    def __init__(self, config: A2CConfig) -> None:
+        super().__init__(config)
+        self.normalize_advantages = config.normalize_advantages
+
+    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        """n-step returns with the collecting version's values."""
+        value_target_t = n_step_returns(reward, rollout.value, rollout.terminated, rollout.truncated, hyper["discount"])
+        return Targets(value_target_t - rollout.value[:-1], value_target_t)
+
+    def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
+        """Policy gradient, squared value error and entropy bonus, summed over valid samples."""
+        assert batch.advantage is not None and batch.value_target is not None
+        valid = batch.valid
+        output, _ = model(batch.obs, batch.start, batch.state, batch.prev_action, batch.prev_reward)
+
+        log_prob_t = model.distribution.log_prob(output.policy, batch.action)
+        policy_loss = -masked_sum(log_prob_t * batch.advantage, valid)
+        value_loss = 0.5 * masked_sum((output.value - batch.value_target).square(), valid)
+        entropy = masked_sum(model.distribution.entropy(output.policy), valid)
+
+        total = policy_loss + hyper["value_coef"] * value_loss - hyper["entropy_coef"] * entropy
+        with torch.no_grad():
+            metrics = {
+                "loss/policy": policy_loss.detach(),
+                "loss/value": value_loss.detach(),
+                "policy/entropy": entropy.detach(),
+                **value_metrics(output.value, batch.value_target, valid),
+            }
+        return LossOutput(total, metrics)
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Explained variance out of the value moments."""
+        return explained_variance(metrics)

@@ -1,0 +1,47 @@
+"""Terms that every actor-critic loss here shares. All of them are sums over valid samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+VALUE_METRICS = ("value/target", "value/target_squared", "value/error", "value/error_squared")
+"""Sums from which explained_variance is computed once they have been added up over shards and minibatches."""
+
+
+def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
+    """Sum of [T, B] over valid samples; invalid ones contribute neither value nor gradient."""
+    return torch.where(valid_t, x_t, 0.0).sum()
+
+
+def log_ratio(log_prob_t: Tensor, behavior_log_prob_t: Tensor, valid_t: Tensor) -> Tensor:
+    """log π/μ [T, B], and 0 in invalid slots, where the action meant nothing and exp of it might overflow."""
+    return torch.where(valid_t, log_prob_t - behavior_log_prob_t, 0.0)
+
+
+def approximate_kl(log_ratio_t: Tensor, valid_t: Tensor) -> Tensor:
+    """Sum of the estimator k3 = (π/μ - 1) - log π/μ of KL(μ ‖ π): unbiased, never negative.
+
+    Source: J. Schulman, Approximating KL divergence, http://joschu.net/blog/kl-approx.html
+    """
+    return masked_sum(torch.expm1(log_ratio_t) - log_ratio_t, valid_t)
+
+
+def value_metrics(value_t: Tensor, value_target_t: Tensor, valid_t: Tensor) -> dict[str, Tensor]:
+    """The sums VALUE_METRICS of predicted and target values [T, B]."""
+    error_t = value_target_t - value_t
+    terms = (value_target_t, value_target_t.square(), error_t, error_t.square())
+    return {name: masked_sum(term, valid_t) for name, term in zip(VALUE_METRICS, terms, strict=True)}
+
+
+def explained_variance(metrics: dict[str, float]) -> dict[str, float]:
+    """Replace the means VALUE_METRICS by `value/target` and `value/explained_variance`.
+
+    1 - Var[target - value] / Var[target]: 1 is perfect, 0 no better than a constant, negative worse than one. It
+    is 0 where all targets are equal.
+    """
+    rest = {name: mean for name, mean in metrics.items() if name not in VALUE_METRICS}
+    target, target_squared, error, error_squared = (metrics[name] for name in VALUE_METRICS)
+    variance = target_squared - target**2
+    explained = 1.0 - (error_squared - error**2) / variance if variance > 1e-6 * target_squared else 0.0
+    return {**rest, "value/target": target, "value/explained_variance": explained}

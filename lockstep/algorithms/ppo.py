@@ -1,0 +1,139 @@
+"""Proximal policy optimization (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput, Targets
+from lockstep.algorithms.losses import (
+    VALUE_METRICS,
+    approximate_kl,
+    explained_variance,
+    log_ratio,
+    masked_sum,
+    value_metrics,
+)
+from lockstep.algorithms.returns import gae
+from lockstep.models.base import PolicyModel
+from lockstep.settings import SettingsError
+from lockstep.storage.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class PPOConfig(AlgorithmConfig):
+    """PPO with a clipped surrogate; the defaults are those for Atari."""
+
+    name = "ppo"
+
+    epochs: int = 4
+    """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
+    minibatches: int = 4
+    """Gradient steps per epoch. More take more, noisier steps."""
+    gae_lambda: float = 0.95
+    """λ of generalized advantage estimation. Higher trusts rewards (less bias), lower the values (less variance)."""
+    clip: float = 0.1
+    """ε: how far π/μ may leave 1 before a sample stops pushing. Higher allows larger policy steps."""
+    anneal_clip: bool = False
+    """Lower ε linearly to zero over total_steps."""
+    value_clip: float = 0.0
+    """How far a value may move from the collected one before it stops learning; 0 switches it off. Lower slows
+    the value function, in units of return."""
+    target_kl: float = 0.0
+    """Skip an iteration's remaining gradient steps once a minibatch's approximate KL exceeds this; 0 switches it
+    off. Lower keeps the policy closer to its data (typical: 0.01 to 0.05)."""
+    normalize_advantages: bool = True
+    """Standardize advantages over each global minibatch, which makes the step size independent of reward scale."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        if self.clip <= 0:
+            raise SettingsError(f"algorithm.clip={self.clip} must be positive, for example 0.1 or 0.2.")
+        if not 0 <= self.gae_lambda <= 1:
+            raise SettingsError(f"algorithm.gae_lambda={self.gae_lambda} must lie between 0 and 1.")
+        for setting in ("value_clip", "target_kl"):
+            if getattr(self, setting) < 0:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive, or 0 for off.")
+
+    def build(self) -> PPO:
+        return PPO(self)
+
+
+class PPO(Algorithm[PPOConfig]):
+    """Several epochs of minibatch gradient steps on each rollout, kept near the collecting policy by clipping."""
+
+    metric_names = (
+        "loss/policy",
+        "loss/value",
+        "policy/entropy",
+        "policy/approx_kl",
+        "policy/clip_fraction",
+        *VALUE_METRICS,
+    )
+    needs_targets = True
+
+    def __init__(self, config: PPOConfig) -> None:
+        super().__init__(config)
+        self.normalize_advantages = config.normalize_advantages
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the base class, and `clip`, annealed if the config says so."""
+        clip = self.config.clip * (1.0 - progress if self.config.anneal_clip else 1.0)
+        return {**super().hyperparameters(progress), "clip": clip}
+
+    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        """GAE with the collecting version's values."""
+        return Targets(
+            *gae(
+                reward,
+                rollout.value,
+                rollout.terminated,
+                rollout.truncated,
+                hyper["discount"],
+                self.config.gae_lambda,
+            )
+        )
+
+    def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
+        """Clipped surrogate, squared value error and entropy bonus, summed over valid samples."""
+        assert batch.advantage is not None and batch.value_target is not None
+        valid = batch.valid
+        output, _ = model(batch.obs, batch.start, batch.state, batch.prev_action, batch.prev_reward)
+
+        log_prob_t = model.distribution.log_prob(output.policy, batch.action)
+        log_ratio_t = log_ratio(log_prob_t, batch.log_prob, valid)
+        ratio_t = log_ratio_t.exp()
+        clipped_ratio_t = ratio_t.clamp(1.0 - hyper["clip"], 1.0 + hyper["clip"])
+        surrogate_t = torch.minimum(ratio_t * batch.advantage, clipped_ratio_t * batch.advantage)
+        policy_loss = -masked_sum(surrogate_t, valid)
+
+        error_t = (output.value - batch.value_target).square()
+        if self.config.value_clip:
+            move_t = (output.value - batch.value).clamp(-self.config.value_clip, self.config.value_clip)
+            error_t = torch.maximum(error_t, (batch.value + move_t - batch.value_target).square())
+        value_loss = 0.5 * masked_sum(error_t, valid)
+
+        entropy = masked_sum(model.distribution.entropy(output.policy), valid)
+        total = policy_loss + hyper["value_coef"] * value_loss - hyper["entropy_coef"] * entropy
+        with torch.no_grad():
+            clipped_t = ((ratio_t - 1.0).abs() > hyper["clip"]).to(ratio_t.dtype)
+            metrics = {
+                "loss/policy": policy_loss.detach(),
+                "loss/value": value_loss.detach(),
+                "policy/entropy": entropy.detach(),
+                "policy/approx_kl": approximate_kl(log_ratio_t, valid),
+                "policy/clip_fraction": masked_sum(clipped_t, valid),
+                **value_metrics(output.value, batch.value_target, valid),
+            }
+        return LossOutput(total, metrics)
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Explained variance out of the value moments."""
+        return explained_variance(metrics)
+
+    def stop_early(self, metrics: dict[str, float]) -> bool:
+        """Whether the last minibatch's approximate KL exceeds target_kl."""
+        return 0.0 < self.config.target_kl < metrics["policy/approx_kl"]
