@@ -8,7 +8,7 @@ ifndef RUN
 RUN := runs/breakout-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 .PHONY: help train test clean
 .DEFAULT_GOAL := help
