@@ -1,0 +1,399 @@
+"""The record that proves what a run computed: one chained line of digests per iteration, in `ledger.jsonl`.
+
+Nothing in it depends on layout or time, so two runs of one experiment on one platform have equal files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import platform as system
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from lockstep.settings import SettingsError
+
+VERSION = 1
+_CHAIN = ',"chain":"'
+_NO_CHAIN = "0" * 64
+
+
+class LedgerError(SettingsError):
+    """A ledger that was damaged or edited; `iteration` names its first bad line (None: the head)."""
+
+    def __init__(self, text: str, iteration: int | None = None) -> None:
+        super().__init__(text)
+        self.iteration = iteration
+
+
+# ---------------------------------------------------------------------------------------------------- digests
+
+
+def _header_and_bytes(tensor: Tensor | np.ndarray) -> tuple[bytes, np.ndarray]:
+    """The dtype and shape as text, and the values as flat bytes in logical (row-major) order."""
+    if isinstance(tensor, np.ndarray):
+        dtype, data = tensor.dtype.name, np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    else:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+    return f"{dtype}{list(tensor.shape)}".encode(), data
+
+
+def fast_digest(tensor: Tensor | np.ndarray) -> str:
+    """XXH3-64 over dtype, shape and bytes, as 16 hex digits; equal for a tensor and its numpy view.
+
+    Memory layout does not count: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
+    """
+    header, data = _header_and_bytes(tensor)
+    digest = xxhash.xxh3_64(header)
+    digest.update(data.data)
+    return digest.hexdigest()
+
+
+def structure_digests(structure: Any) -> dict[str, str]:
+    """Fast digest of every leaf of a tensor, a dict or an ArrayTuple, keyed by its dotted name."""
+    from lockstep.arrays import named_leaves
+
+    return {name: fast_digest(leaf) for name, leaf in named_leaves(structure)}
+
+
+def state_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes in the order of sorted names: a run's `digest:` line."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        header, data = _header_and_bytes(tensors[name])
+        for piece in (name.encode(), header):
+            digest.update(len(piece).to_bytes(8, "little") + piece)
+        digest.update(data.data)
+    return digest.hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------- platform
+
+_ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
+_ARITHMETIC_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+)
+_LIBRARIES = ("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "mujoco", "numpy", "vizdoom")
+
+
+def _cpu() -> dict[str, str]:
+    info: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
+        name, _, value = line.partition(":")
+        info[name.strip().lower()] = value.strip()
+    flags = info.get("flags", info.get("features", "")).split()
+    return {
+        "model": info.get("model name") or system.processor() or system.machine(),
+        "features": " ".join(sorted(flag for flag in flags if flag.startswith(_ARITHMETIC_FLAGS))),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _library_versions() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def platform() -> dict[str, Any]:
+    """What a run's bits depend on beside its experiment: processor, torch, Python, C library, env libraries.
+
+    Runs are comparable bit for bit only where this is equal.
+    """
+    cuda = torch.cuda.is_available()
+    gpus = sorted({torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}) if cuda else []
+    return {
+        "cpu": _cpu(),
+        "gpu": gpus,
+        "cudnn": torch.backends.cudnn.version() if gpus else None,
+        "torch": str(torch.__version__),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
+        "libraries": _library_versions(),
+        "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- file
+
+
+_ORDER = ("iteration", "collected_with", "rollout", "gradient", "parameters")
+
+
+def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Known entries first, shards in numerical order; tensors keep the order of the rollout and the model."""
+    known = [name for name in _ORDER if name in line]
+    result = {name: line[name] for name in [*known, *sorted(set(line) - set(known))]}
+    for name in ("rollout", "gradient"):
+        if name in result:
+            result[name] = {str(shard): result[name][shard] for shard in sorted(result[name], key=int)}
+    return result
+
+
+def _seal(line: Mapping[str, Any], chain: str) -> tuple[str, str]:
+    """The line's text with its chain hash, SHA-256 over the previous hash and the line; and that hash."""
+    text = json.dumps(line, separators=(",", ":"), allow_nan=False)
+    chain = hashlib.sha256((chain + text).encode()).hexdigest()
+    return f'{text[:-1]}{_CHAIN}{chain}"}}\n', chain
+
+
+def _unseal(raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
+    """The inverse of _seal; ValueError if one byte is not what _seal wrote."""
+    body, _, rest = raw.rpartition(_CHAIN.encode())
+    expected = hashlib.sha256(chain.encode() + body + b"}").hexdigest()
+    if rest != f'{expected}"}}\n'.encode():
+        raise ValueError
+    return json.loads(body + b"}"), expected
+
+
+def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Head and lines, each with its chain hash and the file offset of its end.
+
+    Raises:
+        LedgerError: no such file; or a line that is not what was written.
+    """
+    if not path.is_file():
+        raise LedgerError(f"There is no ledger {path}. Give the folder of a run that lockstep train wrote.")
+    chain, end = _NO_CHAIN, 0
+    with path.open("rb") as file:
+        for index, raw in enumerate(file):
+            try:
+                entry, chain = _unseal(raw, chain)
+                if index and entry.get("iteration") != index - 1:
+                    raise ValueError
+            except ValueError:
+                which = f"iteration {index - 1}" if index else "the head"
+                why = (
+                    "does not match its hash, so it was damaged or edited"
+                    if raw.endswith(b"\n")
+                    else "is incomplete, as if the run was cut off while writing it (resume repairs that)"
+                )
+                raise LedgerError(
+                    f"The ledger {path} is no proof from {which} on: line {index + 1} {why}. Restore the "
+                    "file from a copy, or run the experiment again.",
+                    index - 1 if index else None,
+                ) from None
+            end += len(raw)
+            yield entry, chain, end
+    if end == 0:
+        raise LedgerError(f"The ledger {path} is empty. Restore it from a copy, or start a new run.")
+
+
+class Ledger:
+    """A ledger being written. Line i records iteration i, counted from 0."""
+
+    def __init__(self, path: Path, file: IO[str], chain: str, iterations: int) -> None:
+        self.path = path
+        self.iterations = iterations
+        """Lines so far, beside the head."""
+        self._file = file
+        self._chain = chain
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], head: Mapping[str, Any]) -> Ledger:
+        """Start a ledger whose first line is head (see `head`).
+
+        Raises:
+            LedgerError: the file exists.
+        """
+        path = Path(path)
+        try:
+            file = path.open("x", encoding="ascii", newline="\n")
+        except FileExistsError:
+            raise LedgerError(
+                f"The ledger {path} exists already. Resume its run, or choose another --run folder."
+            ) from None
+        ledger = Ledger(path, file, _NO_CHAIN, 0)
+        ledger._write(head)
+        ledger.sync()
+        return ledger
+
+    @staticmethod
+    def reopen(path: str | os.PathLike[str], iterations: int) -> Ledger:
+        """Continue a ledger after its first `iterations` lines; later ones, and a torn last one, are cut off.
+
+        Raises:
+            LedgerError: a line to be kept is missing or damaged.
+        """
+        path = Path(path)
+        kept = list(itertools.islice(_entries(path), iterations + 1))
+        if len(kept) < iterations + 1:
+            raise LedgerError(
+                f"The ledger {path} records {len(kept) - 1} iterations, but the checkpoint was taken after "
+                f"{iterations}. Restore it from a copy, or resume from an earlier one with --checkpoint."
+            )
+        _, chain, end = kept[-1]
+        os.truncate(path, end)
+        ledger = Ledger(path, path.open("a", encoding="ascii", newline="\n"), chain, iterations)
+        ledger.sync()
+        return ledger
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write one iteration's line and flush it.
+
+        It holds `iteration`, `collected_with` (the version), `rollout` (digests by shard and field),
+        `gradient` (by shard), `parameters` (by name), and what the run's parts add, such as `normalizer`.
+        """
+        assert line["iteration"] == self.iterations, f"line {self.iterations} was due, not {line}"
+        self._write(_canonical(line))
+        self.iterations += 1
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        text, self._chain = _seal(entry, self._chain)
+        self._file.write(text)
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make the lines so far survive a power failure; called before a checkpoint that relies on them."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush to disk and close; further calls do nothing."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+
+def head(experiment: Any) -> dict[str, Any]:
+    """The head of an Experiment's ledger: version, identity, settings and this platform."""
+    from lockstep.settings import to_json
+
+    return {
+        "version": VERSION,
+        "experiment": experiment.identity(),
+        "settings": to_json(experiment),
+        "platform": platform(),
+    }
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Head and lines of a ledger, every byte checked against the chain; the chain hashes are left out.
+
+    Raises:
+        LedgerError: missing, or damaged; names the first bad iteration.
+    """
+    first, *lines = (entry for entry, _, _ in _entries(Path(path)))
+    if first.get("version") != VERSION:
+        raise LedgerError(
+            f"The ledger {path} has format {first.get('version')}, and this lockstep reads format {VERSION}. "
+            "Use the version of lockstep that wrote it (see run.json beside it)."
+        )
+    return first, lines
+
+
+# ------------------------------------------------------------------------------------------------- comparison
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs, a and b, part."""
+
+    iteration: int | None
+    """The first iteration that differs; None if no recorded iteration does."""
+    where: str
+    """What differs, such as "rollout of shard 2, obs" or "parameter encoder.0.weight"."""
+    a: str
+    b: str
+    settings: tuple[str, ...] = ()
+    """Settings that differ too, and so may be the cause."""
+
+    def __str__(self) -> str:
+        place = "" if self.iteration is None else f"Iteration {self.iteration}: "
+        text = f"{place}{self.where} differs, {self.a} != {self.b}"
+        if self.settings:
+            text += f" (settings that differ: {'; '.join(self.settings)})"
+        return text + "."
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts and lists by their dotted names."""
+    if not isinstance(value, (dict, list)) or not value:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        flat |= _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
+    """The entries of two nested JSON values that differ, each as `name: a != b`."""
+    flat_a, flat_b = _flatten(dict(a)), _flatten(dict(b))
+    missing = "nothing"
+    return tuple(
+        f"{name}: {flat_a.get(name, missing)} != {flat_b.get(name, missing)}"
+        for name in dict.fromkeys([*flat_a, *flat_b])
+        if flat_a.get(name, missing) != flat_b.get(name, missing)
+    )
+
+
+def _where(name: str) -> str:
+    """The entry of a line, told in words."""
+    kind, _, rest = name.partition(".")
+    if kind == "rollout":
+        shard, _, field = rest.partition(".")
+        return f"rollout of shard {shard}" + (f", {field}" if field else "")
+    if kind == "gradient":
+        return f"gradient of shard {rest}"
+    if kind == "parameters":
+        return f"parameter {rest}"
+    return {"collected_with": "the version that collected"}.get(name, name)
+
+
+def compare(
+    head_a: Mapping[str, Any],
+    lines_a: list[dict[str, Any]],
+    head_b: Mapping[str, Any],
+    lines_b: list[dict[str, Any]],
+    iterations: int | None = None,
+) -> Difference | None:
+    """The first difference of two runs, or None.
+
+    Lines come first, in the order of cause and effect: the collecting version, each shard's rollout, each
+    shard's gradient, the parameters. Settings that differ are named beside it, or alone where no line does.
+
+    Args:
+        iterations: compare only that many; both ledgers must hold them.
+    """
+    settings = differing_entries(head_a["settings"], head_b["settings"])
+    if not settings and head_a["experiment"] != head_b["experiment"]:
+        settings = (f"identity: {head_a['experiment']} != {head_b['experiment']}",)
+    for i, (line_a, line_b) in enumerate(zip(lines_a[:iterations], lines_b[:iterations], strict=False)):
+        if line_a == line_b:
+            continue
+        flat_a, flat_b = _flatten(line_a), _flatten(line_b)
+        for name in dict.fromkeys([*flat_a, *flat_b]):
+            a, b = str(flat_a.get(name, "absent")), str(flat_b.get(name, "absent"))
+            if a != b:
+                return Difference(i, _where(name), a, b, settings)
+    count_a, count_b = (n if iterations is None else min(n, iterations) for n in (len(lines_a), len(lines_b)))
+    if count_a != count_b or (iterations is not None and count_a < iterations):
+        return Difference(
+            min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings
+        )
+    if settings:
+        name, _, sides = settings[0].partition(": ")
+        a, _, b = sides.partition(" != ")
+        return Difference(None, f"settings: {name}", a, b, settings[1:])
+    return None

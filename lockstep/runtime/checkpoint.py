@@ -1,0 +1,311 @@
+"""Checkpoints: a safetensors file for each part and a JSON manifest of digests, safe against crashes.
+
+    checkpoints/00000040/manifest.json        digests of the files and of itself, and the run's counters
+    checkpoints/00000040/<part>.safetensors   tensors, with the part's JSON in the file's metadata
+    checkpoints/best.json                     which checkpoint has the best score so far
+
+A checkpoint exists exactly when its folder has its final name: parts are gathered in `.partial-00000040`,
+which one rename completes. Deleting goes the other way, through `.removing-00000040`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lockstep.settings import SettingsError
+
+VERSION = 1
+_MANIFEST = "manifest.json"
+_BEST = "best.json"
+
+
+class CheckpointError(SettingsError):
+    """A checkpoint that is missing or damaged; says which file, what is wrong, and what to resume instead."""
+
+
+class _Damage(Exception):
+    """What is wrong with one checkpoint, before anything is offered in its place."""
+
+
+def _folder(iteration: int) -> str:
+    return f"{iteration:08d}"
+
+
+def _fsync(path: Path) -> None:
+    """Make a file's contents, or a folder's entries, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that its name holds the old contents or the new ones, never a part of them."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """Canonical JSON of the manifest, its own SHA-256 (over all other entries) added."""
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1) + "\n").encode()
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def write_part(
+    directory: Path, iteration: int, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write one part of a checkpoint; any process may, each for its own names. `finish` completes it.
+
+    Args:
+        directory: the run's checkpoints folder.
+        name: of the file, unique in the checkpoint; one per shard, not process, so any layout can resume.
+        tensors: of any dtype and shape, on any device; they may share memory.
+        meta: JSON values (tuples come back as lists, keys as text).
+
+    Returns:
+        The entry that `finish` wants: name, sha256 and bytes of the file.
+    """
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+", name), f"not a file name: {name!r}"
+    # Clones, since safetensors refuses views that share memory, such as overlapping rollout fields.
+    own = {key: t.detach().cpu().clone(memory_format=torch.contiguous_format) for key, t in tensors.items()}
+    data = safetensors.torch.save(own, {"meta": json.dumps(meta)})
+    folder = directory / f".partial-{_folder(iteration)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / f"{name}.safetensors", data)
+    return {"name": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def finish(
+    directory: Path,
+    iteration: int,
+    parts: Iterable[Mapping[str, Any]],
+    meta: Mapping[str, Any],
+    *,
+    keep: int,
+    best: bool = False,
+) -> Path:
+    """Complete a checkpoint from what write_part returned; delete all but the newest `keep` and the best.
+
+    A crash at any moment leaves the old state or the new one. Checkpoints of later iterations (of a run that
+    was resumed from an earlier one) are neither counted nor deleted.
+
+    Args:
+        meta: JSON values of the run as a whole.
+        best: whether this is the run's best so far, which is kept until a better one is recorded.
+    """
+    assert keep >= 1, "the checkpoint just written is always kept"
+    partial, final = directory / f".partial-{_folder(iteration)}", directory / _folder(iteration)
+    parts = sorted(parts, key=lambda part: part["name"])
+    for part in parts:
+        assert (partial / f"{part['name']}.safetensors").stat().st_size == part["bytes"], part
+    manifest = {
+        "version": VERSION,
+        "iteration": iteration,
+        "parts": [dict(part) for part in parts],
+        "meta": dict(meta),
+    }
+    _write(partial / _MANIFEST, _manifest_bytes(manifest))
+    _fsync(partial)
+    if final.exists():
+        os.rename(final, directory / f".replaced-{_folder(iteration)}")
+    os.rename(partial, final)
+    _fsync(directory)
+    if best:
+        _write(directory / _BEST, (json.dumps({"iteration": iteration}) + "\n").encode())
+        _fsync(directory)
+    older = [path for path in list_checkpoints(directory) if int(path.name) <= iteration]
+    for path in older[:-keep]:
+        if int(path.name) != best_iteration(directory):
+            os.rename(path, directory / f".removing-{path.name}")
+    _sweep(directory)
+    return final
+
+
+def _sweep(directory: Path) -> None:
+    """Restore a checkpoint whose replacement did not arrive, then delete what is no checkpoint any more."""
+    for path in directory.glob(".replaced-*"):
+        final = directory / path.name.removeprefix(".replaced-")
+        if final.exists():
+            shutil.rmtree(path)
+        else:
+            os.rename(path, final)
+    for path in directory.glob(".removing-*"):
+        shutil.rmtree(path)
+
+
+def recover(directory: Path) -> None:
+    """Clear what a crash left behind. Call once when a run starts or resumes, before anything is written."""
+    if directory.is_dir():
+        _sweep(directory)
+        for path in [*directory.glob(".partial-*"), *directory.glob(".*.partial")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
+    """Rename checkpoints newer than iteration to `<name>.superseded`: a run resumed there takes their place.
+
+    Nothing is deleted. Returns the new names.
+    """
+    moved = []
+    for path in list_checkpoints(directory):
+        if int(path.name) > iteration:
+            target = directory / f"{path.name}.superseded"
+            if target.exists():
+                shutil.rmtree(target)
+            moved.append(path.rename(target))
+    return moved
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An intact checkpoint. Its parts are read, and checked again, when they are asked for."""
+
+    path: Path
+    iteration: int
+    """Iterations done when it was taken: the version that its parameters are."""
+    meta: dict[str, Any]
+    """What `finish` was given."""
+    parts: dict[str, dict[str, Any]]
+    """By name: the size in bytes and SHA-256 of each file."""
+
+    def names(self) -> list[str]:
+        """Names of all parts, sorted."""
+        return sorted(self.parts)
+
+    def part(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors (CPU, own memory) and JSON values of one part.
+
+        Raises:
+            CheckpointError: there is no such part, or the file was damaged.
+        """
+        if name not in self.parts:
+            raise CheckpointError(
+                f"Checkpoint {self.path} has no part {name!r}, only {', '.join(self.names())}: it belongs to "
+                "another experiment or version of lockstep. Resume with the version that run.json names."
+            )
+        try:
+            data = _intact(self.path, self.parts[name])
+        except _Damage as damage:
+            raise _error(self.path, damage) from None
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return safetensors.torch.load(data), json.loads(header["__metadata__"]["meta"])
+
+
+def _intact(path: Path, part: Mapping[str, Any]) -> bytes:
+    """The bytes of one part's file; _Damage if they are not those that were written."""
+    file = f"{part['name']}.safetensors"
+    try:
+        data = (path / file).read_bytes()
+    except OSError as error:
+        raise _Damage(f"{file} cannot be read ({error.strerror})") from None
+    if len(data) != part["bytes"]:
+        raise _Damage(f"{file} has {len(data):,} bytes where {part['bytes']:,} were written")
+    if hashlib.sha256(data).hexdigest() != part["sha256"]:
+        raise _Damage(f"{file} does not have the SHA-256 that was recorded, so its contents changed")
+    return data
+
+
+def _open(path: Path) -> Checkpoint:
+    try:
+        raw = (path / _MANIFEST).read_bytes()
+    except OSError as error:
+        raise _Damage(f"{_MANIFEST} cannot be read ({error.strerror})") from None
+    try:
+        manifest = json.loads(raw)
+        if not isinstance(manifest, dict) or _manifest_bytes(manifest) != raw:
+            raise ValueError
+    except ValueError:
+        raise _Damage(f"{_MANIFEST} does not match its own SHA-256, so its contents changed") from None
+    if manifest["version"] != VERSION:
+        raise _Damage(f"{_MANIFEST} has format version {manifest['version']}; this lockstep reads {VERSION}")
+    for part in manifest["parts"]:
+        _intact(path, part)
+    parts = {part["name"]: part for part in manifest["parts"]}
+    return Checkpoint(path, manifest["iteration"], manifest["meta"], parts)
+
+
+def _error(path: Path, damage: _Damage) -> CheckpointError:
+    """Name the damage, and offer the newest earlier checkpoint that is intact."""
+    earlier = [p for p in list_checkpoints(path.parent) if p.name < path.name]
+    for candidate in reversed(earlier):
+        try:
+            _open(candidate)
+        except _Damage:
+            continue
+        offer = (
+            f"The newest earlier one that is intact is {candidate.name}: "
+            f"lockstep resume {path.parent.parent} --checkpoint {candidate.name}"
+        )
+        break
+    else:
+        offer = "No earlier one of this run is intact: restore the folder from a copy, or start a new run."
+    return CheckpointError(f"Checkpoint {path} cannot be used: {damage}. {offer}")
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint folder after checking the size and SHA-256 of every file.
+
+    Raises:
+        CheckpointError: something is missing, truncated or changed.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        there = ", ".join(p.name for p in list_checkpoints(path.parent)) or "none"
+        raise CheckpointError(f"There is no checkpoint {path}. Checkpoints there: {there}.")
+    try:
+        return _open(path)
+    except _Damage as damage:
+        raise _error(path, damage) from None
+
+
+def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
+    """Complete checkpoints in a run's checkpoints folder, oldest first. Their contents are not checked."""
+    directory = Path(directory)
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=lambda p: int(p.name))
+
+
+def latest(directory: str | os.PathLike[str]) -> Path:
+    """The newest checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = list_checkpoints(directory)
+    if not found:
+        raise CheckpointError(
+            f"There is no checkpoint in {directory}: the run ended before its first one. Start it anew with "
+            "lockstep train, with a smaller --checkpoint-every if it keeps being cut off."
+        )
+    return found[-1]
+
+
+def best_iteration(directory: str | os.PathLike[str]) -> int | None:
+    """The iteration of the checkpoint with the best score, if one was recorded."""
+    path = Path(directory) / _BEST
+    return int(json.loads(path.read_bytes())["iteration"]) if path.exists() else None
