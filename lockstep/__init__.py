@@ -1,0 +1,69 @@
+"""Distributed deep reinforcement learning where hardware changes the speed and never the result."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lockstep import recipes as recipes
+    from lockstep.evaluation.scores import evaluate as evaluate
+    from lockstep.experiment import Experiment as Experiment
+    from lockstep.experiment import NormalizeConfig as NormalizeConfig
+    from lockstep.layout import Layout as Layout
+    from lockstep.run import RunOptions as RunOptions
+    from lockstep.scheme import Scheme as Scheme
+    from lockstep.settings import SettingsError as SettingsError
+    from lockstep.train import Result as Result
+    from lockstep.train import resume as resume
+    from lockstep.train import train as train
+    from lockstep.verify import diff as diff
+    from lockstep.verify import verify as verify
+
+_HOME = {
+    "Experiment": "lockstep.experiment",
+    "NormalizeConfig": "lockstep.experiment",
+    "Layout": "lockstep.layout",
+    "RunOptions": "lockstep.run",
+    "Scheme": "lockstep.scheme",
+    "SettingsError": "lockstep.settings",
+    "Result": "lockstep.train",
+    "train": "lockstep.train",
+    "resume": "lockstep.train",
+    "evaluate": "lockstep.evaluation.scores",
+    "verify": "lockstep.verify",
+    "diff": "lockstep.verify",
+    "recipes": "lockstep.recipes",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+class _CallableModule(ModuleType):
+    """A module named after its main function: calling it calls that."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing lockstep.train binds the module to the name that the public function has; it may act as both.
+        if name in ("train", "verify") and isinstance(value, ModuleType):
+            value.__class__ = _CallableModule
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    # `lockstep --help` should not wait for torch, so that each name is imported when first used.
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    module = importlib.import_module(_HOME[name])
+    return module if name == _HOME[name].rpartition(".")[2] else getattr(module, name)

@@ -1,0 +1,277 @@
+"""What a run reports: metrics.jsonl, TensorBoard, other trackers, and the display. docs/metrics.md defines each."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime.display import Display, Status, make_display
+from lockstep.settings import to_json
+
+WINDOW = 100
+"""Episodes that the running score is the mean of."""
+_HISTORY = 256
+
+
+@dataclass
+class IterationReport:
+    """What one iteration did, over all workers."""
+
+    iteration: int
+    """Iterations done, this one included."""
+    samples: int
+    """Agent samples collected since the run began."""
+    frames: int
+    """Environment frames since the run began."""
+    updates: int
+    """Gradient steps since the run began."""
+    metrics: dict[str, float]
+    """Global means, such as "loss/policy"."""
+    episodes: list[tuple[float, int]]
+    """(raw score, length in environment steps) of each episode that ended in this iteration."""
+    times: dict[str, float]
+    """Seconds of this iteration, mean over workers: env, inference, learning, waiting, other."""
+    seconds: float
+    """Wall time of this iteration."""
+    policy_lag: float
+    """Versions between the policy that collected and the one that learned, mean over samples."""
+
+
+class _Sink(Protocol):
+    def log(self, values: dict[str, float], samples: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Totals:
+    """What survives a stop and a resume."""
+
+    seconds: float = 0.0
+    episodes: int = 0
+    best: float | None = None
+    best_checkpoint: float | None = None
+    window: list[tuple[float, int]] = field(default_factory=list)
+    history: list[float] = field(default_factory=list)
+
+
+class Recorder:
+    """Receives one report an iteration and passes it on to files, trackers and the display."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        layout: Layout,
+        options: RunOptions,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        """state is what state() returned at the checkpoint that is resumed; None starts afresh."""
+        self._experiment = experiment
+        self._layout = layout
+        self._totals = _Totals(**(state or {}))
+        self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
+        self._previous: tuple[int, int] | None = None
+        self._not_finite: set[str] = set()
+        self._file = open(folder.metrics, "a", encoding="utf-8")
+        self._sinks = _sinks(folder, experiment, options, resumed=state is not None)
+        self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
+
+    @property
+    def score(self) -> float | None:
+        """Mean raw score of the last 100 episodes, None before the first ends."""
+        return statistics.fmean(score for score, _ in self._window) if self._window else None
+
+    @property
+    def best_score(self) -> float | None:
+        """The highest value that score had, counted once a tenth of the window is filled."""
+        return self._totals.best
+
+    def is_best_checkpoint(self) -> bool:
+        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint, before state()."""
+        score, best = self.score, self._totals.best_checkpoint
+        if score is None or (best is not None and score <= best):
+            return False
+        self._totals.best_checkpoint = score
+        return True
+
+    def record(self, report: IterationReport) -> None:
+        """Write one iteration's line and refresh the display."""
+        self._window.extend(report.episodes)
+        totals = self._totals
+        totals.episodes += len(report.episodes)
+        totals.seconds += report.seconds
+        score = self.score
+        if score is not None:
+            if len(self._window) >= WINDOW // 10 and (totals.best is None or score > totals.best):
+                totals.best = score
+            totals.history.append(score)
+            if len(totals.history) > _HISTORY:
+                totals.history = totals.history[1::2]
+        status = self._status(report)
+        line = _line(report, status)
+        self._file.write(json.dumps({k: _json_number(v) for k, v in line.items()}) + "\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink.log({k: v for k, v in line.items() if k != "samples"}, report.samples)
+        self._warn_once(report)
+        self._display.update(status)
+
+    def message(self, text: str) -> None:
+        """Show a line above the display, such as a checkpoint taken or an evaluation's result."""
+        self._display.message(text)
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
+        totals = self._totals
+        return {
+            "seconds": totals.seconds,
+            "episodes": totals.episodes,
+            "best": totals.best,
+            "best_checkpoint": totals.best_checkpoint,
+            "window": [list(episode) for episode in self._window],
+            "history": list(totals.history),
+        }
+
+    def close(self, summary: str = "") -> None:
+        """Flush everything; summary is the display's last line."""
+        self._display.close(summary)
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def _status(self, report: IterationReport) -> Status:
+        before = self._previous or (report.samples - self._experiment.samples_per_iteration, 0)
+        frames_before = before[1] if self._previous else report.frames * before[0] // max(1, report.samples)
+        self._previous = (report.samples, report.frames)
+        self._recent.append((report.samples - before[0], report.frames - frames_before, report.seconds))
+        seconds = max(1e-9, sum(entry[2] for entry in self._recent))
+        busy = sum(report.times.values())
+        iterations = self._experiment.iterations
+        return Status(
+            iteration=report.iteration,
+            iterations=iterations,
+            samples=report.samples,
+            total_samples=iterations * self._experiment.samples_per_iteration,
+            frames=report.frames,
+            updates=report.updates,
+            samples_per_second=sum(entry[0] for entry in self._recent) / seconds,
+            frames_per_second=sum(entry[1] for entry in self._recent) / seconds,
+            seconds=self._totals.seconds,
+            iteration_seconds=report.seconds,
+            score=self.score,
+            best=self.best_score,
+            length=statistics.fmean(length for _, length in self._window) if self._window else None,
+            episodes=self._totals.episodes,
+            history=list(self._totals.history),
+            shares={name: value / busy if busy > 0 else 0.0 for name, value in report.times.items()},
+            policy_lag=report.policy_lag,
+            metrics=dict(report.metrics),
+            layout=self._layout,
+            shards=self._experiment.scheme.shards,
+        )
+
+    def _warn_once(self, report: IterationReport) -> None:
+        bad = {name for name, value in report.metrics.items() if not math.isfinite(value)} - self._not_finite
+        if bad:
+            self._not_finite |= bad
+            self.message(
+                f"Iteration {report.iteration}: {', '.join(sorted(bad))} is not finite. Learning has diverged: a lower "
+                "--algorithm.learning-rate or --algorithm.max-grad-norm usually helps."
+            )
+
+
+def _line(report: IterationReport, status: Status) -> dict[str, float]:
+    line: dict[str, float] = {
+        "iteration": report.iteration,
+        "samples": report.samples,
+        "frames": report.frames,
+        "updates": report.updates,
+        "seconds": status.seconds,
+        "episodes": status.episodes,
+        "speed/samples_per_second": status.samples_per_second,
+        "speed/frames_per_second": status.frames_per_second,
+        "lag/policy_versions": report.policy_lag,
+    }
+    if status.score is not None and status.length is not None:
+        line |= {"score/mean": status.score, "score/length": status.length}
+    if status.best is not None:
+        line["score/best"] = status.best
+    if report.episodes:
+        scores = [score for score, _ in report.episodes]
+        line |= {"score/iteration_mean": statistics.fmean(scores), "score/iteration_max": max(scores)}
+    line |= {f"time/{name}": share for name, share in status.shares.items()}
+    return line | report.metrics
+
+
+def _json_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _title(experiment: Experiment, layout: Layout) -> str:
+    algorithm, env = experiment.algorithm.name, experiment.env
+    return f"{algorithm} · {env.id} · {env.num_envs} environments · seed {experiment.seed} · {layout}"
+
+
+class _TensorBoard:
+    def __init__(self, folder: RunFolder) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder.tensorboard))
+
+    def log(self, values: dict[str, float], samples: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name if "/" in name else f"progress/{name}", value, samples)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Tracker:
+    """W&B, and trackio, which answers to the same three calls."""
+
+    def __init__(self, module: Any, **settings: Any) -> None:
+        self._module = module
+        module.init(**settings)
+
+    def log(self, values: dict[str, float], samples: int) -> None:
+        self._module.log({**values, "samples": samples})
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, *, resumed: bool) -> list[_Sink]:
+    options.validate()
+    name = folder.path.resolve().name
+    sinks: list[_Sink] = []
+    if options.tensorboard:
+        sinks.append(_TensorBoard(folder))
+    if options.wandb:
+        import wandb
+
+        config = to_json(experiment)
+        sinks.append(
+            _Tracker(
+                wandb,
+                project=options.wandb,
+                name=name,
+                id=name[-64:],
+                config=config,
+                dir=str(folder.path),
+                resume="allow",
+            )
+        )
+    if options.trackio:
+        import trackio
+
+        resume = "allow" if resumed else "never"
+        sinks.append(_Tracker(trackio, project=options.trackio, name=name, config=to_json(experiment), resume=resume))
+    return sinks

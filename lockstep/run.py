@@ -1,0 +1,200 @@
+"""How a run is kept and shown: its options, and the folder that holds everything about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.settings import SettingsError, from_json, to_json
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the run is kept and shown. Nothing here can change a bit of the result."""
+
+    run: str | None = None
+    """Folder of the run; it must not exist yet. Without it a unique folder below runs/ is made."""
+    checkpoint_every: int = 50
+    """Iterations between checkpoints. Fewer lose less work when a machine dies; more write less to disk."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept; the best one is kept beside them."""
+    eval_every: int = 0
+    """Iterations between evaluations on environments of their own; 0 switches them off."""
+    eval_episodes: int = 10
+    """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
+    display: Literal["auto", "live", "plain", "none"] = "auto"
+    """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run's folder."""
+    wandb: str | None = None
+    """Weights & Biases project that also receives the metrics (needs the extra wandb)."""
+    trackio: str | None = None
+    """trackio project that also receives the metrics (needs the extra trackio)."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range, and for trackers that are not installed."""
+        for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0), ("eval_episodes", 1)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise SettingsError(f"--{flag} {getattr(self, name)} is out of range: it must be at least {least}.")
+        for tracker in ("wandb", "trackio"):
+            if getattr(self, tracker) and importlib.util.find_spec(tracker) is None:
+                raise SettingsError(
+                    f"--{tracker} {getattr(self, tracker)} needs the package {tracker}, which is not installed. "
+                    f'Install it with: pip install "lockstep[{tracker}]", or leave --{tracker} out: metrics.jsonl '
+                    "and TensorBoard are written in any case."
+                )
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything that one run leaves behind."""
+
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        """One line an iteration: the digests that prove what was computed."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One line an iteration: what docs/metrics.md defines."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @staticmethod
+    def create(experiment: Experiment, layout: Layout, options: RunOptions) -> RunFolder:
+        """Make a new folder and write experiment.json and run.json into it.
+
+        Raises:
+            SettingsError: the folder that the options name exists and holds something.
+        """
+        folder = RunFolder(_new_folder(experiment, options.run))
+        folder.checkpoints.mkdir()
+        _write_json(folder.path / "experiment.json", to_json(experiment))
+        facts = {
+            "layout": str(layout),
+            "options": dataclasses.asdict(options),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "versions": {name: version(name) for name in ("lockstep", "torch", "numpy", "gymnasium")},
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        }
+        _write_json(folder.path / "run.json", facts)
+        return folder
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        """The folder of an existing run.
+
+        Raises:
+            SettingsError: there is no run at that path.
+        """
+        path = Path(path)
+        if not (path / "experiment.json").is_file():
+            what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
+            near = path if path.is_dir() else path.parent
+            runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
+            hint = f" Runs found in {near}: {', '.join(p.name for p in runs[:-6:-1])}." if runs else ""
+            raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}")
+        return RunFolder(path)
+
+    def experiment(self) -> Experiment:
+        """The settings that this run was started with."""
+        experiment = from_json(self._read("experiment.json"))
+        assert isinstance(experiment, Experiment)
+        return experiment
+
+    def layout(self) -> Layout:
+        """The layout that this run was started with."""
+        return Layout.parse(self._read("run.json")["layout"])
+
+    def options(self) -> RunOptions:
+        """The options that this run was started with; run is this folder."""
+        known = {f.name for f in dataclasses.fields(RunOptions)}
+        options = {name: value for name, value in self._read("run.json")["options"].items() if name in known}
+        return RunOptions(**{**options, "run": str(self.path)})
+
+    def truncate_metrics(self, iterations: int) -> None:
+        """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat."""
+        if not self.metrics.is_file():
+            return
+        kept = self.metrics.read_bytes().splitlines(keepends=True)[:iterations]
+        if kept and not kept[-1].endswith(b"\n"):
+            kept.pop()
+        _replace(self.metrics, b"".join(kept))
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"{self.path / name} cannot be read: {error}. The run's folder is damaged: restore this file from a "
+                "copy, or start a new run."
+            ) from error
+
+
+def version(distribution: str) -> str | None:
+    """The installed version of a distribution, None if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _new_folder(experiment: Experiment, requested: str | None) -> Path:
+    if requested is not None:
+        path = Path(requested)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or "
+            advice = advice if (path / "experiment.json").is_file() else ""
+            raise SettingsError(
+                f"--run {requested} exists and is not empty. Nothing was overwritten: {advice}choose another folder."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    task = re.sub(r"[^A-Za-z0-9.]+", "-", Path(experiment.env.id.removesuffix(".py")).name).strip("-.")
+    stem = f"{task}-{experiment.algorithm.name}-s{experiment.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _replace(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing, so that a crash never leaves half of one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
