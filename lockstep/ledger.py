@@ -154,7 +154,7 @@ def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _seal(line: Mapping[str, Any], chain: str) -> tuple[str, str]:
     """The line's text with its chain hash, SHA-256 over the previous hash and the line; and that hash."""
-    text = json.dumps(line, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(line, separators=(",", ":"))
     chain = hashlib.sha256((chain + text).encode()).hexdigest()
     return f'{text[:-1]}{_CHAIN}{chain}"}}\n', chain
 
@@ -213,7 +213,7 @@ class Ledger:
 
     @staticmethod
     def create(path: str | os.PathLike[str], head: Mapping[str, Any]) -> Ledger:
-        """Start a ledger whose first line is head (see `head`).
+        """Start a ledger whose first line is `head` (see ledger_head).
 
         Raises:
             LedgerError: the file exists.
@@ -276,7 +276,7 @@ class Ledger:
             self._file.close()
 
 
-def head(experiment: Any) -> dict[str, Any]:
+def ledger_head(experiment: Any) -> dict[str, Any]:
     """The head of an Experiment's ledger: version, identity, settings and this platform."""
     from lockstep.settings import to_json
 
@@ -389,9 +389,7 @@ def compare(
                 return Difference(i, _where(name), a, b, settings)
     count_a, count_b = (n if iterations is None else min(n, iterations) for n in (len(lines_a), len(lines_b)))
     if count_a != count_b or (iterations is not None and count_a < iterations):
-        return Difference(
-            min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings
-        )
+        return Difference(min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings)
     if settings:
         name, _, sides = settings[0].partition(": ")
         a, _, b = sides.partition(" != ")

@@ -63,11 +63,25 @@ def _write(path: Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
-def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """Canonical JSON of the manifest, its own SHA-256 (over all other entries) added."""
-    body = {key: value for key, value in manifest.items() if key != "sha256"}
+def _sealed(entries: Mapping[str, Any]) -> bytes:
+    """Canonical JSON with its own SHA-256 (over all other entries) added."""
+    body = {key: value for key, value in entries.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1) + "\n").encode()
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """The entries that _sealed wrote into a file; _Damage if one byte of it differs."""
+    try:
+        raw = path.read_bytes()
+        entries = json.loads(raw)
+        if not isinstance(entries, dict) or _sealed(entries) != raw:
+            raise ValueError
+    except OSError as error:
+        raise _Damage(f"{path.name} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise _Damage(f"{path.name} does not match its own SHA-256, so its contents changed") from None
+    return entries
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -126,14 +140,14 @@ def finish(
         "parts": [dict(part) for part in parts],
         "meta": dict(meta),
     }
-    _write(partial / _MANIFEST, _manifest_bytes(manifest))
+    _write(partial / _MANIFEST, _sealed(manifest))
     _fsync(partial)
     if final.exists():
         os.rename(final, directory / f".replaced-{_folder(iteration)}")
     os.rename(partial, final)
     _fsync(directory)
     if best:
-        _write(directory / _BEST, (json.dumps({"iteration": iteration}) + "\n").encode())
+        _write(directory / _BEST, _sealed({"iteration": iteration}))
         _fsync(directory)
     older = [path for path in list_checkpoints(directory) if int(path.name) <= iteration]
     for path in older[:-keep]:
@@ -231,16 +245,7 @@ def _intact(path: Path, part: Mapping[str, Any]) -> bytes:
 
 
 def _open(path: Path) -> Checkpoint:
-    try:
-        raw = (path / _MANIFEST).read_bytes()
-    except OSError as error:
-        raise _Damage(f"{_MANIFEST} cannot be read ({error.strerror})") from None
-    try:
-        manifest = json.loads(raw)
-        if not isinstance(manifest, dict) or _manifest_bytes(manifest) != raw:
-            raise ValueError
-    except ValueError:
-        raise _Damage(f"{_MANIFEST} does not match its own SHA-256, so its contents changed") from None
+    manifest = _unsealed(path / _MANIFEST)
     if manifest["version"] != VERSION:
         raise _Damage(f"{_MANIFEST} has format version {manifest['version']}; this lockstep reads {VERSION}")
     for part in manifest["parts"]:
@@ -306,6 +311,18 @@ def latest(directory: str | os.PathLike[str]) -> Path:
 
 
 def best_iteration(directory: str | os.PathLike[str]) -> int | None:
-    """The iteration of the checkpoint with the best score, if one was recorded."""
+    """The iteration of the checkpoint with the best score, if one was recorded.
+
+    Raises:
+        CheckpointError: that record is damaged.
+    """
     path = Path(directory) / _BEST
-    return int(json.loads(path.read_bytes())["iteration"]) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return int(_unsealed(path)["iteration"])
+    except _Damage as damage:
+        raise CheckpointError(
+            f"{path} cannot be used: {damage}. Delete it; the checkpoints themselves are not affected, but which "
+            "of them was the best is then unknown until a better one is saved."
+        ) from None

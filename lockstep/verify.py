@@ -1,0 +1,175 @@
+"""Proof after the fact: rerun the beginning of a run under any layout and compare, or compare two runs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep import ledger
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.ledger import Difference, LedgerError
+from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime import checkpoint
+from lockstep.settings import SettingsError, to_json
+
+DEFAULT_ITERATIONS = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verify found."""
+
+    ok: bool
+    iterations: int
+    """Iterations that were run again and compared."""
+    difference: Difference | None
+    """The first difference; None if ok."""
+    message: str
+    """The verdict in a sentence or two."""
+    warning: str | None = None
+    """Set if this platform is not the one that the run was made on: then bits may differ for that reason alone."""
+
+
+def verify(
+    run: str | Path,
+    layout: Layout,
+    iterations: int | Literal["all"] | None = None,
+    workdir: str | Path | None = None,
+    *,
+    seed: int | None = None,
+) -> Verdict:
+    """Check a run's ledger and newest checkpoint, run its first iterations again, and compare every digest.
+
+    Args:
+        run: the folder of the run.
+        layout: of the repetition; any that suits the number of shards.
+        iterations: how many to run again, at most those recorded; None means 3.
+        workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
+        seed: repeat with another seed, to see where that makes a difference.
+
+    Raises:
+        SettingsError: there is no such run, or nothing recorded to compare with.
+        WorkerError: the repetition failed.
+    """
+    folder = RunFolder.open(run)
+    if layout.backend == "torchrun":
+        raise SettingsError("verify starts its own workers: use --layout inline or processes:N, without torchrun.")
+    experiment = folder.experiment()
+    try:
+        head, lines = ledger.read(folder.ledger)
+    except LedgerError as error:
+        return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
+    count = _iterations(iterations, len(lines), folder)
+    warning = _platform_warning(head["platform"], ledger.platform())
+    difference = _recorded_settings(head, experiment) or _newest_checkpoint(folder, lines)
+    if difference is not None:
+        return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)
+
+    if seed is not None:
+        experiment = experiment.replace(seed=seed)
+    difference = _rerun(folder, experiment, layout, count, head, lines, workdir)
+    share = f"{count} of {len(lines)} recorded iterations, run again with layout {layout}"
+    if difference is None:
+        return Verdict(True, count, None, f"Verified: {share}, gave the same bits.", warning)
+    return Verdict(False, count, difference, f"Not verified ({share}). {difference}", warning)
+
+
+def diff(run_a: str | Path, run_b: str | Path) -> Difference | None:
+    """The first difference between two runs' ledgers, with the settings that differ, or None.
+
+    Raises:
+        LedgerError: one of them is missing or damaged.
+        SettingsError: there is no such run.
+    """
+    (head_a, lines_a), (head_b, lines_b) = (ledger.read(RunFolder.open(run).ledger) for run in (run_a, run_b))
+    return ledger.compare(head_a, lines_a, head_b, lines_b)
+
+
+def _iterations(asked: int | Literal["all"] | None, recorded: int, folder: RunFolder) -> int:
+    if recorded == 0:
+        raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to verify.")
+    if asked is None or asked == "all":
+        return min(DEFAULT_ITERATIONS, recorded) if asked is None else recorded
+    if not 1 <= asked <= recorded:
+        raise SettingsError(
+            f"--iterations {asked} was asked for, but {folder.path} records {recorded}. Give a number from 1 to "
+            f"{recorded}, or all."
+        )
+    return asked
+
+
+def _platform_warning(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+    differing = ledger.differing_entries(recorded, here)
+    if not differing:
+        return None
+    return (
+        "This platform is not the one that the run was made on, and bits are only comparable on an equal one. "
+        f"Recorded and present: {'; '.join(differing)}."
+    )
+
+
+def _recorded_settings(head: dict[str, Any], experiment: Experiment) -> Difference | None:
+    """Whether experiment.json still is the experiment that the ledger was started with."""
+    written = {**head, "experiment": experiment.identity(), "settings": to_json(experiment)}
+    return ledger.compare(head, [], written, [])
+
+
+def _newest_checkpoint(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
+    """Whether the newest checkpoint's parameters are those of its line."""
+    found = checkpoint.list_checkpoints(folder.checkpoints)
+    if not found:
+        return None
+    saved = checkpoint.open_checkpoint(found[-1])
+    place = f"checkpoint {found[-1].name}"
+    if not 1 <= saved.iteration <= len(lines):
+        return Difference(None, f"length of the ledger and {place}", f"{len(lines)}", f"{saved.iteration}")
+    recorded = lines[saved.iteration - 1]["parameters"]
+    tensors, _ = saved.part("learner")
+    for name, digest in recorded.items():
+        tensor = tensors.get(f"parameter.{name}")
+        actual = "absent" if tensor is None else ledger.fast_digest(tensor)
+        if actual != digest:
+            return Difference(saved.iteration - 1, f"parameter {name} in {place}", digest, actual)
+    return None
+
+
+def _rerun(
+    folder: RunFolder,
+    experiment: Experiment,
+    layout: Layout,
+    count: int,
+    head: dict[str, Any],
+    lines: list[dict[str, Any]],
+    workdir: str | Path | None,
+) -> Difference | None:
+    from lockstep.train import train
+
+    scratch = Path(tempfile.mkdtemp(prefix="lockstep-verify-", dir=workdir))
+    try:
+        options = RunOptions(
+            run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
+        )
+        result = train(experiment, layout, options, stop_after=count)
+        if result.stopped:
+            raise KeyboardInterrupt
+        again = ledger.read(RunFolder(scratch / "run").ledger)
+    finally:
+        shutil.rmtree(scratch)
+    difference = ledger.compare(head, lines, *again, iterations=count)
+    recorded = _state_digest(folder.checkpoints / f"{count:08d}")
+    if difference is None and recorded not in (None, result.digest):
+        return Difference(count - 1, "digest of the state afterwards", str(recorded), result.digest)
+    return difference
+
+
+def _state_digest(path: Path) -> str | None:
+    """The `digest:` of a checkpoint, from its tensors; None if that checkpoint was not kept."""
+    if not path.is_dir():
+        return None
+    tensors, _ = checkpoint.open_checkpoint(path).part("learner")
+    covered = ("parameter.", "optimizer.", "normalizer.")
+    return ledger.state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})
