@@ -1,0 +1,33 @@
+"""Models: the standard one, and the parts to build others from."""
+
+from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, PolicyModel
+from lockstep.models.core import GRU, LSTM, RecurrentCore
+from lockstep.models.distributions import Categorical, Distribution, Gaussian, Joint, make_distribution
+from lockstep.models.encoders import MLP, ImpalaResNet, NatureCNN, ObservationEncoder
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, Trunk, ValueHead
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "MLP",
+    "ActionDistribution",
+    "Categorical",
+    "Distribution",
+    "Gaussian",
+    "ImpalaResNet",
+    "Joint",
+    "ModelConfig",
+    "ModelOutput",
+    "NatureCNN",
+    "ObservationEncoder",
+    "ObservationLayout",
+    "PolicyHead",
+    "PolicyModel",
+    "RecurrentCore",
+    "StandardModel",
+    "StandardModelConfig",
+    "Trunk",
+    "ValueHead",
+    "make_distribution",
+]

@@ -118,5 +118,9 @@ class ModelConfig(ABC):
         precision: Literal["bf16", "fp32"],
         normalize_observations: bool,
         seed: int,
+        observation_clip: float = 10.0,
     ) -> PolicyModel:
-        """Build and initialise the model; equal arguments give equal bits, whatever was drawn from torch before."""
+        """Build and initialise the model; equal arguments give equal bits, whatever was drawn from torch before.
+
+        observation_clip bounds the magnitude of normalized observations.
+        """

@@ -1,0 +1,263 @@
+"""Action distributions as pure functions of their parameters, sampled from noise that is given.
+
+Shape legend: P parameters, N noise numbers, D dimensions, K numbers of an action, E numbers of an encoded action.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.settings import SettingsError
+
+_FORBIDDEN = -1e9
+"""Logit of a masked action: its probability is exactly zero in fp32, and its log-probability finite."""
+_LOG_STD_RANGE = (-20.0, 2.0)
+"""Bounds of the log standard deviation (Haarnoja et al. 2018)."""
+_TINY = 1e-7
+"""Noise is kept this far from 0 and 1, where the inverse distribution functions are infinite."""
+
+
+class Distribution(ABC):
+    """What the standard model needs of a distribution, beyond lockstep.models.base.ActionDistribution."""
+
+    num_params: int
+    noise_size: int
+    action_shape: tuple[int, ...]
+    action_dtype: torch.dtype
+    num_logits: int = 0
+    """Parameters, in order, that an action mask has an entry for."""
+    encoded_size: int
+    """E: numbers in which a previous action is shown to the model."""
+    log_std_columns: tuple[int, ...] = ()
+    """Which parameters are log standard deviations."""
+
+    @abstractmethod
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
+
+    @abstractmethod
+    def mode(self, params: Tensor) -> Tensor:
+        """[..., P] -> the most likely action [..., *action_shape]"""
+
+    @abstractmethod
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """[..., P], [..., *action_shape] -> [...]"""
+
+    @abstractmethod
+    def entropy(self, params: Tensor) -> Tensor:
+        """[..., P] -> [...]"""
+
+    @abstractmethod
+    def to_env(self, action: np.ndarray) -> Any:
+        """Stored actions [B, *action_shape] -> a batch of the action space."""
+
+    @abstractmethod
+    def encode(self, action: Tensor) -> Tensor:
+        """[..., *action_shape] -> fp32 [..., E], as an input of the model."""
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        """Forbid the actions whose entry in allowed, bool [..., num_logits], is False."""
+        assert self.num_logits == self.num_params
+        return params.masked_fill(~allowed, _FORBIDDEN)
+
+
+class Categorical(Distribution):
+    """One of n actions, by n logits. Actions are int64 scalars."""
+
+    action_shape = ()
+    action_dtype = torch.int64
+
+    def __init__(self, space: spaces.Discrete):
+        self.n, self.start = int(space.n), int(space.start)
+        self.num_params = self.num_logits = self.noise_size = self.encoded_size = self.n
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """The Gumbel-max trick (Maddison et al. 2014)."""
+        return (params - torch.log(-torch.log(noise.clamp(_TINY, 1 - _TINY)))).argmax(-1)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return params.argmax(-1)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        return F.log_softmax(params, -1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        log_p = F.log_softmax(params, -1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def to_env(self, action: np.ndarray) -> Any:
+        return action + self.start if self.start else action
+
+    def encode(self, action: Tensor) -> Tensor:
+        return F.one_hot(action.long(), self.n).float()
+
+
+class Gaussian(Distribution):
+    """A diagonal normal distribution; parameters are D means and D log standard deviations.
+
+    The stored action u is the unbounded sample. The environment receives u clipped to its bounds or, with squash,
+    low + (tanh(u) + 1) / 2 * (high - low), and log_prob and entropy are then those of this squashed action
+    (Haarnoja et al. 2018, appendix C).
+    """
+
+    action_dtype = torch.float32
+
+    def __init__(self, space: spaces.Box, squash: bool = False):
+        self.size = int(np.prod(space.shape))
+        self.space, self.squash = space, squash
+        self.action_shape = (self.size,)
+        self.num_params, self.noise_size, self.encoded_size = 2 * self.size, self.size, self.size
+        self.log_std_columns = tuple(range(self.size, 2 * self.size))
+        if squash and not space.is_bounded():
+            raise SettingsError(
+                f"squash is on, but the action space {space} has no bounds to squash actions into. "
+                "Switch it off (--model.no-squash), or bound the space (gymnasium.wrappers.RescaleAction)."
+            )
+        scale = (space.high.astype(np.float64) - space.low).reshape(-1) / 2 if squash else np.ones(self.size)
+        self.log_scale = float(np.log(scale).sum())
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """By the inverse of the normal distribution function."""
+        mean, log_std = self._split(params)
+        return mean + log_std.exp() * torch.special.ndtri(noise.clamp(_TINY, 1 - _TINY))
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._split(params)[0]
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self._split(params)
+        z = (action - mean) * torch.exp(-log_std)
+        log_prob = (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return log_prob - _log_slope(action).sum(-1) - self.log_scale if self.squash else log_prob
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Exact for the normal distribution; a squashed one adds the expected log slope, by quadrature."""
+        mean, log_std = self._split(params)
+        entropy = (log_std + 0.5 + 0.5 * math.log(2 * math.pi)).sum(-1)
+        if not self.squash:
+            return entropy
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * params.new_tensor(nodes)
+        slope = (_log_slope(u) * params.new_tensor(weights / weights.sum())).sum(-1)
+        return entropy + slope.sum(-1) + self.log_scale
+
+    def to_env(self, action: np.ndarray) -> Any:
+        low, high = self.space.low.reshape(-1), self.space.high.reshape(-1)
+        if self.squash:
+            action = low + (np.tanh(action) + 1) / 2 * (high - low)
+        return np.clip(action, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
+
+    def encode(self, action: Tensor) -> Tensor:
+        return torch.tanh(action) if self.squash else action
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        return params
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = params.split(self.size, -1)
+        return mean, log_std.clamp(*_LOG_STD_RANGE)
+
+
+class Joint(Distribution):
+    """Independent distributions side by side: their actions are concatenated, log-probabilities and entropies add.
+
+    Serves MultiDiscrete and MultiBinary spaces (int64 actions [K]) and Tuple spaces (float32 [K], in which whole
+    numbers are exact up to 2**24).
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], parts: tuple[Distribution, ...]):
+        self.space, self.parts = space, parts
+        self.action_sizes = tuple(math.prod(part.action_shape) for part in parts)
+        self.action_shape = (sum(self.action_sizes),)
+        self.action_dtype = torch.float32 if isinstance(space, spaces.Tuple) else torch.int64
+        self.param_sizes = tuple(part.num_params for part in parts)
+        self.num_params = sum(self.param_sizes)
+        self.noise_sizes = tuple(part.noise_size for part in parts)
+        self.noise_size = sum(self.noise_sizes)
+        self.num_logits = sum(part.num_logits for part in parts)
+        self.encoded_size = sum(part.encoded_size for part in parts)
+        offsets = np.cumsum([0, *self.param_sizes])
+        self.log_std_columns = tuple(
+            int(offset) + column for offset, part in zip(offsets, parts, strict=False) for column in part.log_std_columns
+        )
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        noises = noise.split(self.noise_sizes, -1)
+        return self._join([d.sample(p, n) for d, p, n in zip(self.parts, self._split(params), noises, strict=True)])
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._join([d.mode(p) for d, p in zip(self.parts, self._split(params), strict=True)])
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        triples = zip(self.parts, self._split(params), self._actions(action), strict=True)
+        return torch.stack([d.log_prob(p, a) for d, p, a in triples]).sum(0)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.stack([d.entropy(p) for d, p in zip(self.parts, self._split(params), strict=True)]).sum(0)
+
+    def to_env(self, action: np.ndarray) -> Any:
+        if not isinstance(self.space, spaces.Tuple):
+            shaped = action.reshape(-1, *self.space.shape)  # type: ignore[misc]
+            return (shaped + getattr(self.space, "start", 0)).astype(self.space.dtype)
+        arrays = np.split(action, np.cumsum(self.action_sizes)[:-1], axis=-1)
+        return tuple(
+            part.to_env(array.reshape(-1, *part.action_shape).astype(_NUMPY[part.action_dtype]))
+            for part, array in zip(self.parts, arrays, strict=True)
+        )
+
+    def encode(self, action: Tensor) -> Tensor:
+        return torch.cat([d.encode(a) for d, a in zip(self.parts, self._actions(action), strict=True)], -1)
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        masks = allowed.split([part.num_logits for part in self.parts], -1)
+        return torch.cat([d.mask(p, m) for d, p, m in zip(self.parts, self._split(params), masks, strict=True)], -1)
+
+    def _split(self, params: Tensor) -> tuple[Tensor, ...]:
+        return params.split(self.param_sizes, -1)
+
+    def _join(self, actions: list[Tensor]) -> Tensor:
+        flat = [a if d.action_shape else a.unsqueeze(-1) for d, a in zip(self.parts, actions, strict=True)]
+        return torch.cat([a.to(self.action_dtype) for a in flat], -1)
+
+    def _actions(self, action: Tensor) -> list[Tensor]:
+        pieces = action.split(self.action_sizes, -1)
+        return [a if d.action_shape else a.squeeze(-1) for d, a in zip(self.parts, pieces, strict=True)]
+
+
+_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
+
+
+def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> Distribution:
+    """The distribution over an action space: Discrete, MultiDiscrete, MultiBinary, Box of floats, or Tuple of these.
+
+    Raises:
+        SettingsError: there is none for this space.
+    """
+    if isinstance(space, spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return Joint(space, tuple(Categorical(spaces.Discrete(int(n))) for n in space.nvec.reshape(-1)))
+    if isinstance(space, spaces.MultiBinary):
+        return Joint(space, (Categorical(spaces.Discrete(2)),) * math.prod(space.shape))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space, squash)
+    if isinstance(space, spaces.Tuple) and len(space.spaces):
+        return Joint(space, tuple(make_distribution(part, squash=squash) for part in space.spaces))
+    raise SettingsError(
+        f"There is no action distribution for {space}. Allowed are Discrete, MultiDiscrete, MultiBinary, Box of "
+        "floats, and Tuple of these: wrap the environment, or write your own ModelConfig."
+    )
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """log d tanh(u) / du = log(1 - tanh(u)^2), without its cancellation."""
+    return 2 * (math.log(2) - u - F.softplus(-2 * u))

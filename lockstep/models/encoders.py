@@ -1,0 +1,186 @@
+"""Encoders: observations to feature vectors.
+
+Shape legend: N = T * B samples, C H W channels, height and width of an image, F features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.models.layers import (
+    Conv2d,
+    Linear,
+    PixelConv2d,
+    initialize_lecun_normal,
+    initialize_orthogonal,
+)
+from lockstep.models.observations import ObservationLayout, entry, flatten_entry
+from lockstep.settings import SettingsError
+
+Initialization = Literal["orthogonal", "impala"]
+_NATURE_MINIMUM = 36
+
+
+class MLP(nn.Module):
+    """Fully connected layers, each followed by the activation."""
+
+    def __init__(self, in_features: int, hidden_sizes: tuple[int, ...], activation: Literal["tanh", "relu"]):
+        super().__init__()
+        sizes = (in_features, *hidden_sizes)
+        self.layers = nn.ModuleList(Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.activation: Callable[[Tensor], Tensor] = {"tanh": torch.tanh, "relu": torch.relu}[activation]
+        self.out_features = sizes[-1]
+        for layer in self.layers:
+            initialize_orthogonal(layer, math.sqrt(2))  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., F]"""
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al. 2015: three convolutions and a dense layer."""
+
+    def __init__(self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"):
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < _NATURE_MINIMUM:
+            raise SettingsError(
+                f"The Nature network cannot see images of {height}x{width} pixels: it needs at least "
+                f"{_NATURE_MINIMUM}x{_NATURE_MINIMUM}. Use --model.encoder impala, which takes any size."
+            )
+        self.convolutions = nn.ModuleList(
+            [PixelConv2d(channels, 32, 8, stride=4), Conv2d(32, 64, 4, stride=2), Conv2d(64, 64, 3)]
+        )
+        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.dense = Linear(64 * height * width, dense_size)
+        self.out_features = dense_size
+        _initialize(self, initialization)
+
+    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, C, H, W] -> [N, F] in dtype"""
+        first, second, third = self.convolutions
+        x = F.relu(first(image, dtype), inplace=True)
+        x = F.relu(second(x), inplace=True)
+        x = F.relu(third(x), inplace=True)
+        return F.relu(self.dense(_flatten(x)), inplace=True)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around which the input is carried."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.first = Conv2d(channels, channels, 3, padding=1)
+        self.second = Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(F.relu(x)), inplace=True))
+
+
+class ImpalaResNet(nn.Module):
+    """The deep residual network of Espeholt et al. 2018 (Figure 3, right, without its LSTM)."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        channels: tuple[int, ...] = (16, 32, 32),
+        dense_size: int = 256,
+        initialization: Initialization = "impala",
+    ):
+        super().__init__()
+        in_channels, height, width = shape
+        self.convolutions, self.blocks = nn.ModuleList(), nn.ModuleList()
+        for index, out_channels in enumerate(channels):
+            convolution = PixelConv2d if index == 0 else Conv2d
+            self.convolutions.append(convolution(in_channels, out_channels, 3, padding=1))
+            self.blocks.append(nn.Sequential(ResidualBlock(out_channels), ResidualBlock(out_channels)))
+            in_channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
+        self.dense = Linear(in_channels * height * width, dense_size)
+        self.out_features = dense_size
+        _initialize(self, initialization)
+
+    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, C, H, W] -> [N, F] in dtype"""
+        x = image
+        for index, (convolution, blocks) in enumerate(zip(self.convolutions, self.blocks, strict=True)):
+            x = convolution(x, dtype) if index == 0 else convolution(x)
+            x = blocks(F.max_pool2d(x, 3, stride=2, padding=1))
+        return F.relu(self.dense(_flatten(F.relu(x, inplace=True))), inplace=True)
+
+
+class ObservationEncoder(nn.Module):
+    """Every image through its own CNN, all vectors concatenated through one MLP, the features concatenated.
+
+    Images may also be flattened into the MLP (image_encoder "mlp").
+    """
+
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        image_encoder: Callable[[tuple[int, int, int]], nn.Module] | None,
+        vector_encoder: Callable[[int], nn.Module],
+        *,
+        dtype: torch.dtype = torch.float32,
+        normalize: bool = False,
+        clip: float = 10.0,
+    ):
+        super().__init__()
+        self.layout, self.dtype, self.normalize, self.clip = layout, dtype, normalize, clip
+        flat = (*layout.integers, *((key, math.prod(shape)) for key, shape in layout.images if not image_encoder))
+        self.flat_keys = tuple(key for key, _ in flat)
+        self.image_keys = tuple(key for key, _ in layout.images) if image_encoder else ()
+        self.images = nn.ModuleList(image_encoder(shape) for _, shape in layout.images) if image_encoder else []
+        size = layout.vector_size + sum(size for _, size in flat)
+        self.vectors = vector_encoder(size) if size else None
+        parts = [*self.images, *([self.vectors] if self.vectors else [])]
+        self.out_features = sum(int(part.out_features) for part in parts)  # type: ignore[arg-type]
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.zeros(layout.vector_size), persistent=False)
+        self.register_buffer("std", torch.ones(layout.vector_size), persistent=False)
+
+    def forward(self, obs: Any) -> Tensor:
+        """[T, B, ...] -> [T, B, F] in dtype"""
+        features = []
+        for key, encoder in zip(self.image_keys, self.images, strict=True):
+            image = entry(obs, key)
+            features.append(encoder(image.flatten(0, 1), self.dtype).view(*image.shape[:2], -1))
+        if self.vectors is not None:
+            features.append(self.vectors(self._vector(obs)))
+        return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+    def _vector(self, obs: Any) -> Tensor:
+        parts = []
+        if self.layout.vectors:
+            vector = self.layout.vector(obs)
+            if self.normalize:
+                vector = ((vector - self.mean) / self.std).clamp(-self.clip, self.clip)
+            parts.append(vector)
+        for key in self.flat_keys:
+            value = entry(obs, key)
+            scaled = value / 255 if value.dtype == torch.uint8 else value.float()
+            parts.append(flatten_entry(scaled))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
+
+
+def _flatten(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, H * W * C], without a copy where channels are last already."""
+    return x.permute(0, 2, 3, 1).flatten(1)
+
+
+def _initialize(network: nn.Module, initialization: Initialization) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and initialization == "impala":
+            initialize_lecun_normal(module)
+        elif isinstance(module, (nn.Conv2d, nn.Linear)):
+            initialize_orthogonal(module, math.sqrt(2))

@@ -1,0 +1,112 @@
+"""Layers that compute in the precision of their input, and their initialization.
+
+Weights are stored in fp32 and cast at each use, as autocast would do, but visibly: so a copy for acting may store
+them in bf16 once, and the same forward then casts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Linear(nn.Linear):
+    """nn.Linear in the precision of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d in the precision of its input, channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        weight = self.weight.to(x.dtype, memory_format=torch.channels_last)
+        return F.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
+
+
+class PixelConv2d(nn.Conv2d):
+    """The first convolution over pixels, which reads uint8 [N, C, H, W] and returns `dtype`, channels last.
+
+    Pixels enter as the whole numbers 0 to 255, which bf16 holds exactly, and the weights are divided by 255 instead.
+    A kernel of 2s x 2s pixels with stride s becomes an equal one of 2 x 2 with stride 1, over images whose s x s
+    blocks of pixels were folded into channels, which CPUs and GPUs run much faster (space-to-depth).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0):
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding)
+        self.block = stride if stride > 1 and padding == 0 and kernel_size % stride == 0 else 1
+
+    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        assert self.bias is not None
+        block = self.block
+        # In fp32 and only then rounded, also in an acting copy: both must use the same rounded weights.
+        weight = self.weight / 255 if image.dtype == torch.uint8 else self.weight
+        stride, padding = self.stride, self.padding
+        if block > 1 and image.shape[-2] % block == 0 and image.shape[-1] % block == 0:
+            image, weight, stride = fold_pixels(image, block), fold_kernel(weight, block), 1
+        image = image.to(dtype, memory_format=torch.channels_last)
+        weight = weight.to(dtype, memory_format=torch.channels_last)
+        return F.conv2d(image, weight, self.bias.to(dtype), stride, padding)
+
+
+def fold_pixels(image: Tensor, block: int) -> Tensor:
+    """[N, C, H, W] -> [N, C * block * block, H / block, W / block], channels last."""
+    n, c, h, w = image.shape
+    if block == 4 and image.dtype == torch.uint8 and image.is_contiguous() and image.storage_offset() % 4 == 0:
+        # Four neighboring pixels move as one 32-bit word.
+        words = image.view(torch.int32).view(n, c, h // 4, 4, w // 4)
+        folded = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8).view(n, h // 4, w // 4, 16 * c)
+    else:
+        blocks = image.reshape(n, c, h // block, block, w // block, block)
+        folded = blocks.permute(0, 2, 4, 1, 3, 5).reshape(n, h // block, w // block, c * block * block)
+    return folded.permute(0, 3, 1, 2)
+
+
+def fold_kernel(weight: Tensor, block: int) -> Tensor:
+    """[O, C, kh, kw] -> [O, C * block * block, kh / block, kw / block], matching fold_pixels."""
+    o, c, kh, kw = weight.shape
+    blocks = weight.reshape(o, c, kh // block, block, kw // block, block)
+    return blocks.permute(0, 1, 3, 5, 2, 4).reshape(o, c * block * block, kh // block, kw // block)
+
+
+@contextmanager
+def reproducible_initialization(seed: int) -> Iterator[None]:
+    """Draw initial weights from a seed alone, leaving torch's global generator as it was.
+
+    One thread, because the bits of the QR decomposition behind orthogonal weights depend on how many there are.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.random.default_generator.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def initialize_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Orthogonal weights and zero biases (Saxe et al. 2014); gains as in Engstrom et al. 2020 and
+    Andrychowicz et al. 2021: sqrt(2) for hidden layers, 0.01 for the policy head, 1 for the value head."""
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+
+
+def initialize_lecun_normal(layer: nn.Linear | nn.Conv2d) -> None:
+    """Truncated normal weights of variance 1 / fan_in and zero biases (LeCun et al. 1998), the default
+    initialization of Flax, which Cleanba's convolutions use."""
+    fan_in = layer.weight[0].numel()
+    # Cutting a unit normal at 2 deviations leaves it a deviation of 0.8796…, which this undoes.
+    std = 1 / math.sqrt(fan_in) / 0.87962566103423978
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)

@@ -1,0 +1,88 @@
+"""How an observation space divides into images, vectors and an action mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep.settings import SettingsError
+
+ACTION_MASK = "action_mask"
+"""The entry of a Dict observation that says which discrete actions are allowed; it is not observed."""
+PLAIN = ""
+"""The key of a space that is not a Dict."""
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """The entries of an observation space, each group sorted by key: the canonical order of everything."""
+
+    images: tuple[tuple[str, tuple[int, int, int]], ...]
+    """Entries with three dimensions [C, H, W]."""
+    vectors: tuple[tuple[str, int], ...]
+    """Float entries with any other number of dimensions, flattened: these are normalized if anything is."""
+    integers: tuple[tuple[str, int], ...]
+    """Entries of whole numbers, flattened; uint8 ones are divided by 255, and none is ever normalized."""
+    mask_size: int
+    """Numbers in the action mask, 0 without one."""
+
+    @staticmethod
+    def of(space: gymnasium.Space[Any]) -> ObservationLayout:
+        """Sort the entries of a Box, or of a Dict of Boxes (and MultiBinary masks).
+
+        Raises:
+            SettingsError: the space has an entry of another type, or none that can be observed.
+        """
+        entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
+        images, vectors, integers, mask_size = [], [], [], 0
+        for key, entry in sorted(entries.items()):
+            if not isinstance(entry, (spaces.Box, spaces.MultiBinary)):
+                raise SettingsError(
+                    f"The observation {'entry ' + repr(key) if key else 'space'} is {entry}. The standard model "
+                    "observes Box, MultiBinary, and Dict spaces of these. Wrap the environment (for example in "
+                    "gymnasium.wrappers.FlattenObservation), or write your own ModelConfig."
+                )
+            size = int(np.prod(entry.shape))
+            if key == ACTION_MASK:
+                mask_size = size
+            elif len(entry.shape) == 3:
+                images.append((key, entry.shape))
+            elif np.issubdtype(entry.dtype, np.floating):
+                vectors.append((key, size))
+            else:
+                integers.append((key, size))
+        if not images and not vectors and not integers:
+            raise SettingsError(f"The observation space {space} has nothing to observe besides an action mask.")
+        return ObservationLayout(tuple(images), tuple(vectors), tuple(integers), mask_size)
+
+    @property
+    def vector_size(self) -> int:
+        """D: numbers that normalization applies to."""
+        return sum(size for _, size in self.vectors)
+
+    def vector(self, obs: Any) -> Tensor:
+        """The float entries [T, B, ...] of an observation, concatenated in canonical order: fp32 [T, B, D]."""
+        parts = [flatten_entry(entry(obs, key)).float() for key, _ in self.vectors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1) if parts else empty_like(obs)
+
+
+def entry(obs: Any, key: str) -> Tensor:
+    """The tensor under a key; PLAIN stands for the observation itself."""
+    return obs if key == PLAIN else obs[key]
+
+
+def flatten_entry(x: Tensor) -> Tensor:
+    """[T, B, ...] -> [T, B, D]"""
+    return x.reshape(*x.shape[:2], -1)
+
+
+def empty_like(obs: Any) -> Tensor:
+    """fp32 [T, B, 0], for an observation without float vectors."""
+    first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
+    return torch.empty(*first.shape[:2], 0, device=first.device)

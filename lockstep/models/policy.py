@@ -1,0 +1,275 @@
+"""The standard model: encoder, core and heads, for every supported space."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
+from lockstep.models.core import GRU, LSTM, RecurrentCore
+from lockstep.models.distributions import Distribution, make_distribution
+from lockstep.models.encoders import (
+    _NATURE_MINIMUM,
+    MLP,
+    ImpalaResNet,
+    Initialization,
+    NatureCNN,
+    ObservationEncoder,
+)
+from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
+from lockstep.models.observations import ACTION_MASK, ObservationLayout
+from lockstep.settings import SettingsError
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class PolicyHead(nn.Module):
+    """One linear layer to the parameters of the action distribution, in fp32.
+
+    With std "free" the log standard deviations are parameters of their own, the same in every state.
+    """
+
+    def __init__(self, in_features: int, distribution: Distribution, std: Literal["free", "state"] = "free"):
+        super().__init__()
+        self.distribution = distribution
+        free = distribution.log_std_columns if std == "free" else ()
+        emitted = [column for column in range(distribution.num_params) if column not in free]
+        self.linear = nn.Linear(in_features, len(emitted))
+        self.log_std = nn.Parameter(torch.zeros(len(free))) if free else None
+        self.order: Tensor | None
+        order = torch.tensor([*emitted, *free]).argsort()
+        in_order = bool((order == torch.arange(len(order))).all())
+        self.register_buffer("order", None if in_order else order, persistent=False)
+        initialize_orthogonal(self.linear, 0.01)
+
+    def forward(self, features: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """[T, B, F], action mask bool [T, B, num_logits] -> [T, B, P]"""
+        params = self.linear(features.float())
+        if self.log_std is not None:
+            params = torch.cat([params, self.log_std.expand(*params.shape[:-1], -1)], -1)
+        if self.order is not None:
+            params = params[..., self.order]
+        return params if allowed is None else self.distribution.mask(params, allowed)
+
+
+class ValueHead(nn.Module):
+    """One linear layer to the state value, in fp32."""
+
+    def __init__(self, in_features: int):
+        super().__init__()
+        self.linear = nn.Linear(in_features, 1)
+        initialize_orthogonal(self.linear, 1.0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[T, B, F] -> [T, B]"""
+        return self.linear(features.float()).squeeze(-1)
+
+
+class Trunk(nn.Module):
+    """An encoder and, if there is one, the core behind it."""
+
+    def __init__(self, encoder: nn.Module, core: type[RecurrentCore] | None, core_size: int, extra_features: int):
+        super().__init__()
+        self.encoder = encoder
+        self.out_features = int(encoder.out_features) + extra_features  # type: ignore[arg-type]
+        self.core = core(self.out_features, core_size) if core else None
+        if self.core:
+            self.out_features = core_size
+        self.state_size = self.core.state_size if self.core else 0
+
+    def forward(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Observations [T, B, ...], extra features [T, B, E] -> features [T, B, F], state [B, K]"""
+        features = self.encoder(obs)
+        if extra is not None:
+            features = torch.cat([features, extra.to(features.dtype)], -1)
+        return (features, state) if self.core is None else self.core(features, start, state)
+
+
+class StandardModel(PolicyModel):
+    """One trunk for policy and value, or one for each; then the heads.
+
+    Args:
+        policy_trunk: features of the policy, and of the value if value_trunk is None.
+        value_trunk: features of the value, if it has its own.
+        distribution: of the actions.
+        dtype: precision of encoders and cores.
+        std: see PolicyHead.
+        uses_previous: whether the trunks take the previous action and reward as extra features.
+        masked: whether observations have an action mask.
+    """
+
+    distribution: Distribution  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy_trunk: Trunk,
+        value_trunk: Trunk | None,
+        distribution: Distribution,
+        *,
+        dtype: torch.dtype = torch.float32,
+        std: Literal["free", "state"] = "free",
+        uses_previous: bool = False,
+        masked: bool = False,
+    ):
+        super().__init__()
+        self.distribution, self.dtype = distribution, dtype
+        self.uses_previous, self.masked = uses_previous, masked
+        self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
+        self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
+        self.state_size = sum(self.state_sizes)
+        self.policy_head = PolicyHead(policy_trunk.out_features, distribution, std)
+        self.value_head = ValueHead((value_trunk or policy_trunk).out_features)
+
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        extra = None
+        if self.uses_previous:
+            assert prev_action is not None and prev_reward is not None
+            extra = torch.cat([self.distribution.encode(prev_action), prev_reward.unsqueeze(-1)], -1)
+            extra = extra.masked_fill(start.unsqueeze(-1), 0.0)
+        allowed = obs[ACTION_MASK].flatten(2).bool() if self.masked else None
+        states = state.split(self.state_sizes, -1)
+        results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]
+        output = ModelOutput(self.policy_head(results[0][0], allowed), self.value_head(results[-1][0]))
+        if self.state_size:
+            state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
+        return output, state
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        for module in self.modules():
+            if isinstance(module, ObservationEncoder):
+                module.mean.copy_(mean)
+                module.std.copy_(std)
+
+    def for_acting(self) -> StandardModel:
+        """A copy for inference only. Layers that cast their weights to bf16 at each use store them so."""
+        acting = copy.deepcopy(self).requires_grad_(False)
+        for module in acting.modules():
+            if isinstance(module, (Linear, Conv2d, RecurrentCore)):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(self.dtype)
+        return acting
+
+
+@dataclass(frozen=True)
+class StandardModelConfig(ModelConfig):
+    """Encoder, core and heads chosen by name. Subclass it to replace an encoder, or ModelConfig to replace it all."""
+
+    encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
+    """Network for images: nature is small and fast, impala a deep residual network that learns more from each sample
+    and costs about five times as much. mlp flattens images. auto takes nature, or impala below 36x36 pixels.
+    Vectors always pass through an MLP."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Nonlinearity of the MLP. tanh is the safer one for on-policy control; relu suits wide layers."""
+    separate_value_network: bool = False
+    """Give the value its own encoder and core. On keeps the value loss from disturbing the policy, off shares
+    features, which images need."""
+    core_size: int = 256
+    """Hidden units of the core. More remember more, and cost more per step."""
+    previous_action_reward: bool = False
+    """Show the model the previous action and reward. Helps with memory and partial observation."""
+    initialization: Literal["auto", "orthogonal", "impala"] = "auto"
+    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, as Cleanba does; auto
+    takes impala for the impala encoder and orthogonal otherwise."""
+    channels: tuple[int, ...] = (16, 32, 32)
+    """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
+    dense_size: int = 0
+    """Features that an image is encoded to; 0 takes 512 for nature and 256 for impala. More fit more, and cost more."""
+    std: Literal["free", "state"] = "free"
+    """Deviation of continuous actions: free is one number per dimension, state a function of the observation."""
+    squash: bool = False
+    """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
+
+    @property
+    def uses_previous(self) -> bool:
+        return self.previous_action_reward
+
+    def build_encoder(
+        self, observation_space: gymnasium.Space[Any], *, dtype: torch.dtype, normalize: bool, clip: float
+    ) -> nn.Module:
+        """The encoder: a module from observations [T, B, ...] to features [T, B, out_features]. Override to use your
+        own; called twice for separate networks."""
+
+        def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
+            auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
+            name = auto if self.encoder == "auto" else self.encoder
+            initialization: Initialization
+            if self.initialization == "auto":
+                initialization = "impala" if name == "impala" else "orthogonal"
+            else:
+                initialization = self.initialization
+            if name == "nature":
+                return NatureCNN(shape, self.dense_size or 512, initialization)
+            return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
+
+        return ObservationEncoder(
+            ObservationLayout.of(observation_space),
+            None if self.encoder == "mlp" else image_encoder,
+            lambda size: MLP(size, self.hidden_sizes, self.activation),
+            dtype=dtype,
+            normalize=normalize,
+            clip=clip,
+        )
+
+    def build(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        precision: Literal["bf16", "fp32"],
+        normalize_observations: bool,
+        seed: int,
+        observation_clip: float = 10.0,
+    ) -> StandardModel:
+        self._validate()
+        distribution = make_distribution(action_space, squash=self.squash)
+        mask_size = ObservationLayout.of(observation_space).mask_size
+        if mask_size and mask_size != distribution.num_logits:
+            raise SettingsError(
+                f"The observation's action_mask has {mask_size} entries, but the action space {action_space} has "
+                f"{distribution.num_logits} discrete choices. The mask needs one entry for each, in the order of the "
+                "space, or another name if it is not one."
+            )
+        extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
+        core = {"none": None, "gru": GRU, "lstm": LSTM}[self.core]
+
+        def trunk() -> Trunk:
+            encoder = self.build_encoder(
+                observation_space,
+                dtype=PRECISIONS[precision],
+                normalize=normalize_observations,
+                clip=observation_clip,
+            )
+            return Trunk(encoder, core, self.core_size, extra)
+
+        with reproducible_initialization(seed):
+            return StandardModel(
+                trunk(),
+                trunk() if self.separate_value_network else None,
+                distribution,
+                dtype=PRECISIONS[precision],
+                std=self.std,
+                uses_previous=self.previous_action_reward,
+                masked=mask_size > 0,
+            )
+
+    def _validate(self) -> None:
+        sizes = {"hidden_sizes": self.hidden_sizes, "channels": self.channels, "core_size": (self.core_size,)}
+        for name, values in sizes.items():
+            if not values or min(values) < 1:
+                raise SettingsError(f"model.{name}={getattr(self, name)} needs numbers of at least 1.")
+        if self.dense_size < 0:
+            raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
