@@ -49,9 +49,9 @@ def gae(
     Returns:
         Advantages and value targets A_t + v_t, each [T, B].
     """
-    discount_t = torch.where(terminated, 0.0, discount)
+    discount_t = discount * (~terminated).to(r_t.dtype)
     delta_t = r_t + discount_t * v_t[1:] - v_t[:-1]
-    advantage_t = _backward_trace(delta_t, _trace_decay(terminated, truncated, discount * lambda_))
+    advantage_t = _backward_trace(delta_t, discount * lambda_ * _continues(terminated, truncated, r_t))
     return advantage_t, advantage_t + v_t[:-1]
 
 
@@ -74,7 +74,7 @@ def n_step_returns(r_t: Tensor, v_t: Tensor, terminated: Tensor, truncated: Tens
     bootstrap[-1] = True
     bootstrap &= ~terminated
     bootstrapped_t = r_t + torch.where(bootstrap, discount * v_t[1:], 0.0)
-    return _backward_trace(bootstrapped_t, _trace_decay(terminated, truncated, discount))
+    return _backward_trace(bootstrapped_t, discount * _continues(terminated, truncated, r_t))
 
 
 def vtrace(
@@ -114,9 +114,9 @@ def vtrace(
         ratio_t = log_ratio_t.exp()
         rho_t = ratio_t.clamp(max=rho_clip)
         c_t = lambda_ * ratio_t.clamp(max=c_clip)
-        discount_t = torch.where(terminated, 0.0, discount)
+        discount_t = discount * (~terminated).to(r_t.dtype)
         delta_t = rho_t * (r_t + discount_t * v_t[1:] - v_t[:-1])
-        correction_t = _backward_trace(delta_t, _trace_decay(terminated, truncated, discount) * c_t)
+        correction_t = _backward_trace(delta_t, discount * c_t * _continues(terminated, truncated, r_t))
         vs_t = v_t[:-1] + correction_t
 
         # q_{t+1} - v_{t+1} = λ (vs_{t+1} - v_{t+1}), which is zero wherever the episode or the rollout was cut.
@@ -126,8 +126,9 @@ def vtrace(
         return VTrace(vs_t, advantage=r_t + discount_t * q_tp1 - v_t[:-1], rho=rho_t)
 
 
-def _trace_decay(terminated: Tensor, truncated: Tensor, decay: float) -> Tensor:
-    return torch.where(terminated | truncated, 0.0, decay)
+def _continues(terminated: Tensor, truncated: Tensor, like: Tensor) -> Tensor:
+    """1 where the episode goes on after t, else 0."""
+    return (~(terminated | truncated)).to(like.dtype)
 
 
 def _backward_trace(x_t: Tensor, decay_t: Tensor) -> Tensor:

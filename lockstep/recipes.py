@@ -1,0 +1,158 @@
+"""Recipes: functions that return an Experiment, each with the source of its settings.
+
+Every field can be overridden, from Python with `experiment.replace` and on the command line with flags. The first
+line of a recipe's docstring is what `lockstep recipes` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.models import StandardModelConfig
+from lockstep.scheme import Scheme
+
+
+def ppo_cartpole() -> Experiment:
+    """PPO on CartPole in seconds: 100k steps suffice (settings after RL Baselines3 Zoo)."""
+    return Experiment(
+        env=EnvConfig(id="CartPole-v1", num_envs=8),
+        model=StandardModelConfig(encoder="mlp", separate_value_network=True),
+        algorithm=PPOConfig(
+            rollout=32,
+            epochs=20,
+            minibatches=1,
+            learning_rate=1e-3,
+            clip=0.2,
+            anneal_clip=True,
+            discount=0.98,
+            gae_lambda=0.8,
+            entropy_coef=0.0,
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        total_steps=100_000,
+        precision="fp32",
+    )
+
+
+def ppo_atari(game: str = "Breakout") -> Experiment:
+    """PPO on Atari, Machado protocol, Nature CNN (settings of the Cleanba paper, arXiv:2310.00036).
+
+    The paper's arms use the IMPALA ResNet: `--model.encoder impala`. The Nature CNN is
+    the default because a CPU trains it about five times faster.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=PPOConfig(rollout=128, epochs=4, minibatches=4, learning_rate=2.5e-4, clip=0.1),
+        scheme=Scheme(shards=8, acting_batch=32),
+    )
+
+
+def a2c_atari(game: str = "Breakout") -> Experiment:
+    """A2C on Atari, Machado protocol, Nature CNN (settings of OpenAI Baselines; Mnih et al. 2016, arXiv:1602.01783)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=16, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=A2CConfig(),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def impala_atari(game: str = "Breakout") -> Experiment:
+    """IMPALA on Atari, Machado protocol, Nature CNN, one version behind (settings of the Cleanba paper).
+
+    The paper's arms use the IMPALA ResNet: `--model.encoder impala`.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=IMPALAConfig(),
+        scheme=Scheme(shards=4, lag=1),
+    )
+
+
+def appo_atari(game: str = "Breakout") -> Experiment:
+    """APPO on Atari, Machado protocol, Nature CNN, one version behind (Petrenko et al. 2020, arXiv:2006.11751)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=APPOConfig(rollout=32, epochs=2, minibatches=4),
+        scheme=Scheme(shards=4, lag=1),
+    )
+
+
+def ppo_mujoco(task: str = "HalfCheetah-v4") -> Experiment:
+    """PPO on MuJoCo, observations and returns normalized (CleanRL's continuous-action settings)."""
+    return Experiment(
+        env=EnvConfig(id=task, num_envs=8),
+        model=StandardModelConfig(encoder="mlp", separate_value_network=True),
+        algorithm=PPOConfig(
+            rollout=256,
+            epochs=10,
+            minibatches=32,
+            learning_rate=3e-4,
+            clip=0.2,
+            value_clip=0.2,
+            entropy_coef=0.0,
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        normalize=NormalizeConfig(observations=True, returns=True),
+        total_steps=1_000_000,
+        precision="fp32",
+    )
+
+
+def ppo_procgen(game: str = "StarpilotEasy-v0") -> Experiment:
+    """PPO on Procgen, easy levels, IMPALA ResNet (Cobbe et al. 2020, arXiv:1912.01588; CleanRL's settings)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=64),
+        model=StandardModelConfig(encoder="impala"),
+        algorithm=PPOConfig(
+            rollout=256,
+            epochs=3,
+            minibatches=8,
+            learning_rate=5e-4,
+            anneal_learning_rate=False,
+            discount=0.999,
+            clip=0.2,
+            value_clip=0.2,
+        ),
+        scheme=Scheme(shards=4),
+        normalize=NormalizeConfig(returns=True),
+        total_steps=25_000_000,
+    )
+
+
+def ppo_memory() -> Experiment:
+    """PPO with an LSTM on a task that no memoryless policy can solve; --model.core none shows it."""
+    return Experiment(
+        env=EnvConfig(id="lockstep/Memory-v0", num_envs=32),
+        model=StandardModelConfig(encoder="mlp", core="lstm", core_size=64),
+        algorithm=PPOConfig(
+            rollout=64,
+            epochs=4,
+            minibatches=4,
+            learning_rate=1e-3,
+            clip=0.2,
+            entropy_coef=0.01,
+        ),
+        scheme=Scheme(shards=4, acting_batch=32),
+        total_steps=500_000,
+        precision="fp32",
+    )
+
+
+RECIPES: dict[str, Callable[[], Experiment]] = {
+    "ppo-cartpole": ppo_cartpole,
+    "ppo-atari": ppo_atari,
+    "a2c-atari": a2c_atari,
+    "impala-atari": impala_atari,
+    "appo-atari": appo_atari,
+    "ppo-mujoco": ppo_mujoco,
+    "ppo-procgen": ppo_procgen,
+    "ppo-memory": ppo_memory,
+}
+"""By the names that the command line knows them by."""
