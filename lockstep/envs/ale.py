@@ -1,0 +1,202 @@
+"""Atari games, stepped by the Arcade Learning Environment's own C++ vector environment (extra `atari`)."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+import ale_py
+import numpy as np
+from ale_py import roms
+from ale_py.registration import rom_id_to_name
+from ale_py.vector_env import AtariVectorEnv
+
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.settings import SettingsError
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "machado": {
+        "repeat_action_probability": 0.25,
+        "full_action_space": True,
+        "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
+        "max_num_frames_per_episode": 108_000,
+    },
+    "classic": {
+        "repeat_action_probability": 0.0,
+        "full_action_space": False,
+        "noop_max": 30,
+        "max_num_frames_per_episode": 108_000,
+    },
+}
+_OURS = {
+    "game": "--env.id",
+    "num_envs": "--env.num-envs",
+    "batch_size": "--env.num-envs",
+    "num_threads": "the layout's env_threads",
+    "autoreset_mode": "nothing: it is always next-step",
+    "episodic_life": "--env.protocol classic",
+    "life_loss_info": "--env.protocol classic",
+    "reward_clipping": "--env.reward-clip",
+    "continuous": "nothing: only discrete actions are supported",
+    "continuous_action_threshold": "nothing: only discrete actions are supported",
+}
+
+
+def games() -> dict[str, str]:
+    """Names of the games that ALE ships, each with its ROM's id."""
+    multiplayer_only = {"combat", "joust", "maze_craze", "warlords"}
+    return {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids() if rom not in multiplayer_only}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise SettingsError for an option that AtariVectorEnv does not take, or that lockstep sets itself."""
+    allowed = sorted(set(inspect.signature(AtariVectorEnv.__init__).parameters) - set(_OURS) - {"self"})
+    for name in options:
+        if name in _OURS:
+            raise SettingsError(f"env.options cannot set {name!r} of ALE's vector environment: use {_OURS[name]}.")
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise SettingsError(
+                f"env.options names {name!r}, which ALE's vector environment does not have.{hint} "
+                f"It has {', '.join(allowed)}."
+            )
+
+
+class AleShard(ShardEnv):
+    """B games of one ROM. Every episode starts from a seed of its own.
+
+    The library resets an environment by itself on the step after its end, from a random stream that it continues; that
+    reset is followed at once by a seeded one, whose observation is the one returned.
+    """
+
+    def __init__(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> None:
+        check_options(config.options)
+        settings: dict[str, Any] = {"game": games()[config.id], **PROTOCOLS[config.protocol], **config.options}
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        fixed: dict[str, Any] = {"reward_clipping": False, "episodic_life": False, "num_threads": threads}
+        self._envs = [AtariVectorEnv(num_envs=num_envs, **settings, **fixed)]
+        if render:
+            # A twin with equal seeds and actions plays the same game, and draws it in color at full size.
+            color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1, "maxpool": False}
+            self._envs.append(AtariVectorEnv(num_envs=num_envs, **(settings | color), **fixed))
+        self.num_envs = num_envs
+        self._writer = ObservationWriter(self._envs[0].single_observation_space)
+        self.observation_space = self._writer.space
+        self.action_space = self._envs[0].single_action_space
+        self.frames_per_step = int(settings.get("frameskip", 4))
+        self._seeds = seeds
+        self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
+        self._life_loss = config.protocol == "classic"
+        self._log = ActionLog()
+        self._episode = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._ended = np.zeros(num_envs, np.bool_)
+        self._lives = np.zeros(num_envs, np.int32)
+        self._picture: np.ndarray | None = None
+
+    def reset(self, out: Observation) -> None:
+        self._episode[:] = 0
+        self._restart(out)
+
+    def _restart(self, out: Observation) -> None:
+        self._steps[:] = 0
+        self._ended[:] = False
+        self._log.clear()
+        obs, info = self._seeded_reset(np.ones(self.num_envs, np.bool_))
+        self._lives = info["lives"]
+        self._writer.write(obs, out)
+
+    def _seeded_reset(self, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        index = np.flatnonzero(mask)
+        seed = self._seeds.episodes(index, self._episode[index])
+        results = [env.reset(seed=seed, options={"reset_mask": mask}) for env in self._envs]
+        self._picture = np.asarray(results[-1][0])
+        return results[0]  # type: ignore[return-value]
+
+    def send(self, action: np.ndarray) -> None:
+        action = np.asarray(action, np.int32)
+        self._log.append((action,), self._steps)
+        for env in self._envs:
+            env.send(action)
+
+    def _recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        results = [env.recv() for env in self._envs]
+        self._picture = results[-1][0]
+        return results[0]
+
+    def recv(self, out: Observation) -> StepResult:
+        obs, reward, terminated, truncated, info = self._recv()
+        first = self._ended
+        self._steps += 1
+        if first.any():
+            self._episode[first] += 1
+            self._steps[first] = 0
+            obs, info = self._seeded_reset(first)
+        self._writer.write(obs, out)
+        # A first episode may have been cut by us alone, so the library may have really stepped on the reset step.
+        going = ~first
+        terminated = terminated & going
+        cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
+        truncated = (truncated | cut) & going & ~terminated
+        self._ended = terminated | truncated
+        lives = info["lives"]
+        if self._life_loss:
+            # Some games stay at zero lives for some frames before they end: that is the end, not a lost life.
+            life_lost = (lives < self._lives) & (lives > 0) & going & ~self._ended
+        else:
+            life_lost = np.zeros(self.num_envs, np.bool_)
+        self._lives = lives
+        return StepResult(np.where(first, 0, reward).astype(np.float32), terminated, truncated, first, life_lost)
+
+    def reseed_due(self) -> bool:
+        return False
+
+    def reseed(self, out: Observation) -> None:
+        self._episode += 1
+        self._restart(out)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "episode": self._episode.copy(),
+            "steps": self._steps.copy(),
+            "ended": self._ended.copy(),
+            **self._log.last(int(self._steps.max())),
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+        self._episode = state["episode"].astype(np.int64)
+        self._steps = state["steps"].astype(np.int64)
+        self._ended = state["ended"].astype(np.bool_)
+        actions = self._log.load(state)
+        # Episodes began at different times, so each environment gets its seeded reset where its own actions begin.
+        # What it plays before that is discarded.
+        begin = len(actions) - self._steps
+        obs, info = self._seeded_reset(np.ones(self.num_envs, np.bool_))
+        for t, (action,) in enumerate(actions):
+            if t and (begin == t).any():
+                self._seeded_reset(begin == t)
+            for env in self._envs:
+                env.send(action)
+            obs, _, _, _, info = self._recv()
+        if len(actions) and (begin == len(actions)).any():
+            obs, info = self._seeded_reset(begin == len(actions))
+        self._lives = info["lives"]
+        self._writer.write(obs, out)
+        return len(actions) * self.num_envs
+
+    def render(self, index: int = 0) -> np.ndarray:
+        if len(self._envs) == 1:
+            raise SettingsError("This environment was made without pictures: pass render=True to lockstep.envs.make.")
+        assert self._picture is not None
+        return self._picture[index, -1]
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+        self._envs = []

@@ -1,0 +1,214 @@
+"""What adapters share: observations in the form that models take, the log of actions, and the seeds of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.envs.base import Observation
+from lockstep.rng import derive_seed, stream
+from lockstep.settings import SettingsError
+
+Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
+
+
+class ObservationWriter:
+    """Converts batches of a library's observations into the caller's buffers, in one copy.
+
+    Images (uint8 with two or more axes) become channels-first uint8: [H, W, C] -> [C, H, W], [H, W] -> [1, H, W],
+    stacked [S, H, W, C] -> [S * C, H, W]. Everything else becomes float32: numbers as they are, Discrete and
+    MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict and Tuple spaces become one flat Dict; the keys of
+    nested ones are joined by dots.
+    """
+
+    space: spaces.Space[Any]
+    """Of the written observations, for a single environment: a Box, or a Dict of Boxes."""
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        self._leaves: list[tuple[str, tuple[str | int, ...], Callable[[np.ndarray, np.ndarray], None]]] = []
+        converted: dict[str, spaces.Space[Any]] = {}
+        for path, leaf in _leaves(space, ()):
+            key = ".".join(map(str, path))
+            converted[key], write = _conversion(leaf, key)
+            self._leaves.append((key, path, write))
+        self._nested = isinstance(space, (spaces.Dict, spaces.Tuple))
+        self.space = spaces.Dict(converted) if self._nested else converted[""]
+
+    def write(self, obs: Any, out: Observation) -> None:
+        """Convert a batch (arrays [B, ...], nested as the space is) into out."""
+        for key, path, write in self._leaves:
+            value = obs
+            for part in path:
+                value = value[part]
+            write(value, out[key] if self._nested else out)
+
+    def write_list(self, observations: list[Any], out: Observation) -> None:
+        """Convert a list of B single observations into out."""
+        for key, path, write in self._leaves:
+            values = observations
+            for part in path:
+                values = [value[part] for value in values]
+            write(np.array(values), out[key] if self._nested else out)
+
+    def empty(self, num_envs: int) -> Observation:
+        """Zeroed buffers for a batch."""
+        if isinstance(self.space, spaces.Dict):
+            return {key: _zeros(num_envs, space) for key, space in self.space.items()}
+        return _zeros(num_envs, self.space)
+
+
+def _zeros(num_envs: int, space: spaces.Space[Any]) -> np.ndarray:
+    assert space.shape is not None
+    return np.zeros((num_envs, *space.shape), space.dtype)
+
+
+def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
+    children: list[tuple[str | int, spaces.Space[Any]]]
+    if isinstance(space, spaces.Dict):
+        children = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        children = list(enumerate(space.spaces))
+    else:
+        return [(path, space)]
+    return [leaf for key, child in children for leaf in _leaves(child, (*path, key))]
+
+
+def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
+    if isinstance(space, spaces.Discrete):
+        size, start = int(space.n), int(space.start)
+
+        def one_hot(x: np.ndarray, out: np.ndarray) -> None:
+            out[...] = np.reshape(x, (len(out), 1)) - start == np.arange(size)
+
+        return _vector((size,)), one_hot
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, offset = space.nvec.ravel(), space.start.ravel()
+        column = np.repeat(np.arange(sizes.size), sizes)
+        symbol = np.concatenate([np.arange(size) for size in sizes]) + np.repeat(offset, sizes)
+
+        def one_hots(x: np.ndarray, out: np.ndarray) -> None:
+            out[...] = x.reshape(len(out), -1)[:, column] == symbol
+
+        return _vector((symbol.size,)), one_hots
+    if not isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        where = f" {key!r}" if key else ""
+        raise SettingsError(
+            f"The observation{where} has the space {space}. Models take Box, Discrete, MultiDiscrete and MultiBinary "
+            "spaces, and Dict and Tuple spaces of them: wrap the environment in a gymnasium wrapper that turns it into "
+            "one of these, and give that as --env.id file.py:make."
+        )
+    shape = tuple(space.shape)
+    if space.dtype == np.uint8 and len(shape) >= 2:
+        return _image_conversion(shape)
+    target = shape or (1,)
+
+    def number(x: np.ndarray, out: np.ndarray) -> None:
+        np.copyto(out, x.reshape(out.shape), casting="unsafe")
+
+    return _vector(target), number
+
+
+def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
+    if len(shape) == 4:
+        s, h, w, c = shape
+        target = (s * c, h, w)
+
+        def write(x: np.ndarray, out: np.ndarray) -> None:
+            for i in range(s):
+                np.copyto(out[:, i * c : (i + 1) * c], np.moveaxis(x[:, i], -1, 1))
+
+    elif len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
+        target = (shape[2], shape[0], shape[1])
+
+        def write(x: np.ndarray, out: np.ndarray) -> None:
+            np.copyto(out, np.moveaxis(x, -1, 1))
+
+    else:
+        target = shape if len(shape) == 3 else (1, *shape)
+
+        def write(x: np.ndarray, out: np.ndarray) -> None:
+            np.copyto(out, x.reshape(out.shape))
+
+    return spaces.Box(0, 255, target, np.uint8), write
+
+
+def _vector(shape: tuple[int, ...]) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def zero_based(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """The action space as policies see it: discrete choices count from 0."""
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([zero_based(part) for part in space.spaces])
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        return space
+    raise SettingsError(
+        f"The action space {space} is not supported. Allowed are Box, Discrete, MultiDiscrete, MultiBinary and Tuples "
+        "of them: wrap the environment in one that has such actions, and give that as --env.id file.py:make."
+    )
+
+
+class Seeds:
+    """Seeds of one shard's environments: functions of (seed, purpose, global index, episode or reseeding count)."""
+
+    def __init__(self, seed: int, purpose: str, first_index: int) -> None:
+        self._seed, self._purpose, self._first_index = seed, purpose, first_index
+
+    def episodes(self, index: np.ndarray, episode: np.ndarray) -> np.ndarray:
+        """One seed for each of the given environments, int64."""
+        return np.array(
+            [
+                derive_seed(self._seed, f"env-{self._purpose}", self._first_index + int(j), int(e))
+                for j, e in zip(index, episode, strict=True)
+            ],
+            np.int64,
+        )
+
+    def first_lengths(self, num_envs: int, decorrelate: int) -> np.ndarray:
+        """Steps after which each environment's first episode is cut, int64 [B]; 0 never."""
+        if not decorrelate:
+            return np.zeros(num_envs, np.int64)
+        return np.array(
+            [
+                stream(self._seed, f"decorrelate-{self._purpose}", self._first_index + j).integers(1, decorrelate + 1)
+                for j in range(num_envs)
+            ]
+        )
+
+
+class ActionLog:
+    """The actions of a shard's latest steps, from which its environments can be rebuilt."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[np.ndarray, ...]] = []
+        self._trim_at = 1024
+
+    def append(self, action: tuple[np.ndarray, ...], needed: np.ndarray | None = None) -> None:
+        """Add one step; needed [B] says how many steps before it each environment has made since its seeded reset."""
+        if needed is not None and len(self._steps) >= self._trim_at:
+            del self._steps[: len(self._steps) - int(needed.max())]
+            # Trimming only once the log has doubled keeps its cost per step constant.
+            self._trim_at = 2 * len(self._steps) + 1024
+        self._steps.append(tuple(np.array(part) for part in action))
+
+    def clear(self) -> None:
+        self._steps.clear()
+
+    def last(self, count: int) -> dict[str, np.ndarray]:
+        """The last `count` steps as arrays [count, B, ...], one for each component of the action."""
+        steps = self._steps[len(self._steps) - count :]
+        return {f"actions.{i}": np.stack(parts) for i, parts in enumerate(zip(*steps, strict=True))}
+
+    def load(self, state: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+        """Replace the log by what last returned; returns its steps."""
+        parts = [state[f"actions.{i}"] for i in range(sum(key.startswith("actions.") for key in state))]
+        self._steps = list(zip(*parts, strict=True))
+        return self._steps

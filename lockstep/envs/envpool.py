@@ -1,0 +1,214 @@
+"""EnvPool's environments (extra `envpool`): Atari, MuJoCo, DeepMind Control, Procgen, MiniGrid, VizDoom and others."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from typing import Any
+
+import envpool
+import numpy as np
+from envpool.registration import registry as _registry
+from gymnasium import spaces
+
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds, zero_based
+from lockstep.settings import SettingsError
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "machado": {
+        "repeat_action_probability": 0.25,
+        "full_action_space": True,
+        "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
+        "max_episode_steps": 27_000,
+    },
+    "classic": {
+        "repeat_action_probability": 0.0,
+        "full_action_space": False,
+        "noop_max": 30,
+        "max_episode_steps": 27_000,
+    },
+}
+_OURS = {
+    "num_envs": "--env.num-envs",
+    "batch_size": "--env.num-envs",
+    "num_threads": "the layout's env_threads",
+    "seed": "--seed",
+    "env_seed": "--seed",
+    "episodic_life": "--env.protocol classic",
+    "zero_discount_on_life_loss": "--env.protocol classic",
+    "reward_clip": "--env.reward-clip",
+    "task": "--env.id",
+    "base_path": "the variable ENVPOOL_ASSETS_PATH",
+    "gym_reset_return_info": "nothing: it is always on",
+}
+
+
+def games() -> list[str]:
+    """Names of the Atari games that EnvPool serves."""
+    return [name.removesuffix("-v5") for name, spec in _registry.specs.items() if spec[0] == "envpool.atari"]
+
+
+def ids() -> list[str]:
+    """Every id but the Atari games'."""
+    return [name for name, spec in _registry.specs.items() if spec[0] != "envpool.atari"]
+
+
+class EnvPoolShard(ShardEnv):
+    """B environments of one pool. EnvPool seeds environments only when a pool is made, so a new pool replaces it
+    every `reseed_every` steps; in between its episodes continue their environment's random stream."""
+
+    def __init__(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> None:
+        self._id = config.id if config.id in _registry.specs else f"{config.id}-v5"
+        self._settings = {**PROTOCOLS[config.protocol], **config.options}
+        self._render = render
+        self._threads = threads
+        self._reseed_every = config.reseed_every
+        self._life_loss = config.protocol == "classic"
+        self._seeds = seeds
+        self._log = ActionLog()
+        self._count = 0
+        self._since = 0
+        self.num_envs = num_envs
+        self._ended = np.zeros(num_envs, np.bool_)
+        self._lives = np.zeros(num_envs, np.int32)
+        with warnings.catch_warnings():  # EnvPool's own spaces warn about the precision of their bounds
+            warnings.simplefilter("ignore")
+            spec = self._make_spec()
+            observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+        self.frames_per_step = int(getattr(spec.config, "frame_skip", 4)) if self._is_atari else 1
+        self._writer = ObservationWriter(observation_space)
+        self.observation_space = self._writer.space
+        self._native_action_space = action_space
+        self.action_space = zero_based(action_space)
+        self._pool = self._make_pool()
+
+    @property
+    def _is_atari(self) -> bool:
+        return _registry.specs[self._id][0] == "envpool.atari"
+
+    def _make_spec(self) -> Any:
+        try:
+            known = set(envpool.make_spec(self._id).config._fields)
+            for name in self._settings:
+                if name in _OURS:
+                    raise SettingsError(f"env.options cannot set {name!r} of EnvPool's {self._id}: use {_OURS[name]}.")
+                if name not in known:
+                    allowed = sorted(known - set(_OURS))
+                    close = difflib.get_close_matches(name, allowed, 1)
+                    hint = f" Did you mean {close[0]!r}?" if close else ""
+                    raise SettingsError(
+                        f"env.options names {name!r}, which EnvPool's {self._id} does not have.{hint} "
+                        f"It has {', '.join(allowed)}."
+                    )
+            if self._is_atari and self._settings.get("noop_max", 30) < 1:
+                raise SettingsError(
+                    "env.options.noop_max must be at least 1 with EnvPool, whose reset draws from 0 to noop_max - 1 "
+                    "no-ops and crashes the process at 0. Use noop_max=1 for none."
+                )
+            return envpool.make_spec(self._id, num_envs=self.num_envs, batch_size=self.num_envs, **self._settings)
+        except ImportError as error:  # a system library that one family needs
+            raise SettingsError(f"EnvPool cannot serve {self._id} on this machine: {error}") from error
+
+    def _make_pool(self) -> Any:
+        index = np.arange(self.num_envs)
+        seed = self._seeds.episodes(index, np.full(self.num_envs, self._count))
+        settings = dict(self._settings)
+        if self._is_atari:
+            settings |= {"reward_clip": False, "episodic_life": False}
+        if self._render:
+            settings["render_mode"] = "rgb_array"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pool = envpool.make_gymnasium(
+                self._id,
+                num_envs=self.num_envs,
+                batch_size=self.num_envs,
+                num_threads=self._threads,
+                env_seed=seed.tolist(),
+                **settings,
+            )
+            assert pool.observation_space is not None  # made on first use, so here, where its warnings are silent
+        return pool
+
+    def reset(self, out: Observation) -> None:
+        self._count = 0
+        self._writer.write(self._restart(), out)
+
+    def reseed(self, out: Observation) -> None:
+        self._count += 1
+        self._writer.write(self._restart(), out)
+
+    def _restart(self) -> Any:
+        self._pool.close()
+        self._pool = self._make_pool()
+        self._since = 0
+        self._log.clear()
+        obs, info = self._pool.reset()
+        if len(info.get("players", info)["env_id"]) != self.num_envs:
+            raise SettingsError(f"{self._id} has several players in one environment, which is not supported yet.")
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._lives = info.get("lives", self._lives)
+        return obs
+
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
+        assert isinstance(action, np.ndarray), "EnvPool has no environments with Tuple actions"
+        native = action.astype(self._native_action_space.dtype)
+        if isinstance(self._native_action_space, spaces.Discrete):
+            native += self._native_action_space.start
+        self._log.append((native,))
+        self._pool.send(native)
+        self._since += 1
+
+    def recv(self, out: Observation) -> StepResult:
+        obs, reward, terminated, truncated, info = self._pool.recv()
+        # Pools with batch_size == num_envs answer in the order of environments; everything here relies on it.
+        assert np.array_equal(info["env_id"], np.arange(self.num_envs))
+        self._writer.write(obs, out)
+        first = self._ended
+        going = ~first
+        terminated = terminated & going
+        truncated = truncated & going & ~terminated
+        self._ended = terminated | truncated
+        lives = info.get("lives", self._lives)
+        if self._life_loss:
+            # Some games stay at zero lives for some frames before they end: that is the end, not a lost life.
+            life_lost = (lives < self._lives) & (lives > 0) & going & ~self._ended
+        else:
+            life_lost = np.zeros(self.num_envs, np.bool_)
+        self._lives = lives
+        return StepResult(np.where(first, 0, reward).astype(np.float32), terminated, truncated, first, life_lost)
+
+    def reseed_due(self) -> bool:
+        return self._since >= self._reseed_every
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "count": np.array(self._count),
+            "since": np.array(self._since),
+            "ended": self._ended.copy(),
+            **self._log.last(self._since),
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+        self._count = int(state["count"])
+        obs = self._restart()
+        for (action,) in self._log.load(state):
+            self._pool.send(action)
+            obs, _, _, _, info = self._pool.recv()
+            self._lives = info.get("lives", self._lives)
+        self._since = int(state["since"])
+        self._ended = state["ended"].astype(np.bool_)
+        self._writer.write(obs, out)
+        return self._since * self.num_envs
+
+    def render(self, index: int = 0) -> np.ndarray:
+        if not self._render:
+            raise SettingsError("This environment was made without pictures: pass render=True to lockstep.envs.make.")
+        return np.asarray(self._pool.render(env_ids=[index])[0], np.uint8)
+
+    def close(self) -> None:
+        self._pool.close()

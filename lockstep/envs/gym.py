@@ -1,0 +1,160 @@
+"""Any gymnasium id or user callable, stepped in the calling process."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds, zero_based
+from lockstep.settings import SettingsError, load_object
+
+_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "Atari": "atari", "vizdoom": "vizdoom"}
+
+
+def is_callable(env_id: str) -> bool:
+    """Whether the id refers to a user's callable ("module:make", "file.py:make") rather than to a registered one."""
+    return ":" in env_id and not re.search(r"-v\d+$", env_id)
+
+
+def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any]:
+    """One environment. What a user's constructor raises is passed on as it is.
+
+    Raises:
+        SettingsError: a library that the environment needs is not installed.
+    """
+    options: dict[str, Any] = dict(config.options)
+    if render:
+        options.setdefault("render_mode", "rgb_array")
+    if is_callable(config.id):
+        return load_object(config.id)(**options)
+    if config.id.startswith("ALE/"):
+        importlib.import_module("ale_py")
+    try:
+        return gymnasium.make(config.id, disable_env_checker=True, **options)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        extra = next((extra for word, extra in _EXTRAS.items() if word in str(error)), None)
+        hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install what it names."
+        raise SettingsError(f"{config.id} needs a library that is not installed ({error}). {hint}") from error
+
+
+class GymShard(ShardEnv):
+    """B gymnasium environments in a Python loop. Every episode starts from a seed of its own."""
+
+    frames_per_step = 1
+
+    def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
+        self._envs = [construct(config, render) for _ in range(num_envs)]
+        self.num_envs = num_envs
+        self._writer = ObservationWriter(self._envs[0].observation_space)
+        self.observation_space = self._writer.space
+        self._native_action_space = self._envs[0].action_space
+        self.action_space = zero_based(self._native_action_space)
+        self._seeds = seeds
+        self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
+        self._log = ActionLog()
+        self._action: tuple[np.ndarray, ...] = ()
+        self._obs: list[Any] = [None] * num_envs
+        self._episode = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._ended = np.zeros(num_envs, np.bool_)
+
+    def reset(self, out: Observation) -> None:
+        self._episode[:] = 0
+        self._restart(out)
+
+    def _restart(self, out: Observation) -> None:
+        self._log.clear()
+        self._ended[:] = False
+        for j in range(self.num_envs):
+            self._reset_one(j)
+        self._writer.write_list(self._obs, out)
+
+    def _reset_one(self, j: int) -> None:
+        seed = self._seeds.episodes(np.array([j]), self._episode[j : j + 1])
+        self._obs[j], _ = self._envs[j].reset(seed=int(seed[0]))
+        self._steps[j] = 0
+
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
+        parts = action if isinstance(action, tuple) else (action,)
+        self._action = tuple(np.asarray(part) for part in parts)
+        self._log.append(self._action, self._steps)
+
+    def recv(self, out: Observation) -> StepResult:
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated = np.zeros(self.num_envs, np.bool_)
+        truncated = np.zeros(self.num_envs, np.bool_)
+        first = self._ended
+        for j, env in enumerate(self._envs):
+            if first[j]:
+                self._episode[j] += 1
+                self._reset_one(j)
+            else:
+                action = single_action(self._native_action_space, self._action, j)
+                self._obs[j], value, terminated[j], truncated[j], _ = env.step(action)
+                reward[j] = value
+                self._steps[j] += 1
+        self._writer.write_list(self._obs, out)
+        cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
+        truncated = (truncated | cut) & ~terminated
+        self._ended = terminated | truncated
+        return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
+
+    def reseed_due(self) -> bool:
+        return False
+
+    def reseed(self, out: Observation) -> None:
+        self._episode += 1
+        self._restart(out)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "episode": self._episode.copy(),
+            "steps": self._steps.copy(),
+            "ended": self._ended.copy(),
+            **self._log.last(int(self._steps.max())),
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+        self._episode = state["episode"].astype(np.int64)
+        steps = state["steps"].astype(np.int64)
+        self._ended = state["ended"].astype(np.bool_)
+        actions = self._log.load(state)
+        for j, env in enumerate(self._envs):
+            self._reset_one(j)
+            for action in actions[len(actions) - int(steps[j]) :]:
+                self._obs[j], *_ = env.step(single_action(self._native_action_space, action, j))
+        self._steps = steps
+        self._writer.write_list(self._obs, out)
+        return int(steps.sum())
+
+    def render(self, index: int = 0) -> np.ndarray:
+        env = self._envs[index]
+        if env.render_mode != "rgb_array":
+            raise SettingsError(
+                f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
+                "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
+            )
+        return np.asarray(env.render(), np.uint8)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+
+def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
+    """Environment j's action out of batched components, as its own step expects it."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
+    (x,) = parts
+    if isinstance(space, spaces.Discrete):
+        return int(x[j]) + int(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return x[j].astype(space.dtype) + space.start
+    return cast(np.ndarray, x[j]).astype(space.dtype).reshape(space.shape)

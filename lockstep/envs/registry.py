@@ -1,0 +1,205 @@
+"""From settings to environments: which library serves an id, and what it is called there."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib.util
+from typing import Any
+
+import gymnasium
+
+from lockstep.envs.base import EnvConfig, ShardEnv
+from lockstep.envs.convert import Seeds
+from lockstep.settings import SettingsError, load_object
+
+_PACKAGES = {"ale": "ale_py", "envpool": "envpool", "gymnasium": "gymnasium"}
+_EXTRAS = {"ale": "atari", "envpool": "envpool"}
+
+
+def make(
+    config: EnvConfig,
+    *,
+    seed: int,
+    first_index: int,
+    num_envs: int,
+    threads: int = 1,
+    purpose: str = "train",
+    render: bool = False,
+) -> ShardEnv:
+    """Make one shard's environments.
+
+    Args:
+        config: which environments; num_envs in it is not used here.
+        seed: the run's seed.
+        first_index: the global index of the shard's first environment.
+        num_envs: environments in this shard.
+        threads: threads that step them (ALE and EnvPool).
+        purpose: "train", "eval", …: environments with different purposes never share a seed.
+        render: whether pictures will be asked for.
+
+    Raises:
+        SettingsError: an unknown id or option, or a library that is not installed.
+    """
+    config = resolve(config)
+    seeds = Seeds(seed, purpose, first_index)
+    if config.adapter == "ale":
+        from lockstep.envs.ale import AleShard
+
+        return AleShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+    if config.adapter == "envpool":
+        from lockstep.envs.envpool import EnvPoolShard
+
+        return EnvPoolShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+    from lockstep.envs.gym import GymShard
+
+    return GymShard(config, seeds=seeds, num_envs=num_envs, render=render)
+
+
+def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Observation and action space of a single environment, as models see them."""
+    env = make(config, seed=0, first_index=0, num_envs=1)
+    try:
+        return env.observation_space, env.action_space
+    finally:
+        env.close()
+
+
+def resolve(config: EnvConfig) -> EnvConfig:
+    """Fix what is left open: the adapter, the spelling of a game's name, and what the protocol implies.
+
+    Raises:
+        SettingsError: an unknown id, a protocol for something other than an Atari game, a missing library.
+    """
+    from lockstep.envs.gym import is_callable
+
+    if is_callable(config.id):
+        if config.adapter not in ("auto", "gymnasium"):
+            raise SettingsError(f"env.id={config.id} is a callable, which only --env.adapter gymnasium can serve.")
+        load_object(config.id)
+        adapters: tuple[str, ...] = ("gymnasium",)
+        env_id = config.id
+    else:
+        env_id, adapters = _lookup(config.id)
+    atari = env_id in _atari_games()
+    if config.protocol != "none" and not atari:
+        raise SettingsError(
+            f"env.protocol={config.protocol} is for Atari games by name (such as Breakout), but env.id={config.id}. "
+            "Use --env.protocol none."
+        )
+    able = tuple(a for a in adapters if a != "envpool") if config.decorrelate else adapters
+    installed = tuple(a for a in able if _installed(a))
+    adapter = config.adapter
+    if adapter == "auto":
+        if not able:
+            raise SettingsError(
+                f"env.decorrelate={config.decorrelate} needs an adapter that can start single episodes from a seed "
+                f"(ale, gymnasium), but {config.id} is only served by envpool. Use --env.decorrelate 0."
+            )
+        if not installed:
+            raise _missing(config.id, able[0])
+        adapter = installed[0]
+    elif adapter not in adapters:
+        raise SettingsError(
+            f"env.adapter={adapter} cannot serve env.id={config.id}. Use --env.adapter {' or '.join(adapters)}, or auto."
+        )
+    elif adapter not in able:
+        raise SettingsError(
+            f"env.decorrelate={config.decorrelate} does not work with env.adapter=envpool, which cannot start single "
+            "episodes from a seed. Use --env.adapter ale or gymnasium, or --env.decorrelate 0."
+        )
+    elif not _installed(adapter):
+        raise _missing(config.id, adapter)
+    reward_clip = config.reward_clip or config.protocol != "none"
+    return dataclasses.replace(config, id=env_id, adapter=adapter, reward_clip=reward_clip)  # type: ignore[arg-type]
+
+
+def list_envs() -> dict[str, tuple[str, ...]]:
+    """Every known id with the adapters that can serve it here, the one that auto takes first."""
+    return {env_id: tuple(a for a in adapters if _installed(a)) for env_id, adapters in sorted(_catalog().items())}
+
+
+def _installed(adapter: str) -> bool:
+    return importlib.util.find_spec(_PACKAGES[adapter]) is not None
+
+
+def _missing(env_id: str, adapter: str) -> SettingsError:
+    return SettingsError(
+        f"env.id={env_id} needs the adapter {adapter}, whose library {_PACKAGES[adapter]} is not installed. Install it "
+        f'with: pip install "lockstep[{_EXTRAS[adapter]}]".'
+    )
+
+
+@functools.lru_cache
+def _atari_games() -> frozenset[str]:
+    names: set[str] = set()
+    if _installed("ale"):
+        from lockstep.envs import ale
+
+        names |= set(ale.games())
+    if _installed("envpool"):
+        from lockstep.envs import envpool
+
+        names |= set(envpool.games())
+    return frozenset(names or _WELL_KNOWN_GAMES)
+
+
+# Lets `--env.id Breakout` name the missing extra where no Atari library is installed.
+_WELL_KNOWN_GAMES = tuple(
+    (
+        "Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider Berzerk Bowling Boxing Breakout "
+        "Centipede ChopperCommand CrazyClimber Defender DemonAttack DoubleDunk Enduro FishingDerby Freeway Frostbite "
+        "Gopher Gravitar Hero IceHockey Jamesbond Kangaroo Krull KungFuMaster MontezumaRevenge MsPacman NameThisGame "
+        "Phoenix Pitfall Pong PrivateEye Qbert Riverraid RoadRunner Robotank Seaquest Skiing Solaris SpaceInvaders "
+        "StarGunner Surround Tennis TimePilot Tutankham UpNDown Venture VideoPinball WizardOfWor YarsRevenge Zaxxon"
+    ).split()
+)
+
+
+def _catalog() -> dict[str, tuple[str, ...]]:
+    """Ids and the adapters that serve them, fastest first."""
+    import lockstep.envs.tasks  # noqa: F401 - registers our own tasks with gymnasium
+
+    catalog: dict[str, tuple[str, ...]] = {}
+    if _installed("envpool"):
+        from lockstep.envs import envpool
+
+        catalog |= {env_id: ("envpool",) for env_id in envpool.ids()}
+        catalog |= {game: ("ale", "envpool") for game in envpool.games()}
+    if _installed("ale"):
+        from lockstep.envs import ale
+
+        for game in ale.games():
+            catalog[game] = ("ale", "envpool") if game in catalog or not _installed("envpool") else ("ale",)
+    for game in _atari_games():
+        catalog.setdefault(game, ("ale", "envpool"))
+    for env_id in gymnasium.registry:
+        if env_id.startswith("GymV"):
+            continue
+        catalog[env_id] = (*catalog.get(env_id, ()), "gymnasium")
+    return catalog
+
+
+def _lookup(env_id: str) -> tuple[str, tuple[str, ...]]:
+    """The canonical id and the adapters that can serve it, installed or not."""
+    if env_id.startswith("ALE/") and _installed("ale"):
+        importlib.import_module("ale_py")
+    catalog = _catalog()
+    games = _atari_games()
+    plain = {game.lower(): game for game in games}
+    game = plain.get(env_id.removesuffix("-v5").replace("_", "").lower())
+    if game is not None:
+        return game, catalog[game]
+    if env_id in catalog:
+        return env_id, catalog[env_id]
+    if ":" in env_id:  # gymnasium's "module:id" imports the module that registers the id
+        return env_id, ("gymnasium",)
+    folded = {name.lower(): name for name in catalog}
+    close = [folded[c] for c in difflib.get_close_matches(env_id.lower(), folded, 4)]
+    hint = f"Did you mean {', '.join(close)}? " if close else ""
+    raise SettingsError(
+        f"There is no environment {env_id!r}. {hint}Allowed are Atari games by name (Breakout), gymnasium and EnvPool "
+        'ids, and callables of your own ("module:make", "file.py:make"); `lockstep envs` lists what is installed. '
+        'Extras add more: pip install "lockstep[atari]", "lockstep[mujoco]" or "lockstep[envpool]".'
+    )

@@ -1,0 +1,115 @@
+"""Small tasks of our own: one that needs memory, one with mixed observations and actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Memory(gymnasium.Env[np.ndarray, np.int64]):
+    """Remember a symbol through random distractors.
+
+    The first observation shows one of `symbols` equally likely symbols, the cue. `length` observations follow that
+    show independent random symbols, then one that shows none and asks for the answer: the reward is 1 if the action
+    equals the cue and -1 if not, and the episode ends. Other actions do nothing and earn 0.
+
+    Observation: float32 [3 + symbols], the phase (cue, distractor, question) and the symbol, both one-hot.
+
+    No memoryless policy scores above 2 / symbols - 1 on average. Proof: the question's observation is a constant, and
+    neither the observations nor the end of the episode depend on the actions; so the distribution of a memoryless
+    policy's answer is independent of the cue, it equals the cue with probability 1 / symbols, and the expected reward
+    is 1 / symbols - (1 - 1 / symbols). One that remembers the cue scores 1. (A policy that is given its previous action
+    as an input is not memoryless: it can carry the cue through its actions.)
+    """
+
+    def __init__(self, length: int = 8, symbols: int = 4) -> None:
+        if length < 0 or symbols < 2:
+            raise ValueError(f"length={length} must be at least 0 and symbols={symbols} at least 2")
+        self.length, self.symbols = length, symbols
+        self.observation_space = spaces.Box(0.0, 1.0, (3 + symbols,), np.float32)
+        self.action_space = spaces.Discrete(symbols)
+        self._time = 0
+        self._cue = 0
+
+    def _observe(self, phase: int, symbol: int | None) -> np.ndarray:
+        obs = np.zeros(3 + self.symbols, np.float32)
+        obs[phase] = 1.0
+        if symbol is not None:
+            obs[3 + symbol] = 1.0
+        return obs
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        self._cue = int(self.np_random.integers(self.symbols))
+        return self._observe(0, self._cue), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        if self._time <= self.length:
+            return self._observe(1, int(self.np_random.integers(self.symbols))), 0.0, False, False, {}
+        if self._time == self.length + 1:
+            return self._observe(2, None), 0.0, False, False, {}
+        return self._observe(2, None), 1.0 if action == self._cue else -1.0, True, False, {}
+
+
+class TupleBandit(gymnasium.Env[dict[str, np.ndarray], Any]):
+    """A contextual bandit with an image and a vector to see, and an arm and a point to choose, for `steps` rounds.
+
+    Observation: "image" uint8 [1, 36, 36], one of `arms` horizontal bands lit (36 is the least that a Nature CNN
+    takes); "vector" float32 [2], uniform in [-1, 1]; with `mask`, "action_mask" int8 [arms], where half of the arms,
+    never the lit one, are forbidden. Action: (arm, point in [-1, 1]^2). Reward: 1 if the arm is the lit one, -1 if it
+    is forbidden, less the mean squared distance between point and vector. Best: 1 a round.
+    """
+
+    def __init__(self, arms: int = 4, steps: int = 8, mask: bool = False) -> None:
+        self.arms, self.steps, self.mask = arms, steps, mask
+        observation: dict[str, spaces.Space[Any]] = {
+            "image": spaces.Box(0, 255, (1, 36, 36), np.uint8),
+            "vector": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        }
+        if mask:
+            observation["action_mask"] = spaces.MultiBinary(arms)
+        self.observation_space = spaces.Dict(observation)
+        self.action_space = spaces.Tuple((spaces.Discrete(arms), spaces.Box(-1.0, 1.0, (2,), np.float32)))
+        self._time = 0
+        self._arm = 0
+        self._point = np.zeros(2, np.float32)
+        self._allowed = np.ones(arms, np.int8)
+
+    def _draw(self) -> dict[str, np.ndarray]:
+        self._arm = int(self.np_random.integers(self.arms))
+        self._point = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        image = np.zeros((1, 36, 36), np.uint8)
+        band = 36 // self.arms
+        image[0, self._arm * band : (self._arm + 1) * band] = 255
+        obs: dict[str, np.ndarray] = {"image": image, "vector": self._point}
+        if self.mask:
+            others = np.delete(np.arange(self.arms), self._arm)
+            self._allowed = np.ones(self.arms, np.int8)
+            self._allowed[self.np_random.choice(others, self.arms // 2, replace=False)] = 0
+            obs["action_mask"] = self._allowed
+        return obs
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        arm, point = action
+        reward = float(arm == self._arm) - float(not self._allowed[arm])
+        reward -= float(np.mean((np.asarray(point) - self._point) ** 2))
+        self._time += 1
+        return self._draw(), reward, False, self._time >= self.steps, {}
+
+
+gymnasium.register("lockstep/Memory-v0", entry_point="lockstep.envs.tasks:Memory")
+gymnasium.register("lockstep/TupleBandit-v0", entry_point="lockstep.envs.tasks:TupleBandit")
