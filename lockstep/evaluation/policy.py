@@ -1,0 +1,165 @@
+"""Trained policies, and playing with them outside training.
+
+Shape legend: B environments, K core state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.arrays import map_structure
+from lockstep.envs.base import ShardEnv, StepResult
+from lockstep.experiment import Experiment
+from lockstep.models.base import PolicyModel
+from lockstep.normalize import Normalizers
+from lockstep.rng import stream
+from lockstep.run import RunFolder
+from lockstep.runtime.checkpoint import Checkpoint, best_iteration, latest, list_checkpoints, open_checkpoint
+from lockstep.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model as it was after some iteration of a run."""
+
+    model: PolicyModel
+    """Parameters loaded, observation statistics set."""
+    experiment: Experiment
+    iteration: int
+
+
+def find_checkpoint(run: Path | str, checkpoint: str | None = None) -> Checkpoint:
+    """The checkpoint of a run that is called latest (also None), best, or by its iteration.
+
+    Raises:
+        SettingsError: there is no such checkpoint, or it is damaged.
+    """
+    directory = RunFolder.open(run).checkpoints
+    name = checkpoint or "latest"
+    if name == "latest":
+        return open_checkpoint(latest(directory))
+    if name == "best":
+        best = best_iteration(directory)
+        if best is None:
+            raise SettingsError(
+                f"{run} has no best checkpoint yet: one is marked at the first checkpoint taken after episodes have "
+                "ended. Use --checkpoint latest."
+            )
+        return open_checkpoint(directory / f"{best:08d}")
+    if not name.isdigit():
+        there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
+        raise SettingsError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {there}.")
+    return open_checkpoint(directory / f"{int(name):08d}")
+
+
+def load_policy(run: Path | str, checkpoint: str | None = None) -> Policy:
+    """Rebuild a run's model as it was at a checkpoint.
+
+    Args:
+        run: folder of the run.
+        checkpoint: latest (also None), best, or an iteration.
+
+    Raises:
+        SettingsError: there is no such run or checkpoint, or it is damaged.
+    """
+    experiment = RunFolder.open(run).experiment()
+    found = find_checkpoint(run, checkpoint)
+    tensors, _ = found.part("learner")
+    observation_space, action_space = envs.spaces(experiment.env)
+    model = experiment.model.build(
+        observation_space,
+        action_space,
+        precision=experiment.precision,
+        normalize_observations=experiment.normalize.observations,
+        seed=experiment.seed,
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"parameter.{name}"])
+    prefix = "normalizer."
+    statistics = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+    Normalizers.initial(experiment, model).loaded(statistics).apply(model)
+    return Policy(model, experiment, found.iteration)
+
+
+class Player:
+    """A policy in environments of its own. No random stream, environment or state of training is touched.
+
+    The environments are those of the experiment, except that first episodes are never cut for decorrelation, and
+    are never reseeded in the middle of an episode.
+
+    Args:
+        model: what acts; it is copied, so that later training does not change the player.
+        num_envs: B. Each environment's episodes depend on its index, the purpose and the seed alone.
+        greedy: take the most likely action instead of sampling.
+        seed: of environments and action noise.
+        purpose: sets these streams apart from those of other uses of the same seed.
+        threads: that step the environments; changes no result.
+        render: prepare for render, for which B must be 1.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        experiment: Experiment,
+        *,
+        num_envs: int,
+        greedy: bool,
+        seed: int,
+        purpose: str,
+        threads: int = 1,
+        render: bool = False,
+    ) -> None:
+        config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0)
+        self.env: ShardEnv = envs.make(
+            config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
+        )
+        self._actor = model.for_acting()
+        self._distribution = self._actor.distribution
+        self._greedy = greedy
+        self._reward_clip = config.reward_clip
+        self._noise = stream(seed, f"action-{purpose}")
+        self._obs = envs.allocate_observation(self.env.observation_space, (1, num_envs))
+        self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
+        self._start = torch.ones(1, num_envs, dtype=torch.bool)
+        self._state = torch.zeros(num_envs, model.state_size)
+        previous = experiment.model.uses_previous
+        shape, dtype = self._distribution.action_shape, self._distribution.action_dtype
+        self._previous_action = torch.zeros(1, num_envs, *shape, dtype=dtype) if previous else None
+        self._previous_reward = torch.zeros(1, num_envs) if previous else None
+        self.env.reset(self._rows)
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """Choose one action for every environment, and return what they answered."""
+        action = self._act()
+        self.env.send(self._distribution.to_env(action.numpy()))
+        step = self.env.recv(self._rows)
+        # For the agent a lost life starts an episode, just as in training.
+        self._start[0] = torch.from_numpy(step.first | step.life_lost)
+        if self._previous_action is not None and self._previous_reward is not None:
+            self._previous_action[0] = action
+            reward = np.clip(step.reward, -1.0, 1.0) if self._reward_clip else step.reward
+            self._previous_reward[0] = torch.from_numpy(reward)
+        return step
+
+    def _act(self) -> Tensor:
+        out, self._state = self._actor(
+            self._obs, self._start, self._state, self._previous_action, self._previous_reward
+        )
+        if self._greedy:
+            return self._distribution.mode(out.policy[0])
+        size = (self._start.shape[1], self._distribution.noise_size)
+        noise = torch.from_numpy(self._noise.random(size, np.float32))
+        return self._distribution.sample(out.policy[0], noise)
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.env.close()

@@ -1,0 +1,178 @@
+"""Evaluation: raw scores of whole episodes, on environments of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.evaluation.policy import Player, load_policy
+from lockstep.evaluation.statistics import Interval, bootstrap_interval
+from lockstep.experiment import Experiment
+from lockstep.models.base import PolicyModel
+from lockstep.settings import SettingsError
+
+MAX_ENVS = 16
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy scored."""
+
+    scores: tuple[float, ...]
+    """Sum of raw rewards of each episode, in the order of the episodes' numbers."""
+    lengths: tuple[int, ...]
+    """Environment steps of each episode."""
+    protocol: str
+    """One line that says how these numbers came about."""
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.scores))
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation (n - 1) over episodes; 0 for a single one."""
+        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else 0.0
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.scores))
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """95% confidence interval of the mean (see statistics.bootstrap_interval); None for a single episode."""
+        return bootstrap_interval(self.scores)
+
+    def __str__(self) -> str:
+        interval = f", 95% CI {self.interval[0]:.1f} to {self.interval[1]:.1f}" if self.interval else ""
+        return f"score {self.mean:.1f} ± {self.std:.1f}{interval}, median {self.median:.1f} ({self.protocol})"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of everything that is known."""
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "median": self.median,
+            "interval95": list(self.interval) if self.interval else None,
+            "episodes": len(self.scores),
+            "scores": list(self.scores),
+            "lengths": list(self.lengths),
+            "protocol": self.protocol,
+        }
+
+
+def evaluate(
+    run: Path | str,
+    *,
+    episodes: int = 10,
+    greedy: bool = False,
+    checkpoint: str | None = None,
+    seed: int | None = None,
+    num_envs: int | None = None,
+) -> Evaluation:
+    """Play whole episodes with a run's policy and report their raw scores.
+
+    The episodes are others than those of evaluations during training, by which the best checkpoint may have been
+    picked. Equal arguments give equal scores on an equal platform.
+
+    Args:
+        run: folder of the run.
+        episodes: how many to play.
+        greedy: take the most likely action; otherwise actions are sampled, as in training.
+        checkpoint: latest (also None), best, or an iteration.
+        seed: of environments and action noise; None takes the experiment's.
+        num_envs: environments that play side by side, at most `episodes`; None takes up to 16.
+
+    Raises:
+        SettingsError: there is no such run or checkpoint, or a number is out of range.
+    """
+    policy = load_policy(run, checkpoint)
+    with _torch_threads(policy.experiment.torch_threads):
+        result = evaluate_policy(
+            policy.model,
+            policy.experiment,
+            episodes,
+            greedy,
+            seed=seed,
+            seed_purpose="test",
+            num_envs=num_envs,
+            threads=os.cpu_count() or 1,
+        )
+    protocol = f"{result.protocol}, checkpoint of iteration {policy.iteration}"
+    return Evaluation(result.scores, result.lengths, protocol)
+
+
+def evaluate_policy(
+    model: PolicyModel,
+    experiment: Experiment,
+    episodes: int = 10,
+    greedy: bool = False,
+    *,
+    seed: int | None = None,
+    seed_purpose: str = "eval",
+    num_envs: int | None = None,
+    threads: int = 1,
+    alive: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """Play whole episodes with a model as it is now; nothing of the training that goes on is touched.
+
+    Environment j of N plays the episodes j, j + N, j + 2N, …: which ones count is settled beforehand. (Counting
+    those that end first would favor short episodes.)
+
+    Args:
+        seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
+        threads: that step the environments; changes no result.
+        alive: called at every step, to tell whoever watches this process that it makes progress.
+        For the others see evaluate.
+    """
+    if episodes < 1:
+        raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has at least one.")
+    if num_envs is not None and num_envs < 1:
+        raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
+    seed = experiment.seed if seed is None else seed
+    count = min(episodes, num_envs or MAX_ENVS)
+    player = Player(model, experiment, num_envs=count, greedy=greedy, seed=seed, purpose=seed_purpose, threads=threads)
+    scores = np.zeros(episodes)
+    lengths = np.zeros(episodes, np.int64)
+    episode = np.arange(count)
+    try:
+        while (episode < episodes).any():
+            step = player.step()
+            alive()
+            counted = (episode < episodes) & ~step.first
+            scores[episode[counted]] += step.reward[counted]
+            lengths[episode[counted]] += 1
+            episode[step.terminated | step.truncated] += count
+    finally:
+        player.close()
+    protocol = (
+        f"{episodes} whole episode{'s' if episodes > 1 else ''} of {_environment(experiment)}, "
+        f"{'greedy' if greedy else 'sampled'} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
+    )
+    return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
+
+
+def _environment(experiment: Experiment) -> str:
+    env = experiment.env
+    notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
+    notes += [f"{name}={value}" for name, value in env.options.items()]
+    return f"{env.id} ({', '.join([*notes, env.adapter])})"
+
+
+@contextlib.contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Bits depend on torch's threads, so that evaluation uses as many as training."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,111 @@
+"""Videos of a trained policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+
+from lockstep.evaluation.policy import Player, load_policy
+from lockstep.settings import SettingsError
+
+_SIZE = 640
+"""Smaller pictures are magnified by a whole number as long as both sides stay within this many pixels."""
+
+
+def record_video(
+    run: Path | str,
+    out: Path | str,
+    *,
+    episodes: int = 1,
+    greedy: bool = False,
+    checkpoint: str | None = None,
+    seed: int | None = None,
+    max_steps: int = 10_000,
+    fps: float | None = None,
+) -> Path:
+    """Play episodes with a run's policy and write them as an H.264 video, one picture an environment step.
+
+    Args:
+        run: folder of the run.
+        out: file to write, ending in .mp4; it appears when it is complete.
+        episodes: how many to show.
+        greedy: take the most likely action; otherwise actions are sampled, as in training.
+        checkpoint: latest (also None), best, or an iteration.
+        seed: of the environment and action noise; None takes the experiment's.
+        max_steps: environment steps after which the video ends, whatever is going on.
+        fps: pictures a second; None plays Atari in real time (15, at 4 frames a step), and others at 30.
+
+    Returns:
+        The path written.
+
+    Raises:
+        SettingsError: there is no such run or checkpoint, a number is out of range, or the environment cannot draw.
+    """
+    out = Path(out)
+    if out.suffix.lower() != ".mp4":
+        raise SettingsError(f"Cannot write a video to {out}. End its name in .mp4.")
+    for name, value in (("episodes", episodes), ("max-steps", max_steps)):
+        if value < 1:
+            raise SettingsError(f"--{name} {value} is out of range: it must be at least 1.")
+    if fps is not None and not 1 <= fps <= 240:
+        raise SettingsError(f"--fps {fps:g} is out of range: it must be from 1 to 240.")
+    policy = load_policy(run, checkpoint)
+    player = Player(
+        policy.model,
+        policy.experiment,
+        num_envs=1,
+        greedy=greedy,
+        seed=policy.experiment.seed if seed is None else seed,
+        purpose="video",
+        render=True,
+    )
+    try:
+        frames_per_step = player.env.frames_per_step
+        default = 60 / frames_per_step if frames_per_step > 1 else 30
+        write_mp4(out, _pictures(player, episodes, max_steps), fps or default)
+    finally:
+        player.close()
+    return out
+
+
+def _pictures(player: Player, episodes: int, max_steps: int) -> Iterator[np.ndarray]:
+    yield player.env.render()
+    for _ in range(max_steps):
+        step = player.step()
+        yield player.env.render()
+        episodes -= int(step.terminated[0] or step.truncated[0])
+        if not episodes:
+            return
+
+
+def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
+    """Encode pictures, uint8 [H, W, 3], all of one size, as H.264 in an MP4 file that every player shows."""
+    first = fit(next(pictures))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.stem}.partial.mp4")
+    height, width, _ = first.shape
+    writer = imageio_ffmpeg.write_frames(
+        str(partial), (width, height), fps=fps, codec="libx264", quality=8, macro_block_size=2, ffmpeg_log_level="error"
+    )
+    try:
+        writer.send(None)
+        writer.send(first)
+        for picture in pictures:
+            writer.send(fit(picture))
+        writer.close()
+        os.replace(partial, out)
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+
+
+def fit(picture: np.ndarray) -> np.ndarray:
+    """Magnify a small picture [H, W, 3] by repeating pixels, and make both sides even, as H.264's chroma needs."""
+    factor = max(1, _SIZE // max(picture.shape[:2]))
+    picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    height, width = picture.shape[:2]
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

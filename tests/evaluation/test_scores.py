@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import lockstep.envs.tasks  # noqa: F401 - registers lockstep/Memory-v0
+from lockstep import envs
+from lockstep.algorithms import PPOConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.evaluation.policy import Player
+from lockstep.evaluation.scores import Evaluation, evaluate_policy
+from lockstep.experiment import Experiment
+from lockstep.models import StandardModelConfig
+from lockstep.models.base import PolicyModel
+from lockstep.rng import derive_seed
+from lockstep.settings import SettingsError
+
+SCRIPTED = '''
+import gymnasium
+import numpy as np
+
+class Scripted(gymnasium.Env):
+    """Lasts 1 + seed % 9 steps; each earns 2.5; ends by a time limit if the seed is even."""
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.left = seed, 1 + seed % 9
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        ended, even = self.left == 0, self.seed % 2 == 0
+        return np.full(3, self.left, np.float32), 2.5, ended and not even, ended and even, {}
+'''
+
+
+def experiment(env: EnvConfig, **model: Any) -> Experiment:
+    return Experiment(env=env, model=StandardModelConfig(**model), algorithm=PPOConfig(), precision="fp32", seed=5)
+
+
+def build(settings: Experiment, sharpen: float = 100.0) -> PolicyModel:
+    """An untrained model; sharpened, so that it does not act almost uniformly."""
+    model = settings.model.build(
+        *envs.spaces(settings.env), precision=settings.precision, normalize_observations=False, seed=3
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "policy_head" in name:
+                parameter.mul_(sharpen)
+    return model
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Experiment:
+    (tmp_path / "scripted.py").write_text(SCRIPTED)
+    return experiment(EnvConfig(id=f"{tmp_path}/scripted.py:Scripted", num_envs=8, reward_clip=True))
+
+
+CARTPOLE = EnvConfig(id="CartPole-v1", adapter="gymnasium")
+
+
+@torch.no_grad()
+def play_one_by_one(
+    model: PolicyModel, make: Callable[[], gymnasium.Env[Any, Any]], episodes: int, num_envs: int, purpose: str
+) -> list[tuple[float, int]]:
+    """The greedy policy in single gymnasium environments, one episode after the other, without any batching."""
+    results = []
+    for number in range(episodes):
+        env = make()
+        obs, _ = env.reset(seed=derive_seed(5, f"env-{purpose}", number % num_envs, number // num_envs))
+        state = torch.zeros(1, model.state_size)
+        start, action, reward = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.int64), 0.0
+        score, length, over = 0.0, 0, False
+        while not over:
+            obs_t = torch.as_tensor(obs, dtype=torch.float32)[None, None]
+            out, state = model(obs_t, start, state, action, torch.full((1, 1), float(reward)))
+            action = model.distribution.mode(out.policy)
+            obs, reward, terminated, truncated, _ = env.step(int(action))
+            start = torch.zeros(1, 1, dtype=torch.bool)
+            score, length, over = score + float(reward), length + 1, terminated or truncated
+        env.close()
+        results.append((score, length))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("env", "model"),
+    [
+        (CARTPOLE, {}),
+        (CARTPOLE, {"core": "lstm", "core_size": 16, "previous_action_reward": True}),
+        (EnvConfig(id="lockstep/Memory-v0"), {"core": "gru", "core_size": 16, "previous_action_reward": True}),
+    ],
+)
+def test_agrees_with_single_environments_played_one_by_one(env: EnvConfig, model: dict[str, Any]) -> None:
+    settings = experiment(env, **model)
+    policy = build(settings)
+    expected = play_one_by_one(policy, lambda: gymnasium.make(env.id), 7, 3, "eval")
+    got = evaluate_policy(policy, settings, 7, greedy=True, num_envs=3)
+    assert list(zip(got.scores, got.lengths, strict=True)) == expected
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 16])
+def test_episodes_are_assigned_beforehand_and_scores_are_raw(scripted: Experiment, num_envs: int) -> None:
+    got = evaluate_policy(build(scripted), scripted, 23, num_envs=num_envs)
+    seeds = [derive_seed(5, "env-eval", e % num_envs, e // num_envs) for e in range(23)]
+    assert got.lengths == tuple(1 + seed % 9 for seed in seeds)
+    assert got.scores == tuple(2.5 * length for length in got.lengths)
+
+
+def test_decorrelation_does_not_cut_episodes(scripted: Experiment) -> None:
+    cut = scripted.replace(env=dataclasses.replace(scripted.env, decorrelate=1))
+    assert evaluate_policy(build(scripted), cut, 9) == evaluate_policy(build(scripted), scripted, 9)
+
+
+def test_sampled_actions_repeat_with_their_seed_and_leave_other_streams_alone() -> None:
+    settings = experiment(CARTPOLE)
+    policy = build(settings)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    parameters = [p.clone() for p in policy.parameters()]
+    first = evaluate_policy(policy, settings, 6)
+    assert first == evaluate_policy(policy, settings, 6, threads=2)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(parameters, policy.parameters(), strict=True))
+    others = [
+        evaluate_policy(policy, settings, 6, seed=6),
+        evaluate_policy(policy, settings, 6, seed_purpose="test"),
+        evaluate_policy(policy, settings, 6, greedy=True),
+    ]
+    assert all(other.scores != first.scores for other in others)
+
+
+def test_atari_in_bf16_with_memory_and_lost_lives() -> None:
+    options: dict[str, Any] = {"max_num_frames_per_episode": 480}
+    settings = dataclasses.replace(
+        experiment(
+            EnvConfig(id="Breakout", protocol="classic", adapter="ale", options=options),
+            core="lstm",
+            core_size=16,
+            previous_action_reward=True,
+        ),
+        precision="bf16",
+    )
+    policy = build(settings)
+    got = evaluate_policy(policy, settings, 3, num_envs=2)
+    assert got == evaluate_policy(policy, settings, 3, num_envs=2)
+    assert all(0 < length <= 120 for length in got.lengths) and all(s == int(s) for s in got.scores)
+    assert "Breakout (classic protocol, max_num_frames_per_episode=480, ale)" in got.protocol
+
+
+def test_the_agent_starts_anew_at_a_lost_life_as_in_training() -> None:
+    settings = experiment(EnvConfig(id="Breakout", protocol="classic", adapter="ale"), core="gru", core_size=8)
+    player = Player(build(settings), settings, num_envs=2, greedy=False, seed=1, purpose="eval")
+    starts = []
+    for _ in range(150):
+        step = player.step()
+        starts.append((step.life_lost, step.first, player._start[0].numpy().copy()))
+    player.close()
+    assert any(life_lost.any() for life_lost, _, _ in starts)
+    for life_lost, first, start in starts:
+        np.testing.assert_array_equal(start, life_lost | first)
+
+
+def test_statistics_by_hand() -> None:
+    result = Evaluation((1.0, 2.0, 6.0), (10, 20, 60), "by hand")
+    assert (result.mean, result.median) == (3.0, 2.0)
+    assert result.std == pytest.approx(7**0.5)
+    assert result.interval is not None and 1.0 <= result.interval[0] < 3.0 < result.interval[1] <= 6.0
+    assert result.to_json()["interval95"] == list(result.interval)
+    assert str(result).startswith("score 3.0 ± 2.6, 95% CI 1.0 to ") and "by hand" in str(result)
+    single = Evaluation((4.0,), (9,), "by hand")
+    assert single.std == 0.0 and single.interval is None and "CI" not in str(single)
+
+
+@pytest.mark.parametrize(("arguments", "flag"), [({"episodes": 0}, "--episodes 0"), ({"num_envs": 0}, "--num-envs 0")])
+def test_numbers_out_of_range_are_explained(arguments: dict[str, int], flag: str) -> None:
+    settings = experiment(CARTPOLE)
+    with pytest.raises(SettingsError, match=flag):
+        evaluate_policy(build(settings), settings, **arguments)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from lockstep.evaluation.video import fit, write_mp4
+
+
+def read(path: Path) -> tuple[str, np.ndarray]:
+    """ffmpeg's description of a video, and its pictures [N, H, W, 3]."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    description = done.stderr.decode()
+    size = re.search(r"Video: .*? (\d\d+)x(\d+)", description)
+    assert size is not None
+    return description, np.frombuffer(done.stdout, np.uint8).reshape(-1, int(size[2]), int(size[1]), 3)
+
+
+def test_fit_magnifies_by_whole_numbers_and_makes_sides_even() -> None:
+    picture = np.arange(210 * 160 * 3, dtype=np.uint32).astype(np.uint8).reshape(210, 160, 3)
+    large = fit(picture)
+    assert large.shape == (630, 480, 3)
+    np.testing.assert_array_equal(large[1::3, 1::3], picture)
+    assert fit(np.zeros((400, 600, 3), np.uint8)).shape == (400, 600, 3)
+    odd = fit(np.full((401, 643, 3), 7, np.uint8))
+    assert odd.shape == (402, 644, 3) and (odd == 7).all()
+
+
+@pytest.mark.parametrize("fps", [15.0, 30])
+def test_video_shows_the_pictures_it_was_given(tmp_path: Path, fps: float) -> None:
+    pictures = [np.full((40, 61, 3), shade, np.uint8) for shade in (10, 120, 240, 60)]
+    write_mp4(tmp_path / "new" / "a.mp4", iter(pictures), fps)
+    description, shown = read(tmp_path / "new" / "a.mp4")
+    assert "Video: h264" in description and "yuv420p" in description and f" {fps:g} fps" in description
+    assert shown.shape == (4, 400, 610, 3)
+    for picture, given in zip(shown, pictures, strict=True):
+        assert abs(picture.mean() - given.mean()) < 6
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.mp4"]
+
+
+def test_a_failing_environment_leaves_no_file(tmp_path: Path) -> None:
+    def pictures() -> Iterator[np.ndarray]:
+        yield np.zeros((32, 32, 3), np.uint8)
+        raise RuntimeError("the emulator crashed")
+
+    with pytest.raises(RuntimeError, match="emulator"):
+        write_mp4(tmp_path / "a.mp4", pictures(), 30)
+    assert not list(tmp_path.iterdir())
