@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import EllipsisType, NoneType
@@ -89,9 +90,7 @@ class ArrayTuple:
         cls._fields = tuple(dict.fromkeys((*cls._fields, *own)))
         inherited = cls._optional.difference(own)
         cls._optional = inherited.union(name for name, annotation in own.items() if _admits_none(annotation))
-        _pytree.register_pytree_node(
-            cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys
-        )
+        _pytree.register_pytree_node(cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys)
 
     def __init__(self, **fields: Any) -> None:
         cls = type(self)
@@ -206,17 +205,13 @@ def write(dest: Any, index: Any, source: Any) -> None:
         StructureError: source differs from `dest[index]` in structure or shape.
         FieldIndexError: the index does not fit an array of dest.
     """
+    basic = index.__class__ in _BASIC
     if index.__class__ is tuple:
         basic = all(part.__class__ in _BASIC for part in index)
-    else:
-        basic = index.__class__ in _BASIC
     pending: list[tuple[Any, Any, Any]] = []
-    _match(dest, index, source, basic, pending)
+    _match(dest, index, source, None if basic else _Gather(index), pending)
     for x, at, y in pending:
-        if at is None:
-            x.copy_(y)
-        else:
-            x[at] = y
+        x[at] = y
 
 
 def allocate(example: Any, leading: tuple[int, ...] = (), *, shared: bool = False) -> Any:
@@ -318,54 +313,68 @@ def _check_match(x: Any, y: Any) -> None:
         raise StructureError(f"{type(x).__name__} is not an array, None, dict or ArrayTuple")
 
 
-def _match(x: Any, index: Any, y: Any, basic: bool, pending: list[tuple[Any, Any, Any]]) -> None:
-    """Append what has to be written to pending: (array, index, values), or (view, None, values)."""
-    if x.__class__ is Tensor and y.__class__ is Tensor and basic:
-        view = x[index]
-        if view.shape != y.shape:
-            raise StructureError(f"expected the shape {list(view.shape)}, got {list(y.shape)}")
-        pending.append((view, None, y))
+class _Gather:
+    """The shapes of `x[index]` for an index that copies, found without copying what lies behind its dimensions."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.used = 0
+        """Dimensions that the index consumes."""
+        for part in index if isinstance(index, tuple) else (index,):
+            if part is Ellipsis:
+                self.used = sys.maxsize
+            elif isinstance(part, (list, Tensor, np.ndarray)):
+                part = part if isinstance(part, Tensor) else np.asarray(part)
+                self.used += part.ndim if part.dtype in (torch.bool, np.bool_) else 1
+            elif part is not None:
+                self.used += 1
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        leading = x.shape[: self.used]
+        if leading not in self.shapes:
+            stand_in = x.new_empty(leading) if isinstance(x, Tensor) else np.empty(leading, np.bool_)
+            self.shapes[leading] = stand_in[self.index].shape
+        shape = self.shapes[x.shape] = (*self.shapes[leading], *x.shape[self.used :])
+        return shape
+
+
+def _match(x: Any, index: Any, y: Any, gather: _Gather | None, pending: list[tuple[Any, Any, Any]]) -> None:
+    """Append what is to be written to pending: (array or view, index, values). Views need no gather."""
+    if x.__class__ is Tensor and y.__class__ is Tensor:
+        if gather is None:
+            x, index = x[index], ...
+            expected = x.shape
+        else:
+            expected = gather.shapes.get(x.shape) or gather.shape(x)
+            if not (x.is_cpu and y.is_cpu):
+                y = y.to(x.device)
+        if expected != y.shape:
+            raise _wrong_shape(expected, y.shape)
+        pending.append((x, index, y))
         return
     _check_match(x, y)
-    if x is None:
-        return
     if isinstance(x, (dict, ArrayTuple)):
         items, values = (x, y) if isinstance(x, dict) else (x.__dict__, y.__dict__)
         name = ""
         try:
-            for name in items:
-                _match(items[name], index, values[name], basic, pending)
+            for name, x in items.items():
+                _match(x, index, values[name], gather, pending)
         except _FieldError as error:
             raise error.within(name) from error.__cause__
         except IndexError as error:
             raise FieldIndexError(str(error)).within(name) from error
-        return
-    shape = tuple(x[index].shape) if basic else _indexed_shape(x, index)
-    if shape != tuple(y.shape):
-        raise StructureError(f"expected the shape {list(shape)}, got {list(y.shape)}")
-    if isinstance(x, Tensor):
-        y = _as_tensor(y).to(x.device)
-    elif isinstance(y, Tensor):
-        y = y.detach().numpy()
-    pending.append((x, index, y))
+    elif isinstance(x, Tensor):
+        _match(x.as_subclass(Tensor), index, _as_tensor(y).as_subclass(Tensor), gather, pending)
+    elif x is not None:
+        expected = x[index].shape if gather is None else gather.shape(x)
+        if expected != y.shape:
+            raise _wrong_shape(expected, y.shape)
+        pending.append((x, index, y.detach().numpy() if isinstance(y, Tensor) else y))
 
 
-def _indexed_shape(x: Any, index: Any) -> tuple[int, ...]:
-    """`x[index].shape`, gathering along the indexed dimensions only."""
-    parts = index if isinstance(index, tuple) else (index,)
-    used = 0
-    for part in parts:
-        if part is Ellipsis:
-            return tuple(x[index].shape)
-        if isinstance(part, (list, Tensor, np.ndarray)):
-            part = part if isinstance(part, Tensor) else np.asarray(part)
-            used += part.ndim if part.dtype in (torch.bool, torch.uint8, np.bool_) else 1
-        elif part is not None:
-            used += 1
-    rest = tuple(x.shape[used:])
-    if 0 in rest:
-        return tuple(x[index].shape)
-    return tuple(x[(slice(None),) * used + (0,) * len(rest)][index].shape) + rest
+def _wrong_shape(expected: Iterable[int], got: Iterable[int]) -> StructureError:
+    return StructureError(f"expected the shape {list(expected)}, got {list(got)}")
 
 
 def _as_tensor(x: Any) -> Tensor:
