@@ -62,5 +62,5 @@ class Layout:
         if self.workers > shards:
             raise SettingsError(
                 f"Layout {self} has {self.workers} processes for scheme.shards={shards}. Every process needs at "
-                f"least one shard: use processes:{shards} or fewer, or raise --scheme.shards (which changes the result)."
+                f"least one shard: use processes:{shards} or fewer, or more --scheme.shards (another result)."
             )

@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
+import torch
 
-from lockstep.settings import SettingsError
+from lockstep.settings import Options, SettingsError
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
@@ -37,8 +38,8 @@ class EnvConfig:
     decorrelate: int = 0
     """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
     do not stay in phase. 0 switches it off."""
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Further keyword arguments for the environment's constructor."""
+    options: Options = field(default_factory=dict)
+    """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -117,3 +118,11 @@ class ShardEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release threads and memory."""
+
+
+def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...]) -> Any:
+    """Zeros for observations of a space, [*leading, ...]: a tensor, or a dict of them for a Dict space."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: allocate_observation(entry, leading) for key, entry in space.spaces.items()}
+    assert space.shape is not None
+    return torch.from_numpy(np.zeros((*leading, *space.shape), space.dtype))

@@ -1,0 +1,233 @@
+"""Learners: from rollouts to gradients of the global batch, and from those to the next version.
+
+Shape legend: T time, B environments of a shard, n items of a shard's slice of a minibatch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from lockstep.algorithms.base import Algorithm, Batch
+from lockstep.arrays import map_structure
+from lockstep.experiment import Experiment
+from lockstep.models.base import PolicyModel
+from lockstep.normalize import Normalizers
+from lockstep.parameters import FlatParameters
+from lockstep.rng import stream
+from lockstep.storage.rollout import Rollout
+from lockstep.tree import TreeSum
+
+
+class UpdateRule:
+    """The optimizer, on the flat parameter vector and the reduced gradient."""
+
+    def __init__(self, experiment: Experiment, flat: FlatParameters) -> None:
+        config = experiment.algorithm.optimizer
+        self._flat = flat
+        self._max_norm = experiment.algorithm.max_grad_norm
+        rate = experiment.algorithm.learning_rate
+        if config.name == "adam":
+            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
+                [flat.vector], lr=rate, betas=config.betas, eps=config.eps, fused=True
+            )
+        else:
+            self._optimizer = torch.optim.RMSprop([flat.vector], lr=rate, alpha=config.decay, eps=config.eps)
+
+    def apply(self, gradient: Tensor, learning_rate: float) -> float:
+        """One step down the global gradient, clipped to the largest norm; returns the norm before clipping."""
+        norm = float(gradient.norm())
+        if norm > self._max_norm:
+            gradient.mul_(self._max_norm / (norm + 1e-6))
+        self._flat.vector.grad = gradient
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors by name; empty before the first step."""
+        return {name: torch.as_tensor(value) for name, value in self._optimizer.state[self._flat.vector].items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        self._optimizer.state[self._flat.vector].update({name: t.clone() for name, t in tensors.items()})
+
+
+@dataclass
+class LearningReport:
+    """What one iteration's gradient steps did; equal on every process, except the shards' own digests."""
+
+    metrics: dict[str, float]
+    updates: int
+    gradient_digests: dict[int, str]
+    """By shard: digest over all its gradients, before the reduction."""
+
+
+class Learner:
+    """Computes the gradients of a block of shards and applies the global ones.
+
+    All values are sums over the global minibatch, reduced by the tree, and divided afterwards. So they cannot depend
+    on how shards are spread over processes.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        shards: range,
+        model: PolicyModel,
+        algorithm: Algorithm[Any],
+        flat: FlatParameters,
+        tree: TreeSum,
+        *,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._experiment, self._shards = experiment, shards
+        self._model, self._algorithm, self._flat, self._tree = model, algorithm, flat, tree
+        self._alive = alive
+        self._sequences = experiment.model.recurrent or experiment.algorithm.sequences
+        self.update = UpdateRule(experiment, flat)
+        self.seconds = 0.0
+        """Time spent here since it was last set to 0, waiting for other processes included."""
+
+    def learn(self, iteration: int, rollouts: dict[int, Rollout], normalizers: Normalizers) -> LearningReport:
+        """Take the iteration's gradient steps on one rollout of every shard.
+
+        Args:
+            iteration: number of this iteration, and of the rollouts.
+            rollouts: by shard.
+            normalizers: statistics of the version that collected them.
+        """
+        begin = time.perf_counter()
+        config = self._experiment.algorithm
+        hyper = self._algorithm.hyperparameters(iteration / self._experiment.iterations)
+        normalizers.apply(self._model)
+        whole = {shard: self._prepare(rollouts[shard], normalizers, hyper) for shard in self._shards}
+        plan = {shard: self._plan(shard, iteration) for shard in self._shards}
+        moments = self._advantage_moments(whole, plan) if self._algorithm.normalize_advantages else None
+        hashes = {shard: xxhash.xxh3_64() for shard in self._shards}
+        names = self._algorithm.metric_names
+        sums, updates, norms = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0
+        for step in range(config.epochs * config.minibatches):
+            for shard in self._shards:
+                batch = self._slice(whole[shard], plan[shard][step])
+                if moments is not None:
+                    mean, deviation = moments[step]
+                    assert batch.advantage is not None
+                    batch = batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
+                self._tree.push(shard, self._gradient(batch, hyper, hashes[shard]))
+                self._alive()
+            gradient, tail = self._flat.split(self._tree.finish())
+            valid = float(tail[0])
+            if self._algorithm.mean_loss:
+                gradient /= max(valid, 1.0)
+            norms += self.update.apply(gradient, hyper["learning_rate"])
+            updates += 1
+            sums += tail
+            if self._algorithm.stop_early(
+                {name: float(value) / max(valid, 1.0) for name, value in zip(names, tail[1:], strict=True)}
+            ):
+                break
+        count = max(float(sums[0]), 1.0)
+        metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
+        metrics = self._algorithm.summarize(metrics)
+        metrics |= {"gradient_norm": norms / updates, **{f"hyper/{name}": value for name, value in hyper.items()}}
+        self.seconds += time.perf_counter() - begin
+        return LearningReport(metrics, updates, {shard: h.hexdigest() for shard, h in hashes.items()})
+
+    def _prepare(self, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:
+        """A shard's whole rollout as one batch, with its advantages."""
+        reward = normalizers.scale_rewards(rollout.reward)
+        steps = rollout.reward.shape[0]
+        inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
+        targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
+
+        def cut(leaf: Tensor | None) -> Tensor | None:
+            return None if leaf is None else leaf[inputs]
+
+        return Batch(
+            obs=map_structure(lambda leaf: leaf[inputs], rollout.obs),
+            start=rollout.start[inputs],
+            prev_action=cut(rollout.prev_action),
+            prev_reward=cut(rollout.prev_reward),
+            state=rollout.core_state,
+            action=rollout.action,
+            reward=reward,
+            log_prob=rollout.log_prob,
+            value=rollout.value[:steps],
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            valid=rollout.valid,
+            advantage=None if targets is None else targets.advantage,
+            value_target=None if targets is None else targets.value_target,
+        )
+
+    def _plan(self, shard: int, iteration: int) -> list[Tensor | None]:
+        """Which items of the rollout each gradient step takes: indices of environments where sequences stay whole,
+        else of single samples t * B + b. None means all of them, in order."""
+        config = self._experiment.algorithm
+        if config.minibatches == 1:
+            return [None] * config.epochs
+        items = self._experiment.envs_per_shard * (1 if self._sequences else config.rollout)
+        draw = stream(self._experiment.seed, "minibatch", shard, iteration)
+        return [
+            part
+            for _ in range(config.epochs)
+            for part in torch.from_numpy(draw.permutation(items)).chunk(config.minibatches)
+        ]
+
+    def _slice(self, whole: Batch, index: Tensor | None) -> Batch:
+        if index is None:
+            return whole
+        if self._sequences:
+            state = whole.state[index]
+            return whole.replace(state=None)[:, index].replace(state=state)
+        environments = whole.reward.shape[1]
+
+        def gather(leaf: Tensor) -> Tensor:
+            if leaf.is_contiguous():
+                return leaf.flatten(0, 1).index_select(0, index)[None]
+            return leaf[index // environments, index % environments][None]
+
+        state = whole.state.new_zeros(len(index), whole.state.shape[1])
+        return whole.replace(state=None).map(gather).replace(state=state)
+
+    def _advantage_moments(
+        self, whole: dict[int, Batch], plan: dict[int, list[Tensor | None]]
+    ) -> list[tuple[float, float]]:
+        """Mean and deviation of the valid advantages of every global minibatch, with one reduction for all."""
+        sums = {}
+        for shard, batch in whole.items():
+            assert batch.advantage is not None
+            valid = batch.valid.double()
+            advantage = batch.advantage.double() * valid
+            parts = torch.stack([valid, advantage, advantage * advantage])
+            if self._sequences:
+                columns = [parts.sum(1) if index is None else parts[:, :, index].sum(1) for index in plan[shard]]
+            else:
+                flat = parts.flatten(1)
+                columns = [flat if index is None else flat[:, index] for index in plan[shard]]
+            sums[shard] = torch.stack([column.sum(1) for column in columns])
+        moments = []
+        for count, total, square in self._tree.sum(sums).tolist():
+            mean = total / max(count, 1.0)
+            variance = max(square - count * mean * mean, 0.0) / max(count - 1.0, 1.0)
+            moments.append((mean, variance**0.5))
+        return moments
+
+    def _gradient(self, batch: Batch, hyper: dict[str, float], digest: xxhash.xxh3_64) -> Tensor:
+        """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""
+        self._flat.zero()
+        loss = self._algorithm.loss(self._model, batch, hyper)
+        loss.total.backward()
+        self._flat.tail[0] = batch.valid.sum()
+        for position, name in enumerate(self._algorithm.metric_names, start=1):
+            self._flat.tail[position] = loss.metrics[name]
+        taken = self._flat.take()
+        digest.update(taken.numpy().data)
+        return taken

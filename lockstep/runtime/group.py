@@ -1,0 +1,98 @@
+"""The processes that compute together, and how they exchange tensors."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+class Group:
+    """One process alone; also the interface of larger groups."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+        """Seconds spent exchanging with others, transfers included, since the counter was last set to 0."""
+
+    def send(self, value: Tensor, to: int) -> None:
+        raise AssertionError("a single process has nobody to send to")
+
+    def recv(self, into: Tensor, origin: int) -> None:
+        raise AssertionError("a single process has nobody to receive from")
+
+    def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
+        raise AssertionError("a single process has no peer")
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every process's value, in order of rank, at rank 0; None elsewhere."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class GlooGroup(Group):
+    """Processes joined by torch.distributed's gloo backend, point to point.
+
+    Every operation fails, rather than waits on, when a peer is gone: gloo reports a closed connection at once, and
+    `timeout` seconds bound a silent one.
+    """
+
+    def __init__(self, init_method: str, rank: int, size: int, timeout: float) -> None:
+        super().__init__()
+        dist.init_process_group(
+            "gloo", init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+        )
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def send(self, value: Tensor, to: int) -> None:
+        with self._waiting():
+            dist.send(value, to)
+
+    def recv(self, into: Tensor, origin: int) -> None:
+        with self._waiting():
+            dist.recv(into, origin)
+
+    def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
+        with self._waiting():
+            works = []
+            if value.numel():
+                works.append(dist.isend(value, peer))
+            if into.numel():
+                works.append(dist.irecv(into, peer))
+            for work in works:
+                assert work is not None
+                work.wait()
+
+    def gather(self, value: Any) -> list[Any] | None:
+        gathered: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._waiting():
+            dist.gather_object(value, gathered, dst=0)
+        return gathered
+
+    def barrier(self) -> None:
+        with self._waiting():
+            dist.barrier()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - begin

@@ -1,0 +1,253 @@
+"""Starting workers, watching them, and ending with a clear word whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.sharedctypes import RawArray, RawValue
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstep.runtime.group import GlooGroup, Group
+from lockstep.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.train import Job, Result
+
+Work = Callable[["Job", Group, "StopRequest"], "Result"]
+
+_GRACE = 5.0
+"""Seconds that the other workers get to end by themselves after one has failed."""
+
+
+class WorkerError(RuntimeError):
+    """A worker raised, died or stalled; the text holds its traceback or signal."""
+
+
+class StopRequest:
+    """How a worker learns that it should stop, and shows that it is alive."""
+
+    def __init__(self, flag: Any = None, progress: Any = None, rank: int = 0) -> None:
+        self._flag = RawValue("b", 0) if flag is None else flag
+        self._progress = RawArray("Q", 1) if progress is None else progress
+        self._rank = rank
+
+    def request(self) -> None:
+        """Ask for a checkpoint and a clean end after the current iteration."""
+        self._flag.value = 1
+
+    def requested(self) -> bool:
+        return bool(self._flag.value)
+
+    def alive(self) -> None:
+        """Count one step of progress."""
+        self._progress[self._rank] += 1
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into a stop request; a second one ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, _: Any) -> None:
+        if stop.requested():
+            for known, handler in old.items():
+                signal.signal(known, handler)
+            raise KeyboardInterrupt
+        stop.request()
+        print(
+            f"{signal.Signals(number).name}: checkpoint and stop after this iteration; once more to stop at once.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    for number in old:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def run_inline(work: Work, job: Job) -> Result:
+    """Everything in the calling process, steppable in a debugger."""
+    threads = torch.get_num_threads()
+    stop = StopRequest()
+    try:
+        with _stopping_on_signals(stop):
+            return work(job, Group(), stop)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_torchrun(work: Work, job: Job) -> Result:
+    """One of several processes that torchrun started; torchrun watches them."""
+    if "RANK" not in os.environ:
+        raise SettingsError(
+            "--layout torchrun needs torchrun: torchrun --nproc-per-node 2 -m lockstep train RECIPE --layout torchrun. "
+            "Without torchrun use --layout processes:2."
+        )
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    stop = StopRequest()
+    group = GlooGroup("env://", rank, size, job.layout.stall_timeout)
+    try:
+        with _stopping_on_signals(stop):
+            return work(job, group, stop)
+    finally:
+        group.close()
+
+
+def run_processes(work: Work, job: Job) -> Result:
+    """Workers as child processes of this one, which watches them and does nothing else.
+
+    Raises:
+        WorkerError: with the traceback of the first worker that failed.
+    """
+    size = job.layout.workers
+    context = multiprocessing.get_context("spawn")
+    flag, progress = context.RawValue("b", 0), context.RawArray("Q", size)
+    rendezvous = tempfile.mkdtemp(prefix="lockstep-")
+    pipes: list[Connection] = []
+    processes: list[Any] = []
+    stop = StopRequest(flag)
+    try:
+        with _stopping_on_signals(stop):
+            for rank in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_child,
+                    args=(work, job, rank, size, rendezvous, theirs, flag, progress),
+                    name=f"lockstep-worker-{rank}",
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+            return _watch(processes, pipes, progress, job.layout.stall_timeout)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        for process in processes:
+            process.join()
+        shutil.rmtree(rendezvous, ignore_errors=True)
+
+
+def _watch(processes: list[Any], pipes: list[Connection], progress: Any, stall_timeout: float) -> Result:
+    """Wait until every worker has answered; raise as soon as one fails, dies or all stand still."""
+    results: dict[int, Result] = {}
+    last, moved = list(progress), time.monotonic()
+    while len(results) < len(processes):
+        open_ranks = [rank for rank in range(len(processes)) if rank not in results]
+        wait([pipes[rank] for rank in open_ranks] + [processes[rank].sentinel for rank in open_ranks], timeout=1.0)
+        failures = {}
+        for rank in open_ranks:
+            try:
+                if pipes[rank].poll():
+                    kind, value = pipes[rank].recv()
+                    if kind == "result":
+                        results[rank] = value
+                    else:
+                        failures[rank] = value
+                elif not processes[rank].is_alive():
+                    failures[rank] = _obituary(processes[rank])
+            except EOFError:
+                processes[rank].join(_GRACE)
+                failures[rank] = _obituary(processes[rank])
+        if failures:
+            raise WorkerError(_first_cause(failures, processes, pipes, results))
+        now = list(progress)
+        if now != last:
+            last, moved = now, time.monotonic()
+        elif time.monotonic() - moved > stall_timeout:
+            raise WorkerError(
+                f"No worker has made progress for {stall_timeout:g} seconds (Layout.stall_timeout); the workers' "
+                f"step counts are {now}. An environment or the machine hangs: find it with py-spy dump --pid "
+                f"{processes[0].pid}, or allow longer with --layout processes:{len(processes)},stall_timeout=SECONDS."
+            )
+    return results[0]
+
+
+def _obituary(process: Any) -> str:
+    code = process.exitcode
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the system may have run out of memory: see dmesg)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+    return f"ended without a word, with exit code {code}"
+
+
+def _first_cause(
+    failures: dict[int, str], processes: list[Any], pipes: list[Connection], results: dict[int, Any]
+) -> str:
+    """The failure to show. When one worker dies, its peers fail a moment later with a broken connection; a death or
+    an error of another kind explains more than that."""
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        for rank, process in enumerate(processes):
+            if rank in failures or rank in results:
+                continue
+            with contextlib.suppress(EOFError, OSError):
+                if pipes[rank].poll():
+                    kind, value = pipes[rank].recv()
+                    if kind == "error":
+                        failures[rank] = value
+                    continue
+            if not process.is_alive():
+                failures[rank] = _obituary(process)
+        time.sleep(0.05)
+    consequences = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+    rank, text = min(failures.items(), key=lambda item: any(phrase in item[1] for phrase in consequences))
+    return f"Worker {rank} of {len(processes)} {text}"
+
+
+def _child(
+    work: Work, job: Job, rank: int, size: int, rendezvous: str, pipe: Connection, flag: Any, progress: Any
+) -> None:
+    """A worker process: joins the group, works, and tells how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _die_with_parent(rendezvous)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        group: Group = Group()
+        if size > 1:
+            group = GlooGroup(f"file://{rendezvous}/store", rank, size, job.layout.stall_timeout)
+        result = work(job, group, StopRequest(flag, progress, rank))
+        pipe.send(("result", result))
+        pipe.close()
+        group.close()
+    except BaseException:
+        pipe.send(("error", "failed:\n" + traceback.format_exc()))
+        pipe.close()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _die_with_parent(rendezvous: str) -> None:
+    """End this process soon after the parent is gone, however that came about."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        shutil.rmtree(rendezvous, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,93 @@
+"""The spine's spine: a sum over shards has the same bits on any number of processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.runtime.group import GlooGroup, Group
+from lockstep.shard import block
+from lockstep.tree import TreeSum
+
+SIZE = 1003
+
+
+def shard_tensors(shards: int) -> dict[int, Tensor]:
+    """fp32 numbers of widely varying magnitude, whose sum's bits depend on the order of addition."""
+    draw = np.random.default_rng(7)
+    return {
+        shard: torch.from_numpy((draw.standard_normal(SIZE) * 10.0 ** draw.integers(-4, 5, SIZE)).astype(np.float32))
+        for shard in range(shards)
+    }
+
+
+def reference(values: list[Tensor]) -> Tensor:
+    """Independent: recursive halves of the list."""
+    if len(values) == 1:
+        return values[0].clone()
+    half = len(values) // 2
+    return reference(values[:half]) + reference(values[half:])
+
+
+def _reduce(rank: int, size: int, shards: int, path: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    group = GlooGroup(f"file://{path}/store", rank, size, timeout=60)
+    values = shard_tensors(shards)
+    mine = block(shards, size, rank)
+    tree = TreeSum(shards, group)
+    sums = [tree.sum({shard: values[shard].clone() for shard in mine}) for _ in range(2)]
+    tiny = tree.sum({shard: torch.tensor([float(shard)], dtype=torch.float64) for shard in mine})
+    ordinary = torch.stack([values[shard] for shard in mine]).sum(0)
+    dist.all_reduce(ordinary)
+    gathered = group.gather(rank * 10)
+    queue.put((rank, [s.numpy() for s in sums], float(tiny[0]), ordinary.numpy(), gathered))
+    group.close()
+
+
+def run(size: int, shards: int, path: Path) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_reduce, args=(rank, size, shards, str(path), queue)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    answers = sorted((queue.get(timeout=120) for _ in processes), key=lambda answer: answer[0])
+    for process in processes:
+        process.join()
+    return answers
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 8, 32])
+def test_one_process_adds_in_tree_order(shards: int) -> None:
+    values = shard_tensors(shards)
+    total = TreeSum(shards, Group()).sum({s: v.clone() for s, v in values.items()})
+    assert torch.equal(total, reference(list(values.values())))
+
+
+@pytest.mark.parametrize(("size", "shards"), [(2, 4), (3, 4), (4, 4), (3, 8)])
+def test_any_number_of_processes_gives_the_same_bits(size: int, shards: int, tmp_path: Path) -> None:
+    expected = reference(list(shard_tensors(shards).values())).numpy()
+    for rank, sums, tiny, _, gathered in run(size, shards, tmp_path):
+        for total in sums:
+            np.testing.assert_array_equal(total, expected)
+        assert tiny == shards * (shards - 1) / 2
+        assert gathered == ([10 * r for r in range(size)] if rank == 0 else None)
+
+
+def test_an_ordinary_all_reduce_does_not(tmp_path: Path) -> None:
+    """fp32, 4 processes of 2 shards: the sum's bits differ from those of one process adding in order."""
+    shards = 8
+    in_order = torch.stack(list(shard_tensors(shards).values())).sum(0).numpy()
+    answers = run(4, shards, tmp_path)
+    for _, sums, _, ordinary, _ in answers:
+        np.testing.assert_allclose(ordinary, in_order, rtol=1e-2, atol=1e-1)
+        assert (ordinary != in_order).any(), "fp32 addition became associative?"
+        np.testing.assert_array_equal(sums[0], reference(list(shard_tensors(shards).values())).numpy())
