@@ -187,7 +187,9 @@ class Joint(Distribution):
         self.encoded_size = sum(part.encoded_size for part in parts)
         offsets = np.cumsum([0, *self.param_sizes])
         self.log_std_columns = tuple(
-            int(offset) + column for offset, part in zip(offsets, parts, strict=False) for column in part.log_std_columns
+            int(offset) + column
+            for offset, part in zip(offsets, parts, strict=False)
+            for column in part.log_std_columns
         )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:

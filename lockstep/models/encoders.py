@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -33,7 +34,7 @@ class MLP(nn.Module):
     def __init__(self, in_features: int, hidden_sizes: tuple[int, ...], activation: Literal["tanh", "relu"]):
         super().__init__()
         sizes = (in_features, *hidden_sizes)
-        self.layers = nn.ModuleList(Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(Linear(a, b) for a, b in pairwise(sizes))
         self.activation: Callable[[Tensor], Tensor] = {"tanh": torch.tanh, "relu": torch.relu}[activation]
         self.out_features = sizes[-1]
         for layer in self.layers:
@@ -49,7 +50,9 @@ class MLP(nn.Module):
 class NatureCNN(nn.Module):
     """The network of Mnih et al. 2015: three convolutions and a dense layer."""
 
-    def __init__(self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"):
+    def __init__(
+        self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"
+    ):
         super().__init__()
         channels, height, width = shape
         if min(height, width) < _NATURE_MINIMUM:

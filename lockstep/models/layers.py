@@ -18,18 +18,17 @@ from torch.nn import functional as F
 class Linear(nn.Linear):
     """nn.Linear in the precision of its input."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.bias is not None
-        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.to(input.dtype), self.bias.to(input.dtype))
 
 
 class Conv2d(nn.Conv2d):
     """nn.Conv2d in the precision of its input, channels last."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         assert self.bias is not None
-        weight = self.weight.to(x.dtype, memory_format=torch.channels_last)
-        return F.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
+        weight = self.weight.to(input.dtype, memory_format=torch.channels_last)
+        return F.conv2d(input, weight, self.bias.to(input.dtype), self.stride, self.padding)
 
 
 class PixelConv2d(nn.Conv2d):
@@ -44,9 +43,9 @@ class PixelConv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding)
         self.block = stride if stride > 1 and padding == 0 and kernel_size % stride == 0 else 1
 
-    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(self, input: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         assert self.bias is not None
-        block = self.block
+        image, block = input, self.block
         # In fp32 and only then rounded, also in an acting copy: both must use the same rounded weights.
         weight = self.weight / 255 if image.dtype == torch.uint8 else self.weight
         stride, padding = self.stride, self.padding
@@ -87,7 +86,7 @@ def reproducible_initialization(seed: int) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
+            torch.manual_seed(seed)
             yield
     finally:
         torch.set_num_threads(threads)

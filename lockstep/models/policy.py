@@ -103,8 +103,6 @@ class StandardModel(PolicyModel):
         masked: whether observations have an action mask.
     """
 
-    distribution: Distribution  # type: ignore[assignment]
-
     def __init__(
         self,
         policy_trunk: Trunk,
@@ -118,6 +116,7 @@ class StandardModel(PolicyModel):
     ):
         super().__init__()
         self.distribution, self.dtype = distribution, dtype
+        self._encode = distribution.encode
         self.uses_previous, self.masked = uses_previous, masked
         self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
         self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
@@ -136,7 +135,7 @@ class StandardModel(PolicyModel):
         extra = None
         if self.uses_previous:
             assert prev_action is not None and prev_reward is not None
-            extra = torch.cat([self.distribution.encode(prev_action), prev_reward.unsqueeze(-1)], -1)
+            extra = torch.cat([self._encode(prev_action), prev_reward.unsqueeze(-1)], -1)
             extra = extra.masked_fill(start.unsqueeze(-1), 0.0)
         allowed = obs[ACTION_MASK].flatten(2).bool() if self.masked else None
         states = state.split(self.state_sizes, -1)

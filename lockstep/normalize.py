@@ -1,0 +1,176 @@
+"""Running normalization of observations and rewards, as versioned state.
+
+Statistics are plain sums in float64, so that shards can add theirs up in tree order. All is immutable: merging gives
+new statistics, and the versions that still collect keep the old ones.
+
+Shape legend: T time, B environments, D numbers of a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.models.base import PolicyModel
+from lockstep.models.observations import ObservationLayout
+from lockstep.storage.rollout import Rollout
+
+if TYPE_CHECKING:
+    from lockstep.experiment import Experiment, NormalizeConfig
+
+_EPSILON = 1e-8
+"""Added to variances, so that what never varied is not divided by zero."""
+
+
+@dataclass(frozen=True)
+class RunningMoments:
+    """Mean and deviation of all samples so far; mean 0 and deviation 1 before the first.
+
+    The population variance is E[x^2] - E[x]^2, which loses 2 log10(|mean| / deviation) of float64's 16 digits.
+    """
+
+    sums: Tensor
+    """float64 [1 + 2D]: the number of samples, their sum, their sum of squares."""
+
+    @staticmethod
+    def empty(size: int) -> RunningMoments:
+        return RunningMoments(torch.zeros(1 + 2 * size, dtype=torch.float64))
+
+    def merged(self, sums: Tensor) -> RunningMoments:
+        """With the samples of batch_sums added."""
+        return RunningMoments(self.sums + sums)
+
+    @property
+    def count(self) -> float:
+        return float(self.sums[0])
+
+    @property
+    def mean(self) -> Tensor:
+        """fp32 [D]"""
+        return self._moments()[0].float()
+
+    @property
+    def std(self) -> Tensor:
+        """fp32 [D]"""
+        return (self._moments()[1] + _EPSILON).sqrt().float() if self.count else torch.ones_like(self.mean)
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        total, squares = self.sums[1:].chunk(2)
+        count = max(self.count, 1.0)
+        mean = total / count
+        return mean, (squares / count - mean.square()).clamp(min=0.0)
+
+
+def batch_sums(x: Tensor, valid: Tensor) -> Tensor:
+    """What RunningMoments adds up: [..., D] samples, of which only those count that are valid, bool [...].
+
+    Returns:
+        float64 [1 + 2D].
+    """
+    rows = x.reshape(-1, x.shape[-1]).double().masked_fill(~valid.reshape(-1, 1), 0.0)
+    return torch.cat([valid.sum().double().reshape(1), rows.sum(0), rows.square().sum(0)])
+
+
+def discounted_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+    """The return so far of each episode, R_t = discount * R_{t-1} + r_t, whose deviation scales rewards.
+
+    Rewards divided by it keep the size of returns near one, whatever the task's units are (Engstrom et al. 2020,
+    "Implementation matters in deep policy gradients", section 3, who found it among the details that decide whether
+    PPO works).
+
+    Args:
+        reward: [T, B], zero on reset steps.
+        done: bool [T, B], True where the episode ended with this reward.
+        carry: [B], R of the step before the first, zero if its episode ended there.
+        discount: the algorithm's.
+
+    Returns:
+        R [T, B], and the carry [B] for the next rollout.
+    """
+    returns = torch.empty_like(reward)
+    for t, (reward_t, going_t) in enumerate(zip(reward, (~done).to(reward.dtype), strict=True)):
+        torch.add(reward_t, carry, alpha=discount, out=returns[t])
+        carry = returns[t] * going_t
+    return returns, carry
+
+
+class HasReturnCarry(Protocol):
+    return_carry: Tensor
+    """fp32 [B]: discounted return in flight."""
+
+
+@dataclass(frozen=True)
+class Normalizers:
+    """The normalizers that an experiment asks for, each None where it does not."""
+
+    config: NormalizeConfig
+    discount: float
+    layout: ObservationLayout | None
+    observations: RunningMoments | None
+    returns: RunningMoments | None
+
+    @staticmethod
+    def initial(experiment: Experiment, model: PolicyModel) -> Normalizers:
+        """Statistics before the first sample, which leave observations and rewards as they are but for clipping."""
+        config, layout = experiment.normalize, None
+        if config.observations:
+            layout = ObservationLayout.of(envs.spaces(experiment.env)[0])
+            layout = layout if layout.vector_size else None
+        return Normalizers(
+            config,
+            experiment.algorithm.discount,
+            layout,
+            RunningMoments.empty(layout.vector_size) if layout else None,
+            RunningMoments.empty(1) if config.returns else None,
+        )
+
+    def apply(self, model: PolicyModel) -> None:
+        """Let a model normalize its observations with these statistics from now on."""
+        if self.observations is not None:
+            model.set_observation_statistics(self.observations.mean, self.observations.std)
+
+    def scale_rewards(self, reward: Tensor) -> Tensor:
+        """fp32 [T, B], as the learner wants to see them: divided by the deviation of returns, and clipped."""
+        if self.returns is None:
+            return reward
+        return (reward / self.returns.std).clamp(-self.config.clip, self.config.clip)
+
+    def rollout_sums(self, rollout: Rollout, seat: HasReturnCarry) -> Tensor:
+        """What a shard's rollout adds to the statistics, a float64 vector; moves the seat's return carry on.
+
+        Call once per rollout: the carry is the state of the return in flight.
+        """
+        parts = [torch.zeros(0, dtype=torch.float64)]
+        steps = rollout.reward.shape[0]
+        if self.layout is not None:
+            parts.append(batch_sums(self.layout.vector(rollout.obs)[:steps], rollout.valid))
+        if self.returns is not None:
+            done = rollout.terminated | rollout.truncated
+            returns, carry = discounted_returns(rollout.reward, done, seat.return_carry, self.discount)
+            seat.return_carry.copy_(carry)
+            parts.append(batch_sums(returns.unsqueeze(-1), rollout.valid))
+        return torch.cat(parts)
+
+    def merged(self, sums: Tensor) -> Normalizers:
+        """With the total of all shards' rollout_sums added."""
+        observations, returns = self.observations, self.returns
+        size = observations.sums.numel() if observations else 0
+        return replace(
+            self,
+            observations=observations.merged(sums[:size]) if observations else None,
+            returns=returns.merged(sums[size:]) if returns else None,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The statistics as named tensors."""
+        moments = {"observations": self.observations, "returns": self.returns}
+        return {name: m.sums for name, m in moments.items() if m is not None}
+
+    def loaded(self, state: dict[str, Tensor]) -> Normalizers:
+        """With the statistics that state returned."""
+        assert state.keys() == self.state().keys(), f"{sorted(state)} are not {sorted(self.state())}"
+        return replace(self, **{name: RunningMoments(sums) for name, sums in state.items()})
