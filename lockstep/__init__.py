@@ -40,7 +40,22 @@ _HOME = {
     "recipes": "lockstep.recipes",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "Experiment",
+    "Layout",
+    "NormalizeConfig",
+    "Result",
+    "RunOptions",
+    "Scheme",
+    "SettingsError",
+    "__version__",
+    "diff",
+    "evaluate",
+    "recipes",
+    "resume",
+    "train",
+    "verify",
+]
 
 
 class _CallableModule(ModuleType):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.display import Display, Status, make_display
 from lockstep.settings import to_json
+
+if TYPE_CHECKING:
+    from lockstep.evaluation.scores import Evaluation
 
 WINDOW = 100
 """Episodes that the running score is the mean of."""
@@ -25,13 +29,13 @@ class IterationReport:
     """What one iteration did, over all workers."""
 
     iteration: int
-    """Iterations done, this one included."""
+    """Counted from 0, as in the ledger."""
     samples: int
-    """Agent samples collected since the run began."""
+    """Agent samples collected since the run began, this iteration included."""
     frames: int
-    """Environment frames since the run began."""
+    """Environment frames since the run began, this iteration included."""
     updates: int
-    """Gradient steps since the run began."""
+    """Gradient steps since the run began, this iteration included."""
     metrics: dict[str, float]
     """Global means, such as "loss/policy"."""
     episodes: list[tuple[float, int]]
@@ -72,31 +76,34 @@ class Recorder:
         options: RunOptions,
         state: dict[str, Any] | None = None,
     ) -> None:
-        """state is what state() returned at the checkpoint that is resumed; None starts afresh."""
+        """state is what state() returned at the checkpoint that is resumed, with "restored" added: the seconds and
+        environment steps that rebuilding took. None starts afresh."""
+        state = dict(state or {})
+        restored = state.pop("restored", None)
         self._experiment = experiment
         self._layout = layout
-        self._totals = _Totals(**(state or {}))
+        self._totals = _Totals(**state)
         self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
         self._previous: tuple[int, int] | None = None
         self._not_finite: set[str] = set()
-        self._file = open(folder.metrics, "a", encoding="utf-8")
-        self._sinks = _sinks(folder, experiment, options, resumed=state is not None)
+        self._file = folder.metrics.open("a", encoding="utf-8")
+        self._sinks = _sinks(folder, experiment, options, resumed=restored is not None)
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
+        if restored:
+            self.message(f"resumed in {restored['seconds']:.1f} s, replaying {restored['replayed_steps']:,} steps")
 
-    @property
     def score(self) -> float | None:
         """Mean raw score of the last 100 episodes, None before the first ends."""
         return statistics.fmean(score for score, _ in self._window) if self._window else None
 
-    @property
     def best_score(self) -> float | None:
         """The highest value that score had, counted once a tenth of the window is filled."""
         return self._totals.best
 
-    def is_best_checkpoint(self) -> bool:
-        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint, before state()."""
-        score, best = self.score, self._totals.best_checkpoint
+    def is_best(self) -> bool:
+        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint."""
+        score, best = self.score(), self._totals.best_checkpoint
         if score is None or (best is not None and score <= best):
             return False
         self._totals.best_checkpoint = score
@@ -108,7 +115,7 @@ class Recorder:
         totals = self._totals
         totals.episodes += len(report.episodes)
         totals.seconds += report.seconds
-        score = self.score
+        score = self.score()
         if score is not None:
             if len(self._window) >= WINDOW // 10 and (totals.best is None or score > totals.best):
                 totals.best = score
@@ -116,13 +123,27 @@ class Recorder:
             if len(totals.history) > _HISTORY:
                 totals.history = totals.history[1::2]
         status = self._status(report)
-        line = _line(report, status)
-        self._file.write(json.dumps({k: _json_number(v) for k, v in line.items()}) + "\n")
-        self._file.flush()
-        for sink in self._sinks:
-            sink.log({k: v for k, v in line.items() if k != "samples"}, report.samples)
+        self._write(_line(report, status))
         self._warn_once(report)
         self._display.update(status)
+
+    def evaluation(self, iterations: int, result: Evaluation) -> None:
+        """Write an evaluation of the version after so many iterations, as a line of its own."""
+        low, high = result.interval or (math.nan, math.nan)
+        samples = iterations * self._experiment.samples_per_iteration
+        self._write(
+            {
+                "iteration": iterations - 1,
+                "samples": samples,
+                "frames": self._previous[1] if self._previous else 0,
+                "seconds": self._totals.seconds,
+                "eval/score": result.mean,
+                "eval/score_low": low,
+                "eval/score_high": high,
+                "eval/length": statistics.fmean(result.lengths),
+            }
+        )
+        self.message(f"evaluation after {samples:,} samples: {result}")
 
     def message(self, text: str) -> None:
         """Show a line above the display, such as a checkpoint taken or an evaluation's result."""
@@ -131,11 +152,12 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
         totals = self._totals
+        known = [best for best in (totals.best_checkpoint, self.score()) if best is not None]
         return {
             "seconds": totals.seconds,
             "episodes": totals.episodes,
             "best": totals.best,
-            "best_checkpoint": totals.best_checkpoint,
+            "best_checkpoint": max(known, default=None),
             "window": [list(episode) for episode in self._window],
             "history": list(totals.history),
         }
@@ -147,6 +169,12 @@ class Recorder:
         for sink in self._sinks:
             sink.close()
 
+    def _write(self, line: dict[str, float]) -> None:
+        self._file.write(json.dumps({k: v if math.isfinite(v) else None for k, v in line.items()}) + "\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink.log({k: v for k, v in line.items() if k != "samples"}, int(line["samples"]))
+
     def _status(self, report: IterationReport) -> Status:
         before = self._previous or (report.samples - self._experiment.samples_per_iteration, 0)
         frames_before = before[1] if self._previous else report.frames * before[0] // max(1, report.samples)
@@ -156,7 +184,7 @@ class Recorder:
         busy = sum(report.times.values())
         iterations = self._experiment.iterations
         return Status(
-            iteration=report.iteration,
+            iteration=report.iteration + 1,
             iterations=iterations,
             samples=report.samples,
             total_samples=iterations * self._experiment.samples_per_iteration,
@@ -166,8 +194,8 @@ class Recorder:
             frames_per_second=sum(entry[1] for entry in self._recent) / seconds,
             seconds=self._totals.seconds,
             iteration_seconds=report.seconds,
-            score=self.score,
-            best=self.best_score,
+            score=self.score(),
+            best=self.best_score(),
             length=statistics.fmean(length for _, length in self._window) if self._window else None,
             episodes=self._totals.episodes,
             history=list(self._totals.history),
@@ -211,10 +239,6 @@ def _line(report: IterationReport, status: Status) -> dict[str, float]:
     return line | report.metrics
 
 
-def _json_number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _title(experiment: Experiment, layout: Layout) -> str:
     algorithm, env = experiment.algorithm.name, experiment.env
     return f"{algorithm} · {env.id} · {env.num_envs} environments · seed {experiment.seed} · {layout}"
@@ -237,9 +261,9 @@ class _TensorBoard:
 class _Tracker:
     """W&B, and trackio, which answers to the same three calls."""
 
-    def __init__(self, module: Any, **settings: Any) -> None:
-        self._module = module
-        module.init(**settings)
+    def __init__(self, module: str, **settings: Any) -> None:
+        self._module: Any = importlib.import_module(module)
+        self._module.init(**settings)
 
     def log(self, values: dict[str, float], samples: int) -> None:
         self._module.log({**values, "samples": samples})
@@ -255,23 +279,10 @@ def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, *, re
     if options.tensorboard:
         sinks.append(_TensorBoard(folder))
     if options.wandb:
-        import wandb
-
-        config = to_json(experiment)
-        sinks.append(
-            _Tracker(
-                wandb,
-                project=options.wandb,
-                name=name,
-                id=name[-64:],
-                config=config,
-                dir=str(folder.path),
-                resume="allow",
-            )
-        )
+        # W&B takes the run up again by its id; trackio by its name.
+        kept = {"id": name[-64:], "dir": str(folder.path), "resume": "allow"}
+        sinks.append(_Tracker("wandb", project=options.wandb, name=name, config=to_json(experiment), **kept))
     if options.trackio:
-        import trackio
-
         resume = "allow" if resumed else "never"
-        sinks.append(_Tracker(trackio, project=options.trackio, name=name, config=to_json(experiment), resume=resume))
+        sinks.append(_Tracker("trackio", project=options.trackio, name=name, config=to_json(experiment), resume=resume))
     return sinks

@@ -142,10 +142,8 @@ class RunFolder:
         """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat."""
         if not self.metrics.is_file():
             return
-        kept = self.metrics.read_bytes().splitlines(keepends=True)[:iterations]
-        if kept and not kept[-1].endswith(b"\n"):
-            kept.pop()
-        _replace(self.metrics, b"".join(kept))
+        lines = [line for line in self.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        _replace(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] < iterations))
 
     def _read(self, name: str) -> Any:
         try:

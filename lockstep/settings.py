@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -41,6 +42,36 @@ Steps = Annotated[
     ),
 ]
 """A count of steps; the command line accepts 10M-style numbers."""
+
+
+def parse_options(texts: list[str]) -> dict[str, str | int | float | bool]:
+    """Read `name=value` texts; a value is a number or true or false if it reads as one, else a string."""
+    options: dict[str, str | int | float | bool] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not name or not separator:
+            raise ValueError(f"{text!r} is not of the form name=value, as in repeat_action_probability=0.1")
+        if value.lower() in ("true", "false"):
+            options[name] = value.lower() == "true"
+            continue
+        options[name] = value
+        for kind in (float, int):
+            with contextlib.suppress(ValueError):
+                options[name] = kind(value)
+    return options
+
+
+Options = Annotated[
+    dict[str, str | int | float | bool],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE",
+        instance_from_str=parse_options,
+        is_instance=lambda instance: isinstance(instance, dict),
+        str_from_instance=lambda instance: [f"{name}={value}" for name, value in instance.items()],
+    ),
+]
+"""Free keyword arguments; the command line accepts `name=value` pairs, which replace all that were set before."""
 
 
 def load_file(path: str | Path) -> ModuleType:

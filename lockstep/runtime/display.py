@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -109,7 +110,7 @@ def sparkline(values: list[float], width: int) -> str:
         return ""
     width = min(width, len(values))
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     bars = "▁▂▃▄▅▆▇█"
     if high == low:

@@ -1,0 +1,67 @@
+"""`lockstep envs` and `lockstep recipes`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import tyro
+
+from lockstep.cli.common import parse, say, say_json, unknown
+
+
+@dataclass(frozen=True)
+class EnvsArguments:
+    """List environments that this installation can run, and the adapters that can step each."""
+
+    pattern: tyro.conf.Positional[str] = ""
+    """Show only ids that contain this text, whatever its case."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class RecipesArguments:
+    """List recipes: complete experiments that train takes by name."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+def envs(arguments: list[str]) -> int:
+    """Run `lockstep envs`."""
+    given = parse(EnvsArguments, "envs", arguments)
+    from lockstep.envs import list_envs
+
+    everything = {name: list(adapters) for name, adapters in list_envs().items() if adapters}
+    found = {name: adapters for name, adapters in everything.items() if given.pattern.lower() in name.lower()}
+    if not found:
+        raise unknown(
+            "environment",
+            given.pattern,
+            everything,
+            "lockstep envs lists all; more come with the extras atari, envpool, mujoco.",
+        )
+    if given.json:
+        say_json(found)
+        return 0
+    width = max(map(len, found))
+    for name, adapters in found.items():
+        say(f"{name:<{width}}  {', '.join(adapters)}")
+    return 0
+
+
+def recipes(arguments: list[str]) -> int:
+    """Run `lockstep recipes`."""
+    given = parse(RecipesArguments, "recipes", arguments)
+    from lockstep.recipes import RECIPES
+
+    found = {name: (inspect.getdoc(recipe) or "").partition("\n\n")[0] for name, recipe in RECIPES.items()}
+    if given.json:
+        say_json(found)
+        return 0
+    width = max(map(len, found))
+    for name, text in found.items():
+        say(f"{name:<{width}}  {' '.join(text.split())}")
+    say("\nlockstep train RECIPE --help lists a recipe's settings; --dry-run prints their values.")
+    return 0

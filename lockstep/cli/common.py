@@ -1,0 +1,62 @@
+"""What several verbs share."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from lockstep.settings import SettingsError
+
+T = TypeVar("T")
+
+
+def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
+    """Read typed flags; tyro itself explains a mistake, names close matches and exits with 2."""
+    if default is None:
+        return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
+    return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
+
+
+def is_main_process() -> bool:
+    """Whether this process speaks to the user: under torchrun, only rank 0 does."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def say(text: str = "") -> None:
+    """Print a line to standard output."""
+    if is_main_process():
+        print(text, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """Print one JSON document to standard output."""
+    say(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def complain(error: SettingsError) -> None:
+    """Print a user's mistake to standard error, in red on a terminal."""
+    if is_main_process():
+        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+
+
+def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> SettingsError:
+    """The error for a name that does not exist: close matches, and all that exist where they are few."""
+    names = {name.lower(): name for name in known}
+    close = [names[match] for match in difflib.get_close_matches(given.lower(), names, n=3, cutoff=0.5)]
+    meant = f" Did you mean {' or '.join(close)}?" if close else ""
+    listed = f" Known are {', '.join(names.values())}." if len(names) <= 20 else ""
+    return SettingsError(f"There is no {kind} {given!r}.{meant}{listed} {advice}")
+
+
+def progress_to_stderr() -> contextlib.AbstractContextManager[Any]:
+    """A context in which everything printed goes to standard error, so that --json leaves only JSON."""
+    return contextlib.redirect_stdout(sys.stderr)

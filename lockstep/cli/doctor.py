@@ -1,0 +1,196 @@
+"""`lockstep doctor`: what this machine and installation are, and how fast."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from lockstep.cli.common import parse, say, say_json
+from lockstep.envs.base import EnvConfig, Observation
+from lockstep.run import version
+from lockstep.runtime.display import cores
+from lockstep.settings import SettingsError
+
+EXTRAS = {
+    "atari": ("ale_py", "Atari games"),
+    "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
+    "mujoco": ("mujoco", "MuJoCo through gymnasium"),
+    "wandb": ("wandb", "metrics in Weights & Biases"),
+    "trackio": ("trackio", "metrics in trackio"),
+}
+"""Each extra's importable module, and what it is good for."""
+_CORE = (
+    "lockstep",
+    "torch",
+    "numpy",
+    "gymnasium",
+    "tyro",
+    "rich",
+    "safetensors",
+    "xxhash",
+    "tensorboard",
+    "matplotlib",
+)
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+
+
+@dataclass(frozen=True)
+class DoctorArguments:
+    """Examine this machine and installation, and measure their speed for a few seconds on one core."""
+
+    seconds: float = 1.0
+    """How long each measurement takes; 0 leaves them out."""
+    json: bool = False
+    """Print JSON."""
+
+
+def doctor(arguments: list[str]) -> int:
+    """Run `lockstep doctor`."""
+    given = parse(DoctorArguments, "doctor", arguments)
+    report = examine()
+    if given.seconds > 0:
+        report["speed"] = measure(given.seconds)
+    if given.json:
+        say_json(report)
+        return 0
+    machine = report["machine"]
+    say(f"system    {machine['system']}, Python {machine['python']}")
+    say(f"CPU       {machine['cpu']}, {machine['cores']} cores, {machine['capability']}")
+    say(f"          {' '.join(machine['features']) or 'no vector features known'}")
+    say(f"memory    {machine['memory_gigabytes']} GB")
+    say(f"GPU       {', '.join(machine['gpus']) or 'none'}")
+    say("packages  " + ", ".join(f"{name} {found}" for name, found in report["packages"].items()))
+    for extra, entry in report["extras"].items():
+        state = entry["version"] or f"missing ({entry['purpose']}); {entry['install']}"
+        say(f"extra     {extra}: {state}")
+    for name, value in report.get("speed", {}).items():
+        say(f"speed     {name}: {value:,.0f}/s")
+    if "speed" in report:
+        say("          all on one core; --layout processes:N uses N of them")
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """Facts about machine, packages and extras."""
+    flags = _cpu_line("flags", "Features").split()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    machine = {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_line("model name") or platform.processor() or platform.machine(),
+        "cores": cores(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "features": [feature for feature in _FEATURES if feature in flags],
+        "memory_gigabytes": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": gpus,
+    }
+    extras = {
+        extra: {
+            "version": version(module.replace("_", "-")) if importlib.util.find_spec(module) else None,
+            "purpose": purpose,
+            "install": f'pip install "lockstep[{extra}]"',
+        }
+        for extra, (module, purpose) in EXTRAS.items()
+    }
+    packages = {name: version(name) or "missing" for name in _CORE}
+    return {"machine": machine, "packages": packages, "extras": extras}
+
+
+def measure(seconds: float) -> dict[str, float]:
+    """Environment steps, actions and trained samples a second, on one core, of what the recipes use."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        speed = {"CartPole-v1 environment steps": _env_speed(EnvConfig(id="CartPole-v1"), seconds)}
+        atari = EnvConfig(id="Breakout", protocol="machado")
+        with contextlib.suppress(SettingsError):  # the list of extras says what is missing
+            speed["Atari environment steps"] = _env_speed(atari, seconds)
+        return speed | _network_speed(seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _env_speed(config: EnvConfig, seconds: float) -> float:
+    from lockstep import envs
+
+    config = envs.resolve(config)
+    count = 16
+    observation_space, action_space = envs.spaces(config)
+    assert isinstance(action_space, gymnasium.spaces.Discrete)
+    out = _buffer(observation_space, count)
+    env = envs.make(config, seed=1, first_index=0, num_envs=count, purpose="doctor")
+    actions = np.random.default_rng(1).integers(0, action_space.n, (64, count))
+    try:
+        env.reset(out)
+        turn = iter(range(10**9))
+
+        def step() -> None:
+            env.send(actions[next(turn) % 64])
+            env.recv(out)
+
+        return count * _rate(step, seconds)
+    finally:
+        env.close()
+
+
+def _buffer(space: gymnasium.Space[Any], count: int) -> Observation:
+    dtype = np.uint8 if space.dtype == np.uint8 else np.float32
+    return np.zeros((count, *(space.shape or ())), dtype)
+
+
+def _network_speed(seconds: float) -> dict[str, float]:
+    """The Nature CNN that ppo-atari uses by default, in both precisions."""
+    from lockstep.recipes import RECIPES
+
+    recipe = RECIPES["ppo-atari"]()
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    obs = torch.randint(0, 256, (1, 256, 4, 84, 84), dtype=torch.uint8)
+    start = torch.zeros(1, 256, dtype=torch.bool)
+    speed = {}
+    for precision in ("bf16", "fp32"):
+        model = recipe.model.build(
+            observation_space, gymnasium.spaces.Discrete(18), precision=precision, normalize_observations=False, seed=1
+        )
+        actor = model.for_acting()
+        state = torch.zeros(256, model.state_size)
+
+        def learn(model: Any = model, state: torch.Tensor = state) -> None:
+            output, _ = model(obs, start, state)
+            (output.policy.square().mean() + output.value.square().mean()).backward()
+
+        def act(actor: Any = actor, state: torch.Tensor = state) -> None:
+            with torch.inference_mode():
+                actor(obs, start, state)
+
+        speed[f"Atari network, {precision}, actions"] = 256 * _rate(act, seconds)
+        speed[f"Atari network, {precision}, trained samples"] = 256 * _rate(learn, seconds)
+    return speed
+
+
+def _rate(call: Callable[[], None], seconds: float) -> float:
+    """Calls a second, after one that warms up."""
+    call()
+    begin, calls = time.perf_counter(), 0
+    while (passed := time.perf_counter() - begin) < seconds:
+        call()
+        calls += 1
+    return calls / passed
+
+
+def _cpu_line(*keys: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() in keys), "")

@@ -1,0 +1,130 @@
+"""`lockstep eval RUN`, `lockstep record RUN OUT.mp4` and `lockstep plot RUN …`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from lockstep.cli.common import parse, say, say_json
+from lockstep.run import RunFolder
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """Play whole episodes with a trained policy, on environments of their own, and report raw scores."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    episodes: int = 10
+    """Episodes to play. More narrow the confidence interval."""
+    greedy: bool = False
+    """Take the most likely action; otherwise actions are sampled, as in training."""
+    checkpoint: str | None = None
+    """latest, best, or an iteration. Default: latest."""
+    seed: int | None = None
+    """Seed of environments and action noise. Default: the experiment's."""
+    num_envs: int | None = None
+    """Environments that play side by side. Default: up to 16."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class RecordArguments:
+    """Record a video of a trained policy."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    out: tyro.conf.Positional[str] = ""
+    """The .mp4 file to write. Default: video.mp4 in the run's folder."""
+    episodes: int = 1
+    """Episodes to show."""
+    greedy: bool = False
+    """Take the most likely action; otherwise actions are sampled, as in training."""
+    checkpoint: str | None = None
+    """latest, best, or an iteration. Default: latest."""
+    seed: int | None = None
+    """Seed of the environment and of action noise. Default: the experiment's."""
+    max_steps: int = 10_000
+    """Environment steps after which the video ends in any case."""
+    fps: int | None = None
+    """Pictures a second. Default: real time for Atari, 30 elsewhere."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PlotArguments:
+    """Draw learning curves; runs that differ only in their seed become one line with a band."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs."""
+    out: str | None = None
+    """Picture to write: .png, .svg or .pdf. Default: learning-curve.png in the only run's folder, or here."""
+    x: Literal["samples", "frames", "updates", "time"] = "samples"
+    """The horizontal axis."""
+    metric: str = "score/mean"
+    """A name in metrics.jsonl; docs/metrics.md defines them."""
+    json: bool = False
+    """Print JSON."""
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Run `lockstep eval`."""
+    given = parse(EvalArguments, "eval", arguments)
+    from lockstep.evaluation.scores import evaluate as play
+
+    result = play(
+        RunFolder.open(given.run).path,
+        episodes=given.episodes,
+        greedy=given.greedy,
+        checkpoint=given.checkpoint,
+        seed=given.seed,
+        num_envs=given.num_envs,
+    )
+    if given.json:
+        say_json({"run": given.run, **result.to_json()})
+    else:
+        say(str(result))
+    return 0
+
+
+def record(arguments: list[str]) -> int:
+    """Run `lockstep record`."""
+    given = parse(RecordArguments, "record", arguments)
+    from lockstep.evaluation.video import record_video
+
+    run = RunFolder.open(given.run).path
+    path = record_video(
+        run,
+        Path(given.out) if given.out else run / "video.mp4",
+        episodes=given.episodes,
+        greedy=given.greedy,
+        checkpoint=given.checkpoint,
+        seed=given.seed,
+        max_steps=given.max_steps,
+        fps=given.fps,
+    )
+    return _written(path, json=given.json)
+
+
+def plot(arguments: list[str]) -> int:
+    """Run `lockstep plot`."""
+    given = parse(PlotArguments, "plot", arguments)
+    from lockstep.evaluation.plots import plot as draw
+
+    runs = [RunFolder.open(run).path for run in given.runs]
+    home = runs[0] if len(runs) == 1 else Path()
+    out = Path(given.out) if given.out else home / "learning-curve.png"
+    return _written(draw(runs, out, x=given.x, metric=given.metric), json=given.json)
+
+
+def _written(path: Path, *, json: bool) -> int:
+    if json:
+        say_json({"file": str(path)})
+    else:
+        say(f"wrote {path}")
+    return 0

@@ -1,0 +1,78 @@
+"""`lockstep VERB …`: finds the verb, and turns every user's mistake into one paragraph and an exit code.
+
+Exit codes: 0 what was asked for holds; 1 it does not, or something broke; 2 a user's mistake; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import lockstep
+
+VERBS = {
+    "train": ("lockstep.cli.train", "train a recipe: lockstep train ppo-atari --env.id Breakout --total-steps 10M"),
+    "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
+    "eval": ("lockstep.cli.evaluate", "play episodes with a trained policy and report raw scores"),
+    "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),
+    "plot": ("lockstep.cli.evaluate", "draw the learning curves of one or more runs"),
+    "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
+    "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
+    "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
+    "recipes": ("lockstep.cli.catalog", "list recipes"),
+    "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),
+}
+"""Each verb's module, whose function of the verb's name (`eval` is `evaluate`) runs it, and what it does."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe, such as head, has seen enough; Python must not complain while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            raise
+        return stop.code or 0
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"lockstep {lockstep.__version__}")
+        return 0
+    verb, *rest = arguments
+    from lockstep.settings import SettingsError
+
+    try:
+        if verb not in VERBS:
+            from lockstep.cli.common import unknown
+
+            raise unknown("verb", verb, VERBS, "lockstep --help describes them.")
+        module = importlib.import_module(VERBS[verb][0])
+        return getattr(module, "evaluate" if verb == "eval" else verb)(rest)
+    except SettingsError as error:
+        from lockstep.cli.common import complain
+
+        complain(error)
+        return 2
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
+    return (
+        "usage: lockstep VERB ...\n\n"
+        "Distributed deep reinforcement learning: hardware changes the speed and never the result.\n\n"
+        f"{verbs}\n\nlockstep VERB --help lists a verb's settings; --json makes any verb's output machine-readable."
+    )

@@ -1,0 +1,196 @@
+"""`lockstep train RECIPE …` and `lockstep resume RUN …`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import gymnasium
+import numpy as np
+import tyro
+
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunFolder, RunOptions
+from lockstep.settings import SettingsError, load_object, to_json
+
+if TYPE_CHECKING:
+    from lockstep.train import Result
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train an agent. Every setting of the recipe can be changed by the flag of its name."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    layout: str = "inline"
+    """inline, processes:N or torchrun, with options as in processes:2,env_threads=2. Never changes the result."""
+    dry_run: bool = False
+    """Print the resolved settings and what follows from them, and do nothing."""
+    json: bool = False
+    """Print one JSON document to standard output; progress goes to standard error."""
+
+
+@dataclass(frozen=True)
+class ResumeArguments:
+    """Continue a stopped or killed run exactly: it ends with the bits it would have had without the stop."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    options: Annotated[RunOptions, tyro.conf.arg(name="")]
+    layout: str | None = None
+    """As for train; another layout than before is fine. Default: the one the run was started with."""
+    checkpoint: str | None = None
+    """Name of the checkpoint to continue from; default: the newest."""
+    json: bool = False
+    """Print one JSON document to standard output; progress goes to standard error."""
+
+
+def train(arguments: list[str]) -> int:
+    """Run `lockstep train`."""
+    if not arguments or arguments[0].startswith("-"):
+        from lockstep.recipes import RECIPES
+
+        if arguments and arguments[0] in ("-h", "--help"):
+            say(f"usage: lockstep train RECIPE [FLAGS]\n\nrecipes: {', '.join(RECIPES)}, or FILE.py:FUNCTION\n")
+            say("lockstep train RECIPE --help lists every flag; lockstep recipes describes the recipes.")
+            return 0
+        raise SettingsError(
+            f"train needs a recipe as its first argument, one of {', '.join(RECIPES)}, or FILE.py:FUNCTION for your "
+            "own. For example: lockstep train ppo-cartpole --total-steps 100k"
+        )
+    recipe, *flags = arguments
+    given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe)))
+    layout = Layout.parse(given.layout)
+    given.options.validate()
+    if given.dry_run:
+        return _dry_run(given, layout)
+    from lockstep.train import train as run
+
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        result = run(given.experiment, layout, given.options)
+    return _report(result, json=given.json)
+
+
+def resume(arguments: list[str]) -> int:
+    """Run `lockstep resume`."""
+    from lockstep.train import resume as run
+
+    folder = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if folder is None:
+        defaults = RunOptions()
+        if "-h" not in arguments and "--help" not in arguments:
+            raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
+    else:
+        defaults = RunFolder.open(folder).options()
+    given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=defaults))
+    layout = None if given.layout is None else Layout.parse(given.layout)
+    given.options.validate()
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        result = run(given.run, layout, given.options, from_checkpoint=given.checkpoint)
+    return _report(result, json=given.json)
+
+
+def load_recipe(name: str) -> Experiment:
+    """The experiment that a recipe's name, or a reference to a user's function, stands for.
+
+    Raises:
+        SettingsError: there is no such recipe, or the function returns something else.
+    """
+    from lockstep.recipes import RECIPES
+
+    if name not in RECIPES and ":" not in name:
+        raise unknown("recipe", name, RECIPES, "For your own, write FILE.py:FUNCTION.")
+    experiment = RECIPES[name]() if name in RECIPES else load_object(name)
+    if callable(experiment):
+        experiment = experiment()
+    if not isinstance(experiment, Experiment):
+        raise SettingsError(
+            f"{name} gives a {type(experiment).__name__}, not an Experiment. A recipe is a function that can be "
+            "called without arguments and returns a lockstep.Experiment."
+        )
+    return experiment
+
+
+def derived_facts(experiment: Experiment) -> dict[str, Any]:
+    """What follows from the settings of a resolved experiment."""
+    algorithm, scheme = experiment.algorithm, experiment.scheme
+    updates = algorithm.epochs * algorithm.minibatches
+    return {
+        "iterations": experiment.iterations,
+        "samples_per_iteration": experiment.samples_per_iteration,
+        "total_samples": experiment.iterations * experiment.samples_per_iteration,
+        "gradient_steps_per_iteration": updates,
+        "samples_per_gradient_step": experiment.samples_per_iteration // algorithm.minibatches,
+        "envs_per_shard": experiment.envs_per_shard,
+        "acting_batch": scheme.acting_batch or experiment.envs_per_shard,
+        "most_processes": scheme.shards,
+        "rollout_megabytes": round(_rollout_bytes(experiment) / 1e6, 1),
+        "identity": experiment.identity(),
+    }
+
+
+def _rollout_bytes(experiment: Experiment) -> int:
+    """Bytes that the rollouts of one iteration take: observations, actions and a dozen numbers per sample."""
+    from lockstep import envs
+
+    observation, action = envs.spaces(experiment.env)
+    return experiment.samples_per_iteration * (_space_bytes(observation) + _space_bytes(action) + 12 * 4)
+
+
+def _space_bytes(space: gymnasium.Space[Any]) -> int:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return sum(map(_space_bytes, space.spaces.values()))
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return sum(map(_space_bytes, space.spaces))
+    size = 1 if space.dtype == np.uint8 else 4
+    return math.prod(space.shape or ()) * size
+
+
+def _dry_run(given: TrainArguments, layout: Layout) -> int:
+    from lockstep.train import prepare
+
+    experiment = prepare(given.experiment, layout)
+    facts = derived_facts(experiment)
+    settings = to_json(experiment)
+    if given.json:
+        options = dataclasses.asdict(given.options)
+        say_json({"experiment": settings, "layout": str(layout), "options": options, "derived": facts})
+        return 0
+    for name, value in _flat(settings):
+        say(f"{name:<40} {value}")
+    say(f"{'layout':<40} {layout}")
+    for name, value in facts.items():
+        say(f"→ {name.replace('_', ' '):<38} {f'{value:,}' if isinstance(value, int) else value}")
+    return 0
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    lines: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            lines += _flat(value, f"{prefix}{name}.") or [(prefix + name, "{}")]
+        elif prefix or name != "type":
+            lines.append((prefix + name, value))
+    return lines
+
+
+def _report(result: Result, *, json: bool) -> int:
+    if json:
+        say_json({**dataclasses.asdict(result), "run": str(result.run)})
+    else:
+        say(f"run: {result.run}")
+        if result.score is not None:
+            say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
+        if result.stopped:
+            command = f"lockstep resume {shlex.quote(str(result.run))}"
+            say(f"stopped after {result.iterations:,} iterations; go on with: {command}")
+        else:
+            say(f"digest: {result.digest}")
+    return 130 if result.stopped else 0
