@@ -327,25 +327,25 @@ class Difference:
         return text + "."
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested dicts and lists by their dotted names."""
-    if not isinstance(value, (dict, list)) or not value:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        flat |= _flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+_ABSENT = "absent"
+
+
+def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name and both values of every leaf of nested dicts that differs, in the order of a."""
+    if isinstance(a, dict) and b == _ABSENT and a:
+        b = {}
+    if isinstance(b, dict) and a == _ABSENT and b:
+        a = {}
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _differing(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{name}.{key}" if name else key)
+    elif a != b:
+        yield name, a, b
 
 
 def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """The entries of two nested JSON values that differ, each as `name: a != b`."""
-    flat_a, flat_b = _flatten(dict(a)), _flatten(dict(b))
-    missing = "nothing"
-    return tuple(
-        f"{name}: {flat_a.get(name, missing)} != {flat_b.get(name, missing)}"
-        for name in dict.fromkeys([*flat_a, *flat_b])
-        if flat_a.get(name, missing) != flat_b.get(name, missing)
-    )
+    """The entries of two nested JSON objects that differ, each as `name: a != b`."""
+    return tuple(f"{name}: {left} != {right}" for name, left, right in _differing(dict(a), dict(b)))
 
 
 def _where(name: str) -> str:
@@ -380,13 +380,8 @@ def compare(
     if not settings and head_a["experiment"] != head_b["experiment"]:
         settings = (f"identity: {head_a['experiment']} != {head_b['experiment']}",)
     for i, (line_a, line_b) in enumerate(zip(lines_a[:iterations], lines_b[:iterations], strict=False)):
-        if line_a == line_b:
-            continue
-        flat_a, flat_b = _flatten(line_a), _flatten(line_b)
-        for name in dict.fromkeys([*flat_a, *flat_b]):
-            a, b = str(flat_a.get(name, "absent")), str(flat_b.get(name, "absent"))
-            if a != b:
-                return Difference(i, _where(name), a, b, settings)
+        for name, a, b in _differing(_canonical(line_a), _canonical(line_b)):
+            return Difference(i, _where(name), str(a), str(b), settings)
     count_a, count_b = (n if iterations is None else min(n, iterations) for n in (len(lines_a), len(lines_b)))
     if count_a != count_b or (iterations is not None and count_a < iterations):
         return Difference(min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings)

@@ -65,7 +65,8 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sealed(entries: Mapping[str, Any]) -> bytes:
     """Canonical JSON with its own SHA-256 (over all other entries) added."""
-    body = {key: value for key, value in entries.items() if key != "sha256"}
+    # Through JSON once, since its keys become text, which may sort differently.
+    body = json.loads(json.dumps({key: value for key, value in entries.items() if key != "sha256"}))
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1) + "\n").encode()
 
