@@ -25,7 +25,7 @@ def record_video(
     checkpoint: str | None = None,
     seed: int | None = None,
     max_steps: int = 10_000,
-    fps: float | None = None,
+    fps: int | None = None,
 ) -> Path:
     """Play episodes with a run's policy and write them as an H.264 video, one picture an environment step.
 
@@ -52,7 +52,7 @@ def record_video(
         if value < 1:
             raise SettingsError(f"--{name} {value} is out of range: it must be at least 1.")
     if fps is not None and not 1 <= fps <= 240:
-        raise SettingsError(f"--fps {fps:g} is out of range: it must be from 1 to 240.")
+        raise SettingsError(f"--fps {fps} is out of range: it must be from 1 to 240.")
     policy = load_policy(run, checkpoint)
     player = Player(
         policy.model,
@@ -65,7 +65,7 @@ def record_video(
     )
     try:
         frames_per_step = player.env.frames_per_step
-        default = 60 / frames_per_step if frames_per_step > 1 else 30
+        default = round(60 / frames_per_step) if frames_per_step > 1 else 30
         write_mp4(out, _pictures(player, episodes, max_steps), fps or default)
     finally:
         player.close()
@@ -82,7 +82,7 @@ def _pictures(player: Player, episodes: int, max_steps: int) -> Iterator[np.ndar
             return
 
 
-def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
+def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
     """Encode pictures, uint8 [H, W, 3], all of one size, as H.264 in an MP4 file that every player shows."""
     first = fit(next(pictures))
     out.parent.mkdir(parents=True, exist_ok=True)

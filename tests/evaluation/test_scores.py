@@ -182,7 +182,7 @@ def test_statistics_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "flag"), [({"episodes": 0}, "--episodes 0"), ({"num_envs": 0}, "--num-envs 0")])
-def test_numbers_out_of_range_are_explained(arguments: dict[str, int], flag: str) -> None:
+def test_numbers_out_of_range_are_explained(arguments: dict[str, Any], flag: str) -> None:
     settings = experiment(CARTPOLE)
     with pytest.raises(SettingsError, match=flag):
         evaluate_policy(build(settings), settings, **arguments)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_video import read
+
+from lockstep import recipes
+from lockstep.evaluation.policy import find_checkpoint, load_policy
+from lockstep.evaluation.scores import evaluate, evaluate_policy
+from lockstep.evaluation.video import record_video
+from lockstep.experiment import NormalizeConfig
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError
+from lockstep.train import train
+
+QUIET: dict[str, Any] = {"display": "none", "tensorboard": False}
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four iterations, of which the checkpoints 3 and 4 and the best are kept."""
+    base = recipes.ppo_cartpole()
+    settings = base.replace(normalize=NormalizeConfig(observations=True), total_steps=4 * base.samples_per_iteration)
+    path = tmp_path_factory.mktemp("runs") / "cartpole"
+    train(settings, options=RunOptions(run=str(path), checkpoint_every=1, keep_checkpoints=2, **QUIET))
+    return path
+
+
+@pytest.fixture(scope="module")
+def breakout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One iteration of a tiny Atari run."""
+    base = recipes.ppo_atari("Breakout")
+    settings = dataclasses.replace(
+        base,
+        env=dataclasses.replace(base.env, num_envs=4, adapter="ale"),
+        algorithm=dataclasses.replace(base.algorithm, rollout=8, epochs=1, minibatches=2),
+        scheme=dataclasses.replace(base.scheme, shards=4, acting_batch=0),
+        total_steps=32,
+    )
+    path = tmp_path_factory.mktemp("runs") / "breakout"
+    train(settings, options=RunOptions(run=str(path), **QUIET))
+    return path
+
+
+def test_checkpoints_by_name(cartpole: Path) -> None:
+    assert find_checkpoint(cartpole).iteration == find_checkpoint(cartpole, "latest").iteration == 4
+    assert find_checkpoint(cartpole, "3").iteration == find_checkpoint(cartpole, "00000003").iteration == 3
+    assert find_checkpoint(cartpole, "best").iteration in (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["newest", "77"])
+def test_unknown_checkpoints_are_explained(cartpole: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}.*4"):
+        load_policy(cartpole, name)
+
+
+def test_unknown_runs_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not exist"):
+        load_policy(tmp_path / "nowhere")
+
+
+def test_policy_is_that_of_the_checkpoint(cartpole: Path) -> None:
+    policy = load_policy(cartpole, "3")
+    tensors, _ = find_checkpoint(cartpole, "3").part("learner")
+    for name, parameter in policy.model.named_parameters():
+        assert torch.equal(parameter, tensors[f"parameter.{name}"])
+    assert policy.iteration == 3
+    encoders = [m for m in policy.model.modules() if isinstance(m, ObservationEncoder)]
+    # The experience of three iterations: positions near 0, velocities that spread further.
+    assert encoders
+    for encoder in encoders:
+        assert (encoder.std > 0.01).all() and (encoder.std < 5).all() and not (encoder.std == 1).any()
+
+
+def test_evaluation_of_a_run(cartpole: Path) -> None:
+    torch.set_num_threads(2)
+    result = evaluate(cartpole, episodes=5)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert result == evaluate(cartpole, episodes=5, checkpoint="4")
+    assert len(result.scores) == 5 and "checkpoint of iteration 4" in result.protocol
+    policy = load_policy(cartpole)
+    during_training = evaluate_policy(policy.model, policy.experiment, 5)
+    assert result.scores != during_training.scores
+    assert result.scores == evaluate_policy(policy.model, policy.experiment, 5, seed_purpose="test").scores
+    assert result != evaluate(cartpole, episodes=5, seed=2)
+
+
+def test_video_of_a_run(cartpole: Path, tmp_path: Path) -> None:
+    out = record_video(cartpole, tmp_path / "a.mp4", episodes=2, max_steps=40, fps=25)
+    description, pictures = read(out)
+    assert " 25 fps" in description and pictures.shape == (41, 400, 600, 3)
+    assert out.read_bytes() == record_video(cartpole, tmp_path / "b.mp4", episodes=2, max_steps=40, fps=25).read_bytes()
+    changed = np.abs(np.diff(pictures.astype(np.int16), axis=0)).max(axis=(1, 2, 3))
+    assert (changed > 50).mean() > 0.5
+
+
+def test_video_ends_with_its_episodes(cartpole: Path, tmp_path: Path) -> None:
+    _, one = read(record_video(cartpole, tmp_path / "a.mp4"))
+    _, two = read(record_video(cartpole, tmp_path / "b.mp4", episodes=2))
+    assert 9 <= len(one) < len(two) and len(two) >= 18
+
+
+def test_atari_video_shows_the_color_screen_in_real_time(breakout: Path, tmp_path: Path) -> None:
+    description, pictures = read(record_video(breakout, tmp_path / "a.mp4", max_steps=20))
+    assert " 15 fps" in description and pictures.shape == (21, 630, 480, 3)
+    assert np.ptp(pictures[10].astype(np.int16), axis=2).max() > 100
+
+
+def test_a_greedy_evaluation_of_atari(breakout: Path) -> None:
+    policy = load_policy(breakout)
+    short = dataclasses.replace(policy.experiment.env, options={"max_num_frames_per_episode": 200})
+    result = evaluate_policy(policy.model, policy.experiment.replace(env=short), 2, greedy=True)
+    assert result.lengths == (50, 50)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"out": "a.avi"}, "End its name in .mp4"),
+        ({"episodes": 0}, "--episodes 0"),
+        ({"max_steps": 0}, "--max-steps 0"),
+        ({"fps": 0}, "--fps 0"),
+    ],
+)
+def test_mistakes_are_explained(cartpole: Path, tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"out": tmp_path / "a.mp4", **arguments}
+    with pytest.raises(SettingsError, match=words):
+        record_video(cartpole, **given)
+    assert not list(tmp_path.iterdir())
