@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime.display import Display, Status, make_display
+from lockstep.runtime.display import PARTS, Display, Status, make_display
 from lockstep.settings import to_json
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class IterationReport:
     """What one iteration did, over all workers."""
 
     iteration: int
-    """Counted from 0, as in the ledger."""
+    """Iterations done, this one included."""
     samples: int
     """Agent samples collected since the run began, this iteration included."""
     frames: int
@@ -133,7 +133,7 @@ class Recorder:
         samples = iterations * self._experiment.samples_per_iteration
         self._write(
             {
-                "iteration": iterations - 1,
+                "iteration": iterations,
                 "samples": samples,
                 "frames": self._previous[1] if self._previous else 0,
                 "seconds": self._totals.seconds,
@@ -181,10 +181,11 @@ class Recorder:
         self._previous = (report.samples, report.frames)
         self._recent.append((report.samples - before[0], report.frames - frames_before, report.seconds))
         seconds = max(1e-9, sum(entry[2] for entry in self._recent))
-        busy = sum(report.times.values())
+        times = {name: report.times[name] for name in PARTS if name in report.times}
+        busy = sum(times.values())
         iterations = self._experiment.iterations
         return Status(
-            iteration=report.iteration + 1,
+            iteration=report.iteration,
             iterations=iterations,
             samples=report.samples,
             total_samples=iterations * self._experiment.samples_per_iteration,
@@ -199,7 +200,7 @@ class Recorder:
             length=statistics.fmean(length for _, length in self._window) if self._window else None,
             episodes=self._totals.episodes,
             history=list(self._totals.history),
-            shares={name: value / busy if busy > 0 else 0.0 for name, value in report.times.items()},
+            shares={name: value / busy if busy > 0 else 0.0 for name, value in times.items()},
             policy_lag=report.policy_lag,
             metrics=dict(report.metrics),
             layout=self._layout,

@@ -143,7 +143,7 @@ class RunFolder:
         if not self.metrics.is_file():
             return
         lines = [line for line in self.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        _replace(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] < iterations))
+        _replace(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] <= iterations))
 
     def _read(self, name: str) -> Any:
         try:

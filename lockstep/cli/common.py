@@ -7,7 +7,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import tyro
@@ -42,8 +42,8 @@ def say_json(value: Any) -> None:
     say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def complain(error: SettingsError) -> None:
-    """Print a user's mistake to standard error, in red on a terminal."""
+def complain(error: Exception) -> None:
+    """Print an error's text to standard error, in red on a terminal."""
     if is_main_process():
         Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
 
@@ -57,6 +57,16 @@ def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> Setting
     return SettingsError(f"There is no {kind} {given!r}.{meant}{listed} {advice}")
 
 
-def progress_to_stderr() -> contextlib.AbstractContextManager[Any]:
-    """A context in which everything printed goes to standard error, so that --json leaves only JSON."""
-    return contextlib.redirect_stdout(sys.stderr)
+@contextlib.contextmanager
+def progress_to_stderr() -> Iterator[None]:
+    """Send everything that is printed, here and by worker processes, to standard error: --json leaves only JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            print("\x1b[?25h")  # the live display, ended at once, could not show the cursor again
         return 130
     except BrokenPipeError:
         # The reader of a pipe, such as head, has seen enough; Python must not complain while it shuts down.
@@ -51,21 +53,25 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version"):
         print(f"lockstep {lockstep.__version__}")
         return 0
-    verb, *rest = arguments
+    from lockstep.cli.common import complain, unknown
     from lockstep.settings import SettingsError
 
+    verb, *rest = arguments
     try:
         if verb not in VERBS:
-            from lockstep.cli.common import unknown
-
             raise unknown("verb", verb, VERBS, "lockstep --help describes them.")
         module = importlib.import_module(VERBS[verb][0])
         return getattr(module, "evaluate" if verb == "eval" else verb)(rest)
     except SettingsError as error:
-        from lockstep.cli.common import complain
-
         complain(error)
         return 2
+    except RuntimeError as error:
+        from lockstep.runtime.supervisor import WorkerError
+
+        if not isinstance(error, WorkerError):
+            raise
+        complain(error)
+        return 1
 
 
 def _usage() -> str:

@@ -62,7 +62,7 @@ def cores() -> int:
 
 def bottleneck(status: Status, available_cores: int) -> str:
     """One sentence: what most of the time goes to, and what to try. Advice that changes the result says so."""
-    if not status.shares or not any(status.shares.values()):
+    if not any(status.shares.values()):
         return "No time measured yet."
     part = max(status.shares, key=lambda name: status.shares[name])
     share = f"{status.shares[part]:.0%}"
@@ -182,7 +182,7 @@ class PlainDisplay:
 def plain_line(status: Status) -> str:
     """A status in one line."""
     shares = " ".join(f"{name} {share:.0%}" for name, share in status.shares.items())
-    losses = " ".join(f"{name} {number(value)}" for name, value in _losses(status).items())
+    losses = " ".join(f"{name} {number(value)}" for name, value in _losses(status, 4).items())
     return (
         f"iteration {status.iteration}/{status.iterations} | samples {status.samples:,} "
         f"({status.samples / status.total_samples:.1%}) | score {number(status.score)} (best {number(status.best)}) | "
@@ -285,8 +285,9 @@ def make_display(kind: Literal["auto", "live", "plain", "none"], title: str, fol
     return PlainDisplay(title, folder) if kind == "plain" else NoDisplay()
 
 
-def _losses(status: Status) -> dict[str, float]:
-    return dict(list(status.metrics.items())[:8])
+def _losses(status: Status, most: int = 8) -> dict[str, float]:
+    shown = [(name, value) for name, value in status.metrics.items() if not name.startswith("hyper/")]
+    return dict(shown[:most])
 
 
 def _shares_bar(shares: dict[str, float], width: int) -> Text:
