@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 
+from lockstep import envs
+from lockstep.envs.base import EnvConfig
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.settings import SettingsError
 
@@ -28,6 +31,8 @@ def record_video(
     fps: int | None = None,
 ) -> Path:
     """Play episodes with a run's policy and write them as an H.264 video, one picture an environment step.
+
+    Sets MUJOCO_GL=egl for this process if neither it nor DISPLAY is set.
 
     Args:
         run: folder of the run.
@@ -53,13 +58,17 @@ def record_video(
             raise SettingsError(f"--{name} {value} is out of range: it must be at least 1.")
     if fps is not None and not 1 <= fps <= 240:
         raise SettingsError(f"--fps {fps} is out of range: it must be from 1 to 240.")
+    if not os.environ.get("DISPLAY"):
+        # MuJoCo reads this when it is first imported, and without a display only this way draws.
+        os.environ.setdefault("MUJOCO_GL", "egl")
     policy = load_policy(run, checkpoint)
+    experiment = policy.experiment
     player = Player(
         policy.model,
-        policy.experiment,
+        experiment.replace(env=_drawable(experiment.env)),
         num_envs=1,
         greedy=greedy,
-        seed=policy.experiment.seed if seed is None else seed,
+        seed=experiment.seed if seed is None else seed,
         purpose="video",
         render=True,
     )
@@ -72,14 +81,32 @@ def record_video(
     return out
 
 
+def _drawable(config: EnvConfig) -> EnvConfig:
+    """EnvPool cannot draw MuJoCo without a display, so gymnasium draws what both serve under the same id."""
+    both = config.adapter == "envpool" and "gymnasium" in envs.list_envs().get(config.id, ())
+    return dataclasses.replace(config, adapter="gymnasium") if both and not config.options else config
+
+
 def _pictures(player: Player, episodes: int, max_steps: int) -> Iterator[np.ndarray]:
-    yield player.env.render()
+    yield _first_picture(player)
     for _ in range(max_steps):
         step = player.step()
         yield player.env.render()
         episodes -= int(step.terminated[0] or step.truncated[0])
         if not episodes:
             return
+
+
+def _first_picture(player: Player) -> np.ndarray:
+    try:
+        return player.env.render()
+    except SettingsError:
+        raise
+    except Exception as error:  # whatever a graphics library raises
+        raise SettingsError(
+            f"The environment could not draw a picture: {type(error).__name__}: {error}. On a machine without display, "
+            "MuJoCo needs a driver that draws off screen: install libegl1 (or libosmesa6 and set MUJOCO_GL=osmesa)."
+        ) from error
 
 
 def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:

@@ -120,6 +120,27 @@ def test_a_greedy_evaluation_of_atari(breakout: Path) -> None:
     assert result.lengths == (50, 50)
 
 
+def test_an_environment_that_cannot_draw_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "blind.py").write_text(
+        """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Blind(CartPoleEnv):
+    def render(self):
+        raise OSError("no graphics driver")
+"""
+    )
+    base = recipes.ppo_cartpole()
+    settings = base.replace(
+        env=dataclasses.replace(base.env, id=f"{tmp_path}/blind.py:Blind"), total_steps=base.samples_per_iteration
+    )
+    run = str(tmp_path / "run")
+    train(settings, options=RunOptions(run=run, **QUIET))
+    with pytest.raises(SettingsError, match=r"could not draw a picture: OSError: no graphics driver.*MUJOCO_GL"):
+        record_video(run, tmp_path / "a.mp4")
+    assert not list(tmp_path.glob("*.mp4"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
