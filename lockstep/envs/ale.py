@@ -66,11 +66,18 @@ def check_options(options: dict[str, Any]) -> None:
             )
 
 
-class AleShard(ShardEnv):
-    """B games of one ROM. Every episode starts from a seed of its own.
+# A seeded reset loads the ROM again, which costs as much as 200 to 250 steps; an unseeded one costs about 15. So seeds
+# are renewed at the first episode end after this many steps (or after EnvConfig.reseed_every, if that is less).
+RESEED_AFTER = 4096
 
-    The library resets an environment by itself on the step after its end, from a random stream that it continues; that
-    reset is followed at once by a seeded one, whose observation is the one returned.
+
+class AleShard(ShardEnv):
+    """B games of one ROM. An environment starts from a seed of its own, and from a new one at the first episode end
+    after RESEED_AFTER steps; no episode is cut for it. In between it continues its random stream from one episode to
+    the next.
+
+    The library resets an environment by itself on the step after its end. Where a new seed is due, that is followed at
+    once by a seeded reset, whose observation is the one returned.
     """
 
     def __init__(
@@ -92,16 +99,17 @@ class AleShard(ShardEnv):
         self.frames_per_step = int(settings.get("frameskip", 4))
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
+        self._reseed_after = min(config.reseed_every, RESEED_AFTER)
         self._life_loss = config.protocol == "classic"
         self._log = ActionLog()
-        self._episode = np.zeros(num_envs, np.int64)
+        self._count = np.zeros(num_envs, np.int64)  # seeded resets so far
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
         self._lives = np.zeros(num_envs, np.int32)
         self._picture: np.ndarray | None = None
 
     def reset(self, out: Observation) -> None:
-        self._episode[:] = 0
+        self._count[:] = 0
         self._restart(out)
 
     def _restart(self, out: Observation) -> None:
@@ -114,7 +122,7 @@ class AleShard(ShardEnv):
 
     def _seeded_reset(self, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         index = np.flatnonzero(mask)
-        seed = self._seeds.episodes(index, self._episode[index])
+        seed = self._seeds.derive(index, self._count[index])
         results = [env.reset(seed=seed, options={"reset_mask": mask}) for env in self._envs]
         self._picture = np.asarray(results[-1][0])
         return results[0]  # type: ignore[return-value]
@@ -132,17 +140,18 @@ class AleShard(ShardEnv):
 
     def recv(self, out: Observation) -> StepResult:
         obs, reward, terminated, truncated, info = self._recv()
-        first = self._ended
+        first, going = self._ended, ~self._ended
+        # An end that decorrelation forces is unknown to the library, so a first episode is followed by a seeded reset.
+        cut_first = (self._count == 0) & (self._first_length > 0)
+        renew = first & ((self._steps >= self._reseed_after) | cut_first)
         self._steps += 1
-        if first.any():
-            self._episode[first] += 1
-            self._steps[first] = 0
-            obs, info = self._seeded_reset(first)
+        if renew.any():
+            self._count[renew] += 1
+            self._steps[renew] = 0
+            obs, info = self._seeded_reset(renew)
         self._writer.write(obs, out)
-        # A first episode may have been cut by us alone, so the library may have really stepped on the reset step.
-        going = ~first
         terminated = terminated & going
-        cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
+        cut = cut_first & (self._steps == self._first_length)
         truncated = (truncated | cut) & going & ~terminated
         self._ended = terminated | truncated
         lives = info["lives"]
@@ -158,23 +167,23 @@ class AleShard(ShardEnv):
         return False
 
     def reseed(self, out: Observation) -> None:
-        self._episode += 1
+        self._count += 1
         self._restart(out)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {
-            "episode": self._episode.copy(),
+            "count": self._count.copy(),
             "steps": self._steps.copy(),
             "ended": self._ended.copy(),
             **self._log.last(int(self._steps.max())),
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
-        self._episode = state["episode"].astype(np.int64)
+        self._count = state["count"].astype(np.int64)
         self._steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
-        # Episodes began at different times, so each environment gets its seeded reset where its own actions begin.
+        # Environments were seeded at different times, so each gets its seeded reset where its own actions begin.
         # What it plays before that is discarded.
         begin = len(actions) - self._steps
         obs, info = self._seeded_reset(np.ones(self.num_envs, np.bool_))

@@ -21,7 +21,7 @@ class EnvConfig:
     """Which environments, and under which protocol."""
 
     id: str = "CartPole-v1"
-    """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable: "module:make", "file.py:make"."""
+    """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable ("file.py:make")."""
     num_envs: int = 8
     """Environments in all shards together."""
     adapter: Literal["auto", "ale", "envpool", "gymnasium"] = "auto"
@@ -32,9 +32,10 @@ class EnvConfig:
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     reseed_every: int = 16_384
-    """Steps per environment after which adapters that cannot reseed single environments (EnvPool) start them all
-    afresh, episodes in flight being truncated and bootstrapped. Bounds the time that resuming takes: lower
-    resumes faster, higher disturbs long episodes less."""
+    """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments and starts
+    them all afresh, episodes in flight being truncated and bootstrapped; ALE does it at the end of an episode, after
+    4,096 steps or this many if that is less. Bounds the time that resuming takes: lower resumes faster, higher
+    disturbs long episodes less."""
     decorrelate: int = 0
     """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
     do not stay in phase. 0 switches it off."""

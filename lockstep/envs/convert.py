@@ -157,17 +157,17 @@ def zero_based(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 class Seeds:
-    """Seeds of one shard's environments: functions of (seed, purpose, global index, episode or reseeding count)."""
+    """Seeds of one shard's environments: functions of (seed, purpose, global index, count of seeded resets)."""
 
     def __init__(self, seed: int, purpose: str, first_index: int) -> None:
         self._seed, self._purpose, self._first_index = seed, purpose, first_index
 
-    def episodes(self, index: np.ndarray, episode: np.ndarray) -> np.ndarray:
-        """One seed for each of the given environments, int64."""
+    def derive(self, index: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """One seed for each of the given environments of the shard, int64."""
         return np.array(
             [
-                derive_seed(self._seed, f"env-{self._purpose}", self._first_index + int(j), int(e))
-                for j, e in zip(index, episode, strict=True)
+                derive_seed(self._seed, f"env-{self._purpose}", self._first_index + int(j), int(n))
+                for j, n in zip(index, count, strict=True)
             ],
             np.int64,
         )

@@ -84,7 +84,7 @@ class EnvPoolShard(ShardEnv):
         self.observation_space = self._writer.space
         self._native_action_space = action_space
         self.action_space = zero_based(action_space)
-        self._pool = self._make_pool()
+        self._pool: Any = None  # made by reset, since it needs the seeds of that moment
 
     @property
     def _is_atari(self) -> bool:
@@ -115,7 +115,7 @@ class EnvPoolShard(ShardEnv):
 
     def _make_pool(self) -> Any:
         index = np.arange(self.num_envs)
-        seed = self._seeds.episodes(index, np.full(self.num_envs, self._count))
+        seed = self._seeds.derive(index, np.full(self.num_envs, self._count))
         settings = dict(self._settings)
         if self._is_atari:
             settings |= {"reward_clip": False, "episodic_life": False}
@@ -143,7 +143,7 @@ class EnvPoolShard(ShardEnv):
         self._writer.write(self._restart(), out)
 
     def _restart(self) -> Any:
-        self._pool.close()
+        self.close()
         self._pool = self._make_pool()
         self._since = 0
         self._log.clear()
@@ -211,4 +211,6 @@ class EnvPoolShard(ShardEnv):
         return np.asarray(self._pool.render(env_ids=[index])[0], np.uint8)
 
     def close(self) -> None:
-        self._pool.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None

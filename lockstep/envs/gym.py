@@ -76,7 +76,7 @@ class GymShard(ShardEnv):
         self._writer.write_list(self._obs, out)
 
     def _reset_one(self, j: int) -> None:
-        seed = self._seeds.episodes(np.array([j]), self._episode[j : j + 1])
+        seed = self._seeds.derive(np.array([j]), self._episode[j : j + 1])
         self._obs[j], _ = self._envs[j].reset(seed=int(seed[0]))
         self._steps[j] = 0
 

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import importlib.util
+import re
 from typing import Any
 
 import gymnasium
@@ -102,7 +103,7 @@ def resolve(config: EnvConfig) -> EnvConfig:
         adapter = installed[0]
     elif adapter not in adapters:
         raise SettingsError(
-            f"env.adapter={adapter} cannot serve env.id={config.id}. Use --env.adapter {' or '.join(adapters)}, or auto."
+            f"env.adapter={adapter} cannot serve env.id={config.id}. Use {' or '.join(adapters)}, or auto."
         )
     elif adapter not in able:
         raise SettingsError(
@@ -142,19 +143,7 @@ def _atari_games() -> frozenset[str]:
         from lockstep.envs import envpool
 
         names |= set(envpool.games())
-    return frozenset(names or _WELL_KNOWN_GAMES)
-
-
-# Lets `--env.id Breakout` name the missing extra where no Atari library is installed.
-_WELL_KNOWN_GAMES = tuple(
-    (
-        "Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider Berzerk Bowling Boxing Breakout "
-        "Centipede ChopperCommand CrazyClimber Defender DemonAttack DoubleDunk Enduro FishingDerby Freeway Frostbite "
-        "Gopher Gravitar Hero IceHockey Jamesbond Kangaroo Krull KungFuMaster MontezumaRevenge MsPacman NameThisGame "
-        "Phoenix Pitfall Pong PrivateEye Qbert Riverraid RoadRunner Robotank Seaquest Skiing Solaris SpaceInvaders "
-        "StarGunner Surround Tennis TimePilot Tutankham UpNDown Venture VideoPinball WizardOfWor YarsRevenge Zaxxon"
-    ).split()
-)
+    return frozenset(names)
 
 
 def _catalog() -> dict[str, tuple[str, ...]]:
@@ -172,8 +161,6 @@ def _catalog() -> dict[str, tuple[str, ...]]:
 
         for game in ale.games():
             catalog[game] = ("ale", "envpool") if game in catalog or not _installed("envpool") else ("ale",)
-    for game in _atari_games():
-        catalog.setdefault(game, ("ale", "envpool"))
     for env_id in gymnasium.registry:
         if env_id.startswith("GymV"):
             continue
@@ -193,6 +180,8 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...]]:
         return game, catalog[game]
     if env_id in catalog:
         return env_id, catalog[env_id]
+    if not games and re.fullmatch(r"[A-Z][A-Za-z]+(-v5)?", env_id):
+        raise _missing(env_id, "ale")
     if ":" in env_id:  # gymnasium's "module:id" imports the module that registers the id
         return env_id, ("gymnasium",)
     folded = {name.lower(): name for name in catalog}

@@ -58,7 +58,7 @@ class Memory(gymnasium.Env[np.ndarray, np.int64]):
         return self._observe(2, None), 1.0 if action == self._cue else -1.0, True, False, {}
 
 
-class TupleBandit(gymnasium.Env[dict[str, np.ndarray], Any]):
+class TupleBandit(gymnasium.Env[Any, Any]):
     """A contextual bandit with an image and a vector to see, and an arm and a point to choose, for `steps` rounds.
 
     Observation: "image" uint8 [1, 36, 36], one of `arms` horizontal bands lit (36 is the least that a Nature CNN
