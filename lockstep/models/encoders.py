@@ -139,13 +139,11 @@ class ObservationEncoder(nn.Module):
     ):
         super().__init__()
         self.layout, self.dtype, self.normalize, self.clip = layout, dtype, normalize, clip
-        flat = (*layout.integers, *((key, math.prod(shape)) for key, shape in layout.images if not image_encoder))
-        self.flat_keys = tuple(key for key, _ in flat)
-        self.image_keys = tuple(key for key, _ in layout.images) if image_encoder else ()
-        self.images = nn.ModuleList(image_encoder(shape) for _, shape in layout.images) if image_encoder else []
-        size = layout.vector_size + sum(size for _, size in flat)
+        self.images = nn.ModuleList(image_encoder(shape) for _, shape in layout.images) if image_encoder else None
+        pixels = 0 if image_encoder else sum(math.prod(shape) for _, shape in layout.images)
+        size = layout.vector_size + pixels
         self.vectors = vector_encoder(size) if size else None
-        parts = [*self.images, *([self.vectors] if self.vectors else [])]
+        parts = [*(self.images or ()), *([self.vectors] if self.vectors else [])]
         self.out_features = sum(int(part.out_features) for part in parts)  # type: ignore[arg-type]
         self.mean: Tensor
         self.std: Tensor
@@ -155,7 +153,7 @@ class ObservationEncoder(nn.Module):
     def forward(self, obs: Any) -> Tensor:
         """[T, B, ...] -> [T, B, F] in dtype"""
         features = []
-        for key, encoder in zip(self.image_keys, self.images, strict=True):
+        for (key, _), encoder in zip(self.layout.images, self.images or (), strict=False):
             image = entry(obs, key)
             features.append(encoder(image.flatten(0, 1), self.dtype).view(*image.shape[:2], -1))
         if self.vectors is not None:
@@ -169,10 +167,8 @@ class ObservationEncoder(nn.Module):
             if self.normalize:
                 vector = ((vector - self.mean) / self.std).clamp(-self.clip, self.clip)
             parts.append(vector)
-        for key in self.flat_keys:
-            value = entry(obs, key)
-            scaled = value / 255 if value.dtype == torch.uint8 else value.float()
-            parts.append(flatten_entry(scaled))
+        if self.images is None:
+            parts += [flatten_entry(entry(obs, key) / 255) for key, _ in self.layout.images]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,9 @@ class ObservationLayout:
     """The entries of an observation space, each group sorted by key: the canonical order of everything."""
 
     images: tuple[tuple[str, tuple[int, int, int]], ...]
-    """Entries with three dimensions [C, H, W]."""
+    """uint8 entries with three dimensions [C, H, W]; their pixels are divided by 255, and never normalized."""
     vectors: tuple[tuple[str, int], ...]
-    """Float entries with any other number of dimensions, flattened: these are normalized if anything is."""
-    integers: tuple[tuple[str, int], ...]
-    """Entries of whole numbers, flattened; uint8 ones are divided by 255, and none is ever normalized."""
+    """All other entries, flattened: what is normalized if anything is."""
     mask_size: int
     """Numbers in the action mask, 0 without one."""
 
@@ -40,7 +39,7 @@ class ObservationLayout:
             SettingsError: the space has an entry of another type, or none that can be observed.
         """
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
-        images, vectors, integers, mask_size = [], [], [], 0
+        images, vectors, mask_size = [], [], 0
         for key, entry in sorted(entries.items()):
             if not isinstance(entry, (spaces.Box, spaces.MultiBinary)):
                 raise SettingsError(
@@ -48,18 +47,15 @@ class ObservationLayout:
                     "observes Box, MultiBinary, and Dict spaces of these. Wrap the environment (for example in "
                     "gymnasium.wrappers.FlattenObservation), or write your own ModelConfig."
                 )
-            size = int(np.prod(entry.shape))
             if key == ACTION_MASK:
-                mask_size = size
-            elif len(entry.shape) == 3:
+                mask_size = math.prod(entry.shape)
+            elif len(entry.shape) == 3 and entry.dtype == np.uint8:
                 images.append((key, entry.shape))
-            elif np.issubdtype(entry.dtype, np.floating):
-                vectors.append((key, size))
             else:
-                integers.append((key, size))
-        if not images and not vectors and not integers:
+                vectors.append((key, math.prod(entry.shape)))
+        if not images and not vectors:
             raise SettingsError(f"The observation space {space} has nothing to observe besides an action mask.")
-        return ObservationLayout(tuple(images), tuple(vectors), tuple(integers), mask_size)
+        return ObservationLayout(tuple(images), tuple(vectors), mask_size)
 
     @property
     def vector_size(self) -> int:
@@ -67,7 +63,7 @@ class ObservationLayout:
         return sum(size for _, size in self.vectors)
 
     def vector(self, obs: Any) -> Tensor:
-        """The float entries [T, B, ...] of an observation, concatenated in canonical order: fp32 [T, B, D]."""
+        """The vectors in an observation [T, B, ...], concatenated in canonical order: fp32 [T, B, D]."""
         parts = [flatten_entry(entry(obs, key)).float() for key, _ in self.vectors]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1) if parts else empty_like(obs)
 
@@ -83,6 +79,6 @@ def flatten_entry(x: Tensor) -> Tensor:
 
 
 def empty_like(obs: Any) -> Tensor:
-    """fp32 [T, B, 0], for an observation without float vectors."""
+    """fp32 [T, B, 0], for an observation without vectors."""
     first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
     return torch.empty(*first.shape[:2], 0, device=first.device)
