@@ -9,6 +9,8 @@ python examples/script.py
 
 from __future__ import annotations
 
+import torch
+
 from lockstep import envs, recipes
 from lockstep.clock import Clock, Versions
 from lockstep.collect import Collector, Version
@@ -23,6 +25,7 @@ from lockstep.tree import TreeSum
 
 def run(experiment: Experiment) -> str:
     """Train, print a line an iteration, and return the digest that `lockstep train` would print too."""
+    torch.set_num_threads(experiment.torch_threads)  # bits depend on it
     shards = range(experiment.scheme.shards)
     algorithm = experiment.algorithm.build()
     model = experiment.model.build(

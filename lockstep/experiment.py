@@ -6,13 +6,13 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.algorithms.base import AlgorithmConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, Steps, to_json
+from lockstep.settings import SettingsError, Steps, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ class Experiment:
     def identity(self) -> str:
         """SHA-256 over the canonical JSON of all settings."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Worker processes read settings as a resumed run does: pickle cannot import classes of a user's own file.
+        return from_json, (to_json(self),)
 
     def replace(self, **changes: object) -> Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
