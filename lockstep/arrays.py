@@ -6,13 +6,12 @@ take a structure also serve observations, which are either a single array or a d
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import EllipsisType, NoneType
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -55,9 +54,9 @@ class ArrayTuple:
     """Base class of named array tuples; a subclass declares its fields by annotations.
 
         class Step(ArrayTuple):
-            obs: Any                    # an array, or a dict of arrays
+            obs: Any  # an array, or a dict of arrays
             reward: Tensor
-            prev_reward: Tensor | None  # may be left out, and is None then
+            prev_reward: Tensor | None = None
 
         step = Step(obs={"image": image, "speed": speed}, reward=reward)
 
@@ -88,8 +87,7 @@ class ArrayTuple:
             if vars(cls).get(name) is not None:
                 raise TypeError(f"{cls.__name__}.{name} can have no default but None")
         cls._fields = tuple(dict.fromkeys((*cls._fields, *own)))
-        inherited = cls._optional.difference(own)
-        cls._optional = inherited.union(name for name, annotation in own.items() if _admits_none(annotation))
+        cls._optional = cls._optional.union(name for name in own if name in vars(cls))
         _pytree.register_pytree_node(cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys)
 
     def __init__(self, **fields: Any) -> None:
@@ -114,7 +112,7 @@ class ArrayTuple:
         name = ""
         try:
             for name, x in self.__dict__.items():
-                fields[name] = x[index] if x.__class__ in _PLAIN else read(x, index)
+                fields[name] = x[index] if x.__class__ is Tensor else read(x, index)
         except _FieldError as error:
             raise error.within(name) from error.__cause__
         except IndexError as error:
@@ -193,9 +191,11 @@ def read(structure: S, index: Any) -> S:
     Raises:
         FieldIndexError: the index does not fit an array.
     """
+    if structure.__class__ is np.ndarray:
+        return _take(structure, index)
     if isinstance(structure, ArrayTuple):
         return structure[index]
-    return _map(lambda x: x[index], structure)
+    return _map(lambda x: _take(x, index), structure)
 
 
 def write(dest: Any, index: Any, source: Any) -> None:
@@ -334,7 +334,7 @@ class _Gather:
         leading = x.shape[: self.used]
         if leading not in self.shapes:
             stand_in = x.new_empty(leading) if isinstance(x, Tensor) else np.empty(leading, np.bool_)
-            self.shapes[leading] = stand_in[self.index].shape
+            self.shapes[leading] = _take(stand_in, self.index).shape
         shape = self.shapes[x.shape] = (*self.shapes[leading], *x.shape[self.used :])
         return shape
 
@@ -347,8 +347,8 @@ def _match(x: Any, index: Any, y: Any, gather: _Gather | None, pending: list[tup
             expected = x.shape
         else:
             expected = gather.shapes.get(x.shape) or gather.shape(x)
-            if not (x.is_cpu and y.is_cpu):
-                y = y.to(x.device)
+            if x.dtype != y.dtype or not (x.is_cpu and y.is_cpu):
+                y = y.to(x)
         if expected != y.shape:
             raise _wrong_shape(expected, y.shape)
         pending.append((x, index, y))
@@ -370,11 +370,24 @@ def _match(x: Any, index: Any, y: Any, gather: _Gather | None, pending: list[tup
         expected = x[index].shape if gather is None else gather.shape(x)
         if expected != y.shape:
             raise _wrong_shape(expected, y.shape)
-        pending.append((x, index, y.detach().numpy() if isinstance(y, Tensor) else y))
+        pending.append((x, _numpy_index(index), y.detach().numpy() if isinstance(y, Tensor) else y))
 
 
 def _wrong_shape(expected: Iterable[int], got: Iterable[int]) -> StructureError:
     return StructureError(f"expected the shape {list(expected)}, got {list(got)}")
+
+
+def _take(x: Any, index: Any) -> Any:
+    return x[index] if isinstance(x, Tensor) else x[_numpy_index(index)]
+
+
+def _numpy_index(index: Any) -> Any:
+    """Numpy would take a tensor that holds a single integer for that integer, whatever the tensor's shape."""
+    if isinstance(index, Tensor):
+        return index.numpy(force=True)
+    if isinstance(index, tuple):
+        return tuple(part.numpy(force=True) if isinstance(part, Tensor) else part for part in index)
+    return index
 
 
 def _as_tensor(x: Any) -> Tensor:
@@ -411,20 +424,6 @@ def _complete(cls: type[ArrayTuple], fields: dict[str, Any]) -> dict[str, Any]:
     if missing := [name for name in cls._fields if name not in fields and name not in cls._optional]:
         raise TypeError(f"{cls.__name__} lacks the field {', '.join(missing)}")
     return {name: fields.get(name) for name in cls._fields}
-
-
-def _admits_none(annotation: Any) -> bool:
-    """Whether an annotation is a union with None. Strings are parsed: their names need not be importable."""
-    if not isinstance(annotation, str):
-        return annotation in (None, NoneType) or NoneType in get_args(annotation)
-    node: ast.expr = ast.parse(annotation, mode="eval").body
-    if isinstance(node, ast.Subscript):
-        return ast.unparse(node.value).split(".")[-1] == "Optional"
-    while isinstance(node, ast.BinOp):
-        if ast.unparse(node.right) == "None":
-            return True
-        node = node.left
-    return ast.unparse(node) == "None"
 
 
 def _flatten(x: Any) -> tuple[list[Any], tuple[str, ...]]:
