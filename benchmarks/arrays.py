@@ -118,9 +118,9 @@ def main() -> int:
         args.markdown.write_text(
             "# Overhead of named array tuples\n\n"
             f"Twelve tensors [{T}, {B}, …], two of them in a nested dict; one thread; CPU time, medians of "
-            f"{args.rounds} interleaved rounds, and the median of each round's ratio. Time includes the work on the tensors, which is "
-            f"the same for both. Python {platform.python_version()}, torch {torch.__version__}, "
-            f"tensordict {tensordict.__version__}, {platform.machine()}. "
+            f"{args.rounds} interleaved rounds, and the median of each round's ratio. Time includes the work "
+            f"on the tensors, which is the same for both. Python {platform.python_version()}, "
+            f"torch {torch.__version__}, tensordict {tensordict.__version__}, {platform.machine()}. "
             "Made by `python benchmarks/arrays.py --markdown benchmarks/arrays.md`.\n\n"
             f"{table}\n\n"
             "An array tuple also compares structure, shapes and bounds before it writes; a TensorDict broadcasts.\n",
