@@ -127,12 +127,10 @@ def read_curve(run: Path, x: str, metric: str) -> Curve:
     values = values[np.isfinite(values).all(axis=1)]
     if not len(values):
         known = sorted({name for record in records for name in record})
-        close = difflib.get_close_matches(metric, known, n=4, cutoff=0.3)
-        hint = f"Close to it are {', '.join(close)}; " if close else ""
-        raise SettingsError(
-            f"{run} has no values of {metric!r} yet. {hint}it has {', '.join(known) or 'no metrics at all'}. "
-            "Scores appear when the first episodes have ended."
-        )
+        close = difflib.get_close_matches(metric, known, n=4, cutoff=0.5)
+        hint = f"Close to it are {', '.join(close)}." if close else f"It has {', '.join(known) or 'no metrics at all'}."
+        later = " Scores appear when the first episodes have ended." if metric.startswith("score/") else ""
+        raise SettingsError(f"{run} has no values of {metric!r} yet. {hint}{later}")
     return values[:, 0], values[:, 1]
 
 

@@ -5,7 +5,9 @@ Shape legend: B environments, K core state.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,3 +165,14 @@ class Player:
     def close(self) -> None:
         """Release the environments."""
         self.env.close()
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Compute with as many threads as training did, since bits depend on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

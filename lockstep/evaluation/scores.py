@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from lockstep.evaluation.policy import Player, load_policy
+from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
@@ -95,7 +93,7 @@ def evaluate(
         SettingsError: there is no such run or checkpoint, or a number is out of range.
     """
     policy = load_policy(run, checkpoint)
-    with _torch_threads(policy.experiment.torch_threads):
+    with torch_threads(policy.experiment.torch_threads):
         result = evaluate_policy(
             policy.model,
             policy.experiment,
@@ -165,14 +163,3 @@ def _environment(experiment: Experiment) -> str:
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
     notes += [f"{name}={value}" for name, value in env.options.items()]
     return f"{env.id} ({', '.join([*notes, env.adapter])})"
-
-
-@contextlib.contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """Bits depend on torch's threads, so that evaluation uses as many as training."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

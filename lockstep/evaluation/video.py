@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
 
-from lockstep import envs
 from lockstep.envs.base import EnvConfig
-from lockstep.evaluation.policy import Player, load_policy
+from lockstep.evaluation.policy import Player, load_policy, torch_threads
+from lockstep.run import RunFolder
 from lockstep.settings import SettingsError
 
 _SIZE = 640
 """Smaller pictures are magnified by a whole number as long as both sides stay within this many pixels."""
+
+_ADVICE = (
+    "On a machine without display, MuJoCo needs a driver that draws off screen: install libegl1 (apt-get install "
+    "libegl1), or for gymnasium's tasks libosmesa6 and set MUJOCO_GL=osmesa."
+)
 
 
 def record_video(
@@ -32,7 +38,7 @@ def record_video(
 ) -> Path:
     """Play episodes with a run's policy and write them as an H.264 video, one picture an environment step.
 
-    Sets MUJOCO_GL=egl for this process if neither it nor DISPLAY is set.
+    Without a DISPLAY, sets MUJOCO_GL and SDL_VIDEODRIVER for this process, unless they are set.
 
     Args:
         run: folder of the run.
@@ -58,14 +64,12 @@ def record_video(
             raise SettingsError(f"--{name} {value} is out of range: it must be at least 1.")
     if fps is not None and not 1 <= fps <= 240:
         raise SettingsError(f"--fps {fps} is out of range: it must be from 1 to 240.")
-    if not os.environ.get("DISPLAY"):
-        # MuJoCo reads this when it is first imported, and without a display only this way draws.
-        os.environ.setdefault("MUJOCO_GL", "egl")
+    prepare_graphics(RunFolder.open(run).experiment().env)
     policy = load_policy(run, checkpoint)
     experiment = policy.experiment
     player = Player(
         policy.model,
-        experiment.replace(env=_drawable(experiment.env)),
+        experiment,
         num_envs=1,
         greedy=greedy,
         seed=experiment.seed if seed is None else seed,
@@ -75,16 +79,29 @@ def record_video(
     try:
         frames_per_step = player.env.frames_per_step
         default = round(60 / frames_per_step) if frames_per_step > 1 else 30
-        write_mp4(out, _pictures(player, episodes, max_steps), fps or default)
+        with torch_threads(experiment.torch_threads):
+            write_mp4(out, _pictures(player, episodes, max_steps), fps or default)
     finally:
         player.close()
     return out
 
 
-def _drawable(config: EnvConfig) -> EnvConfig:
-    """EnvPool cannot draw MuJoCo without a display, so gymnasium draws what both serve under the same id."""
-    both = config.adapter == "envpool" and "gymnasium" in envs.list_envs().get(config.id, ())
-    return dataclasses.replace(config, adapter="gymnasium") if both and not config.options else config
+def prepare_graphics(env: EnvConfig) -> None:
+    """Let MuJoCo and SDL draw without a display. They read these settings when they are first imported."""
+    if sys.platform != "linux":
+        return
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    try:
+        # EnvPool's MuJoCo uses EGL without loading it, and ends the process where nobody has.
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        if env.adapter == "envpool":
+            from envpool.registration import registry
+
+            if env.id in registry.specs and ".mujoco" in registry.specs[env.id][0]:
+                raise SettingsError(f"{env.id} cannot be drawn: {error}. {_ADVICE}") from error
 
 
 def _pictures(player: Player, episodes: int, max_steps: int) -> Iterator[np.ndarray]:
@@ -104,8 +121,7 @@ def _first_picture(player: Player) -> np.ndarray:
         raise
     except Exception as error:  # whatever a graphics library raises
         raise SettingsError(
-            f"The environment could not draw a picture: {type(error).__name__}: {error}. On a machine without display, "
-            "MuJoCo needs a driver that draws off screen: install libegl1 (or libosmesa6 and set MUJOCO_GL=osmesa)."
+            f"The environment could not draw a picture: {type(error).__name__}: {error}. {_ADVICE}"
         ) from error
 
 

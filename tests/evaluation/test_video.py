@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +12,9 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from lockstep.evaluation.video import fit, write_mp4
+from lockstep.envs.base import EnvConfig
+from lockstep.evaluation.video import fit, prepare_graphics, write_mp4
+from lockstep.settings import SettingsError
 
 
 def read(path: Path) -> tuple[str, np.ndarray]:
@@ -52,3 +57,27 @@ def test_a_failing_environment_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="emulator"):
         write_mp4(tmp_path / "a.mp4", pictures(), 30)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_graphics_driver_is_explained_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, mode: int) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(SettingsError, match=r"HalfCheetah-v4 cannot be drawn: libEGL.*apt-get install libegl1"):
+        prepare_graphics(EnvConfig(id="HalfCheetah-v4", adapter="envpool"))
+    prepare_graphics(EnvConfig(id="Breakout", adapter="envpool"))
+    prepare_graphics(EnvConfig(id="CartPole-v1", adapter="gymnasium"))
+
+
+@pytest.mark.parametrize("display", ["", ":0"])
+def test_drawing_off_screen_is_asked_for_where_there_is_no_display(
+    monkeypatch: pytest.MonkeyPatch, display: str
+) -> None:
+    environment = {"DISPLAY": display, "SDL_VIDEODRIVER": "x11"}
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "environ", environment)
+    prepare_graphics(EnvConfig(adapter="gymnasium"))
+    assert environment["SDL_VIDEODRIVER"] == "x11"
+    assert environment.get("MUJOCO_GL") == (None if display else "egl")
