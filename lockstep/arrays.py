@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from types import EllipsisType, NoneType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -313,6 +313,12 @@ def _check_match(x: Any, y: Any) -> None:
         raise StructureError(f"{type(x).__name__} is not an array, None, dict or ArrayTuple")
 
 
+@lru_cache(256)
+def _stand_in(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Something to index: a single number in memory, whatever its shape. Its values are never used."""
+    return torch.empty((), dtype=torch.bool, device=device).expand(shape)
+
+
 class _Gather:
     """The shapes of `x[index]` for an index that copies, found without copying what lies behind its dimensions."""
 
@@ -333,7 +339,7 @@ class _Gather:
     def shape(self, x: Any) -> tuple[int, ...]:
         leading = x.shape[: self.used]
         if leading not in self.shapes:
-            stand_in = x.new_empty(leading) if isinstance(x, Tensor) else np.empty(leading, np.bool_)
+            stand_in = _stand_in(leading, x.device) if isinstance(x, Tensor) else np.empty(leading, np.bool_)
             self.shapes[leading] = _take(stand_in, self.index).shape
         shape = self.shapes[x.shape] = (*self.shapes[leading], *x.shape[self.used :])
         return shape
