@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_evaluation_of_a_run(cartpole: Path) -> None:
     assert result.scores != during_training.scores
     assert result.scores == evaluate_policy(policy.model, policy.experiment, 5, seed_purpose="test").scores
     assert result != evaluate(cartpole, episodes=5, seed=2)
+
+
+def test_evaluating_during_training_changes_no_bit_of_it(tmp_path: Path) -> None:
+    base = recipes.ppo_cartpole()
+    settings = base.replace(total_steps=2 * base.samples_per_iteration)
+    results = [
+        train(settings, options=RunOptions(run=str(tmp_path / str(every)), eval_every=every, eval_episodes=3, **QUIET))
+        for every in (0, 1)
+    ]
+    assert results[0].digest == results[1].digest
+    lines = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["eval/score"] for line in lines if "eval/score" in line]
+    final = load_policy(tmp_path / "1")
+    assert len(scores) == 2
+    assert scores[-1] == evaluate_policy(final.model, final.experiment, 3).mean
 
 
 def test_video_of_a_run(cartpole: Path, tmp_path: Path) -> None:
