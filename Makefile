@@ -21,8 +21,8 @@ help:
 train: $(VENV)/.train
 	$(BIN)/lockstep train ppo-atari --env.id Breakout --total-steps $(STEPS) --layout $(LAYOUT) --run $(RUN)
 	$(BIN)/lockstep eval $(RUN) --episodes 10
-	$(BIN)/lockstep record $(RUN) $(RUN)/video.mp4
-	$(BIN)/lockstep plot $(RUN) --out $(RUN)/learning-curve.png
+	$(BIN)/lockstep record $(RUN)
+	$(BIN)/lockstep plot $(RUN)
 	@echo
 	@echo "run folder      $(abspath $(RUN))"
 	@echo "video           $(RUN)/video.mp4"
