@@ -54,17 +54,6 @@ class ObservationWriter:
                 values = [value[part] for value in values]
             write(np.array(values), out[key] if self._nested else out)
 
-    def empty(self, num_envs: int) -> Observation:
-        """Zeroed buffers for a batch."""
-        if isinstance(self.space, spaces.Dict):
-            return {key: _zeros(num_envs, space) for key, space in self.space.items()}
-        return _zeros(num_envs, self.space)
-
-
-def _zeros(num_envs: int, space: spaces.Space[Any]) -> np.ndarray:
-    assert space.shape is not None
-    return np.zeros((num_envs, *space.shape), space.dtype)
-
 
 def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
     children: list[tuple[str | int, spaces.Space[Any]]]
@@ -138,22 +127,6 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
 
 def _vector(shape: tuple[int, ...]) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
-
-
-def zero_based(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The action space as policies see it: discrete choices count from 0."""
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(space.nvec)
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([zero_based(part) for part in space.spaces])
-    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        return space
-    raise SettingsError(
-        f"The action space {space} is not supported. Allowed are Box, Discrete, MultiDiscrete, MultiBinary and Tuples "
-        "of them: wrap the environment in one that has such actions, and give that as --env.id file.py:make."
-    )
 
 
 class Seeds:

@@ -9,10 +9,9 @@ from typing import Any
 import envpool
 import numpy as np
 from envpool.registration import registry as _registry
-from gymnasium import spaces
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
-from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds, zero_based
+from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -78,12 +77,10 @@ class EnvPoolShard(ShardEnv):
         with warnings.catch_warnings():  # EnvPool's own spaces warn about the precision of their bounds
             warnings.simplefilter("ignore")
             spec = self._make_spec()
-            observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+            self._writer = ObservationWriter(spec.gymnasium_observation_space)
+            self.action_space = spec.gymnasium_action_space
         self.frames_per_step = int(getattr(spec.config, "frame_skip", 4)) if self._is_atari else 1
-        self._writer = ObservationWriter(observation_space)
         self.observation_space = self._writer.space
-        self._native_action_space = action_space
-        self.action_space = zero_based(action_space)
         self._pool: Any = None  # made by reset, since it needs the seeds of that moment
 
     @property
@@ -156,11 +153,9 @@ class EnvPoolShard(ShardEnv):
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         assert isinstance(action, np.ndarray), "EnvPool has no environments with Tuple actions"
-        native = action.astype(self._native_action_space.dtype)
-        if isinstance(self._native_action_space, spaces.Discrete):
-            native += self._native_action_space.start
-        self._log.append((native,))
-        self._pool.send(native)
+        action = action.astype(self.action_space.dtype)
+        self._log.append((action,))
+        self._pool.send(action)
         self._since += 1
 
     def recv(self, out: Observation) -> StepResult:

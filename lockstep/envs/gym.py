@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import Any, cast
+import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
-from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds, zero_based
+from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
 _EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "Atari": "atari", "vizdoom": "vizdoom"}
@@ -36,7 +37,9 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
     if config.id.startswith("ALE/"):
         importlib.import_module("ale_py")
     try:
-        return gymnasium.make(config.id, disable_env_checker=True, **options)
+        with warnings.catch_warnings():  # whoever names an old version wants it, say to compare with published scores
+            warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
+            return gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         extra = next((extra for word, extra in _EXTRAS.items() if word in str(error)), None)
         hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install what it names."
@@ -53,8 +56,7 @@ class GymShard(ShardEnv):
         self.num_envs = num_envs
         self._writer = ObservationWriter(self._envs[0].observation_space)
         self.observation_space = self._writer.space
-        self._native_action_space = self._envs[0].action_space
-        self.action_space = zero_based(self._native_action_space)
+        self.action_space = self._envs[0].action_space
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
         self._log = ActionLog()
@@ -95,7 +97,7 @@ class GymShard(ShardEnv):
                 self._episode[j] += 1
                 self._reset_one(j)
             else:
-                action = single_action(self._native_action_space, self._action, j)
+                action = single_action(self.action_space, self._action, j)
                 self._obs[j], value, terminated[j], truncated[j], _ = env.step(action)
                 reward[j] = value
                 self._steps[j] += 1
@@ -128,7 +130,7 @@ class GymShard(ShardEnv):
         for j, env in enumerate(self._envs):
             self._reset_one(j)
             for action in actions[len(actions) - int(steps[j]) :]:
-                self._obs[j], *_ = env.step(single_action(self._native_action_space, action, j))
+                self._obs[j], *_ = env.step(single_action(self.action_space, action, j))
         self._steps = steps
         self._writer.write_list(self._obs, out)
         return int(steps.sum())
@@ -149,12 +151,10 @@ class GymShard(ShardEnv):
 
 
 def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
-    """Environment j's action out of batched components, as its own step expects it."""
+    """Environment j's action out of the batch, as its own step expects it."""
     if isinstance(space, spaces.Tuple):
         return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
     (x,) = parts
     if isinstance(space, spaces.Discrete):
-        return int(x[j]) + int(space.start)
-    if isinstance(space, spaces.MultiDiscrete):
-        return x[j].astype(space.dtype) + space.start
-    return cast(np.ndarray, x[j]).astype(space.dtype).reshape(space.shape)
+        return int(x[j])
+    return x[j].astype(space.dtype).reshape(space.shape)

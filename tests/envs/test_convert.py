@@ -1,0 +1,52 @@
+"""Observations of every space in the form that models take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.envs.convert import ObservationWriter
+
+IMAGE = np.arange(2 * 5 * 6 * 3, dtype=np.uint8).reshape(2, 5, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("space", "batch", "expected"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float64), np.array([[0.1, 0.2]]), np.array([[0.1, 0.2]], np.float32)),
+        (spaces.Box(-9, 9, (), np.float64), np.array([3.0, 4.0]), np.array([[3], [4]], np.float32)),
+        (spaces.Box(0, 255, (3,), np.uint8), np.array([[1, 2, 255]], np.uint8), np.array([[1, 2, 255]], np.float32)),
+        (spaces.Box(0, 255, (5, 6, 3), np.uint8), IMAGE, IMAGE.transpose(0, 3, 1, 2)),
+        (spaces.Box(0, 255, (4, 5, 6), np.uint8), np.ones((1, 4, 5, 6), np.uint8), np.ones((1, 4, 5, 6), np.uint8)),
+        (spaces.Box(0, 255, (5, 6), np.uint8), IMAGE[..., 0], IMAGE[..., 0][:, None]),
+        (
+            spaces.Box(0, 255, (2, 5, 6, 3), np.uint8),
+            IMAGE[None],
+            np.concatenate([IMAGE[0].transpose(2, 0, 1), IMAGE[1].transpose(2, 0, 1)])[None],
+        ),
+        (spaces.Discrete(3, start=4), np.array([4, 6]), np.array([[1, 0, 0], [0, 0, 1]], np.float32)),
+        (spaces.MultiDiscrete([2, 3]), np.array([[1, 0]]), np.array([[0, 1, 1, 0, 0]], np.float32)),
+        (spaces.MultiBinary(3), np.array([[1, 0, 1]], np.int8), np.array([[1, 0, 1]], np.float32)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, spaces.Space) else "",
+)
+def test_conversions(space: spaces.Space, batch: np.ndarray, expected: np.ndarray) -> None:
+    writer = ObservationWriter(space)
+    for listed in (False, True):
+        out = np.full((len(batch), *writer.space.shape), 77, writer.space.dtype)  # type: ignore[misc]
+        writer.write_list(list(batch), out) if listed else writer.write(batch, out)
+        assert np.array_equal(out, expected) and out.dtype == expected.dtype
+    assert writer.space.contains(out[0])
+
+
+def test_nested_spaces_become_one_flat_dict() -> None:
+    inner = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)})
+    writer = ObservationWriter(spaces.Tuple((inner, spaces.Box(0, 1, (2,), np.float32))))
+    assert isinstance(writer.space, spaces.Dict)
+    assert {key: space.shape for key, space in writer.space.items()} == {"0.a": (2,), "0.b": (1,), "1": (2,)}
+    out = {key: np.zeros((2, *space.shape), np.float32) for key, space in writer.space.items()}  # type: ignore[misc]
+    single = ({"a": 1, "b": np.array([0.5], np.float32)}, np.array([0.1, 0.2], np.float32))
+    writer.write_list([single, single], out)
+    assert np.array_equal(out["0.a"], [[0, 1], [0, 1]]) and np.array_equal(out["0.b"], [[0.5], [0.5]])
+    assert np.array_equal(out["1"], np.array([[0.1, 0.2]] * 2, np.float32))

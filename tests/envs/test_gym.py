@@ -1,0 +1,129 @@
+"""Gymnasium environments and users' callables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from playing import assert_same, buffers, play, random_actions, reset
+
+from lockstep import envs
+from lockstep.envs import EnvConfig, ShardEnv
+from lockstep.envs.convert import Seeds
+from lockstep.settings import SettingsError
+
+
+def make(env_id: str, num_envs: int = 2, render: bool = False, **settings: Any) -> ShardEnv:
+    config = EnvConfig(id=env_id, adapter="gymnasium", **settings)
+    return envs.make(config, seed=3, first_index=0, num_envs=num_envs, render=render)
+
+
+@pytest.mark.parametrize(("env_id", "steps"), [("CartPole-v1", 120), ("MountainCarContinuous-v0", 30)])
+def test_playing_equals_stepping_by_hand(env_id: str, steps: int) -> None:
+    env = make(env_id, options={"max_episode_steps": 25})
+    start = reset(env)[""]
+    actions = random_actions(env, steps)
+    played = play(env, actions)
+    for j in range(2):
+        seeds = iter(int(Seeds(3, "train", 0).derive(np.array([j]), np.array([k]))[0]) for k in range(100))
+        own = gymnasium.make(env_id, max_episode_steps=25)
+        obs, _ = own.reset(seed=next(seeds))
+        assert np.array_equal(start[j], np.asarray(obs, np.float32))
+        ended = False
+        for t, action in enumerate(actions):
+            if ended:
+                obs, _ = own.reset(seed=next(seeds))
+                reward, terminated, truncated, ended = 0.0, False, False, False
+                assert played[t].step.first[j]
+            else:
+                value = action[j] if env_id != "CartPole-v1" else int(action[j])
+                obs, reward, terminated, truncated, _ = own.step(value)
+                ended = terminated or truncated
+                assert not played[t].step.first[j]
+            assert np.array_equal(played[t].obs[""][j], np.asarray(obs, np.float32))
+            assert played[t].step.reward[j] == np.float32(reward)
+            assert played[t].step.terminated[j] == terminated
+            assert played[t].step.truncated[j] == (truncated and not terminated)
+
+
+def test_the_log_of_actions_stays_short_and_exact_over_many_episodes() -> None:
+    env, restored = make("CartPole-v1"), make("CartPole-v1")
+    reset(env)
+    actions = random_actions(env, 2600)
+    play(env, actions[:2500])
+    assert len(env._log._steps) < 1200  # type: ignore[attr-defined]
+    restored.load_state_dict(env.state_dict(), buffers(restored))
+    assert_same(play(env, actions[2500:]), play(restored, actions[2500:]))
+
+
+USER = """
+import gymnasium, numpy as np
+
+class Countdown(gymnasium.Env):
+    def __init__(self, length=3, render_mode=None):
+        self.length = length
+        self.render_mode = render_mode
+        self.observation_space = gymnasium.spaces.MultiDiscrete([length + 1, 2], start=[0, 5])
+        self.action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.length
+        return np.array([self.left, 5]), {}
+    def step(self, action):
+        self.left -= 1
+        return np.array([self.left, 6]), float(action), self.left == 0, False, {}
+    def render(self):
+        return np.full((4, 6, 3), self.left, np.uint8)
+
+def broken():
+    raise ValueError("the user's own mistake")
+
+class Words(Countdown):
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Text(5)
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "user_env.py"
+    path.write_text(USER)
+    return path
+
+
+def test_a_users_callable_from_a_file(user_file: Path) -> None:
+    env = make(f"{user_file}:Countdown", options={"length": 2}, render=True)
+    assert np.array_equal(reset(env)[""][0], [0, 0, 1, 1, 0])  # one-hot 2 of 0 … 2, then 5 of 5 … 6
+    played = play(env, [np.array([0, 1])] * 3)
+    assert np.array_equal(played[1].obs[""][0], [1, 0, 0, 0, 1])
+    assert played[1].step.terminated.all() and played[2].step.first.all()
+    assert np.array_equal(played[0].step.reward, [0, 1])
+    assert env.render(1)[0, 0, 0] == 2
+
+
+def test_a_constructor_that_raises_is_seen_as_it_is(user_file: Path) -> None:
+    with pytest.raises(ValueError, match="the user's own mistake"):
+        make(f"{user_file}:broken")
+
+
+def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:
+    with pytest.raises(SettingsError, match="gymnasium wrapper"):
+        make(f"{user_file}:Words")
+
+
+def test_pictures() -> None:
+    pytest.importorskip("pygame", reason="gymnasium draws classic control with pygame (its extra classic-control)")
+    env = make("CartPole-v1", render=True)
+    reset(env)
+    assert env.render(1).shape == (400, 600, 3)
+
+
+def test_pictures_must_be_asked_for() -> None:
+    env = make("CartPole-v1")
+    reset(env)
+    with pytest.raises(SettingsError, match="render=True"):
+        env.render()

@@ -1,0 +1,168 @@
+"""What every adapter promises: seeds, independence of sharding, autoreset, exact restoring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from playing import assert_same, buffers, equal, play, random_actions, reset, snapshot
+
+from lockstep import envs
+from lockstep.envs import EnvConfig, ShardEnv
+
+# Short episodes and early reseeding, so that little playing sees many of each.
+CASES = {
+    "ale": EnvConfig(
+        id="Breakout",
+        adapter="ale",
+        protocol="classic",
+        reseed_every=30,
+        options={"max_num_frames_per_episode": 80, "repeat_action_probability": 0.25, "stack_num": 2},
+    ),
+    "envpool-atari": EnvConfig(
+        id="Breakout", adapter="envpool", protocol="machado", reseed_every=40, options={"max_episode_steps": 15}
+    ),
+    "envpool-cartpole": EnvConfig(id="CartPole-v1", adapter="envpool", reseed_every=40),
+    "gymnasium-cartpole": EnvConfig(id="CartPole-v1", adapter="gymnasium"),
+    "gymnasium-tuple": EnvConfig(id="lockstep/TupleBandit-v0", adapter="gymnasium", options={"mask": True}),
+}
+
+
+def make(config: EnvConfig, first_index: int = 0, num_envs: int = 2, **options: Any) -> ShardEnv:
+    return envs.make(config, **{"seed": 7, **options}, first_index=first_index, num_envs=num_envs)
+
+
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
+def config(request: pytest.FixtureRequest) -> EnvConfig:
+    return request.param
+
+
+def play_reseeding(env: ShardEnv, actions: list[Any], rollout: int = 20) -> list[Any]:
+    """Play as a collector does: rollouts, with reseeding between them where it is due."""
+    moments = []
+    for start in range(0, len(actions), rollout):
+        if env.reseed_due():
+            env.reseed(buffers(env))
+        moments += play(env, actions[start : start + rollout])
+    return moments
+
+
+def test_a_seed_fixes_everything_and_every_environment_has_its_own(config: EnvConfig) -> None:
+    env, again = make(config), make(config)
+    actions = random_actions(env, 60)
+    same_for_all = [
+        tuple(p[:1].repeat(2, 0) for p in a) if isinstance(a, tuple) else a[:1].repeat(2, 0) for a in actions
+    ]
+    first, first_again = reset(env), reset(again)
+    assert all(np.array_equal(first[key], first_again[key]) for key in first)
+    played = play_reseeding(env, same_for_all)
+    assert_same(played, play_reseeding(again, same_for_all))
+    tracks = [b"".join(m.obs[key][j].tobytes() for m in played for key in m.obs) for j in range(2)]
+    assert len(set(tracks)) == 2
+    for other in (make(config, seed=8), make(config, purpose="eval")):
+        reset(other)
+        assert not equal(played, play_reseeding(other, same_for_all))
+        other.close()
+    env.close()
+    again.close()
+
+
+def test_an_environment_is_the_same_in_any_shard_and_with_any_threads(config: EnvConfig) -> None:
+    whole, part = make(config, num_envs=3), make(config, first_index=1, num_envs=2, threads=2)
+    actions = random_actions(whole, 60)
+    halves = [tuple(p[1:] for p in a) if isinstance(a, tuple) else a[1:] for a in actions]
+    first, first_part = reset(whole), reset(part)
+    assert all(np.array_equal(first[key][1:], first_part[key]) for key in first)
+    assert_same(play_reseeding(whole, actions), play_reseeding(part, halves), slice(1, 3))
+    whole.close()
+    part.close()
+
+
+def test_autoreset_spends_exactly_the_step_after_an_end(config: EnvConfig) -> None:
+    env = make(config)
+    reset(env)
+    ended = np.zeros(2, bool)
+    ends = 0
+    for _, step in play(env, random_actions(env, 80)):
+        assert np.array_equal(step.first, ended)
+        assert not step.reward[step.first].any()
+        assert not (step.terminated & step.truncated).any()
+        assert not ((step.terminated | step.truncated | step.life_lost) & step.first).any()
+        ended = step.terminated | step.truncated
+        ends += int(ended.sum())
+    assert ends >= 3
+    env.close()
+
+
+def test_restoring_continues_bit_for_bit(config: EnvConfig) -> None:
+    env = make(config)
+    actions = random_actions(env, 120)
+    reset(env)
+    states, currents = {}, {}
+    played = []
+    moments = {0, 1, *np.random.default_rng(3).integers(2, 100, 3).tolist()}
+    after_end = None
+    for t, action in enumerate(actions):
+        if t % 20 == 0 and env.reseed_due():
+            env.reseed(buffers(env))
+        if t in moments or t == after_end:
+            states[t] = env.state_dict()
+            currents[t] = played[-1].obs if played else None
+        played += play(env, [action])
+        if after_end is None and t > 30 and (played[-1].step.terminated | played[-1].step.truncated).any():
+            after_end = t + 1  # an environment whose reset is still due
+    assert after_end in states
+    env.close()
+    for t, state in states.items():
+        restored = make(config)
+        out = buffers(restored)
+        replayed = restored.load_state_dict(state, out)
+        assert 0 <= replayed <= 2 * t
+        # Reseeding overwrites the current observation, and would here have happened before the state was taken.
+        if currents[t] is not None and t % 20:
+            assert all(np.array_equal(currents[t][key], value) for key, value in snapshot(out).items())
+        stop = next((s for s in range(t + 1, 120) if s % 20 == 0 and _reseeds(config, s)), 120)
+        assert_same(played[t:stop], play(restored, actions[t:stop]))
+        restored.close()
+
+
+def _reseeds(config: EnvConfig, step: int) -> bool:
+    return config.adapter == "envpool" and step % config.reseed_every == 0
+
+
+def test_restoring_replaces_whatever_was_played_before(config: EnvConfig) -> None:
+    env, other = make(config), make(config)
+    reset(env)
+    actions = random_actions(env, 60)
+    play(env, actions[:25])
+    state = env.state_dict()
+    reset(other)
+    play(other, actions[::-1][:33])
+    other.load_state_dict(state, buffers(other))
+    assert_same(play(env, actions[25:]), play(other, actions[25:]))
+    env.close()
+    other.close()
+
+
+@pytest.mark.parametrize("name", ["ale", "gymnasium-cartpole"])
+def test_decorrelation_cuts_only_first_episodes_each_at_its_own_length(name: str) -> None:
+    config = EnvConfig(
+        id=CASES[name].id, adapter=CASES[name].adapter, decorrelate=12, options={"noop_max": 1} if name == "ale" else {}
+    )
+    env = make(config, num_envs=3)
+    reset(env)
+    still = [np.zeros(3, np.int64)] * 40  # neither pole nor ball is lost in 12 steps of one constant action
+    if name == "gymnasium-cartpole":
+        still = [np.full(3, t % 2) for t in range(40)]
+    played = play(env, still)
+    ends = [[t + 1 for t, (_, step) in enumerate(played) if step.truncated[j]] for j in range(3)]
+    assert all(len(e) == 1 and 1 <= e[0] <= 12 for e in ends)
+    assert len({e[0] for e in ends}) > 1
+    restored = make(config, num_envs=3)
+    reset(env)
+    play(env, still[:6])
+    restored.load_state_dict(env.state_dict(), buffers(restored))
+    assert_same(played[6:], play(restored, still[6:]))
+    env.close()
+    restored.close()
