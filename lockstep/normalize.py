@@ -71,7 +71,7 @@ def batch_sums(x: Tensor, valid: Tensor) -> Tensor:
     Returns:
         float64 [1 + 2D].
     """
-    rows = x.reshape(-1, x.shape[-1]).double().masked_fill(~valid.reshape(-1, 1), 0.0)
+    rows = x.flatten(0, -2).double().masked_fill(~valid.reshape(-1, 1), 0.0)
     return torch.cat([valid.sum().double().reshape(1), rows.sum(0), rows.square().sum(0)])
 
 

@@ -66,8 +66,8 @@ class GRU(RecurrentCore):
 
     def _step(self, projected: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         size = self.out_features
-        hidden = torch.addmm(bias, state.to(weight.dtype), weight).float()
-        projected = projected.float()
+        hidden = torch.addmm(bias, state.to(weight.dtype), weight).to(state.dtype)
+        projected = projected.to(state.dtype)
         r, z = torch.sigmoid(projected[:, : 2 * size] + hidden[:, : 2 * size]).split(size, -1)
         n = torch.tanh(projected[:, 2 * size :] + r * hidden[:, 2 * size :])
         return torch.lerp(n, state, z)
@@ -88,7 +88,7 @@ class LSTM(RecurrentCore):
     def _step(self, projected: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         size = self.out_features
         h, c = state.split(size, -1)
-        gates = (projected + torch.addmm(bias, h.to(weight.dtype), weight)).float()
+        gates = (projected + torch.addmm(bias, h.to(weight.dtype), weight)).to(state.dtype)
         i, f, o = torch.sigmoid(gates[:, : 3 * size]).split(size, -1)
         c = f * c + i * torch.tanh(gates[:, 3 * size :])
         return torch.cat([o * torch.tanh(c), c], -1)

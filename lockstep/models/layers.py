@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types as wide as a row of a pixel block, by its size."""
 

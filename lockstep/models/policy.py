@@ -71,11 +71,19 @@ class ValueHead(nn.Module):
 
 
 class Trunk(nn.Module):
-    """An encoder and, if there is one, the core behind it."""
+    """An encoder and, if there is one, the core behind it, which computes in dtype."""
 
-    def __init__(self, encoder: nn.Module, core: type[RecurrentCore] | None, core_size: int, extra_features: int):
+    def __init__(
+        self,
+        encoder: nn.Module,
+        core: type[RecurrentCore] | None = None,
+        core_size: int = 256,
+        *,
+        extra_features: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.dtype = encoder, dtype
         self.out_features = int(encoder.out_features) + extra_features  # type: ignore[arg-type]
         self.core = core(self.out_features, core_size) if core else None
         if self.core:
@@ -84,9 +92,9 @@ class Trunk(nn.Module):
 
     def forward(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """Observations [T, B, ...], extra features [T, B, E] -> features [T, B, F], state [B, K]"""
-        features = self.encoder(obs)
+        features = self.encoder(obs).to(self.dtype)
         if extra is not None:
-            features = torch.cat([features, extra.to(features.dtype)], -1)
+            features = torch.cat([features, extra.to(self.dtype)], -1)
         return (features, state) if self.core is None else self.core(features, start, state)
 
 
@@ -97,7 +105,6 @@ class StandardModel(PolicyModel):
         policy_trunk: features of the policy, and of the value if value_trunk is None.
         value_trunk: features of the value, if it has its own.
         distribution: of the actions.
-        dtype: precision of encoders and cores.
         std: see PolicyHead.
         uses_previous: whether the trunks take the previous action and reward as extra features.
         masked: whether observations have an action mask.
@@ -109,13 +116,12 @@ class StandardModel(PolicyModel):
         value_trunk: Trunk | None,
         distribution: Distribution,
         *,
-        dtype: torch.dtype = torch.float32,
         std: Literal["free", "state"] = "free",
         uses_previous: bool = False,
         masked: bool = False,
     ):
         super().__init__()
-        self.distribution, self.dtype = distribution, dtype
+        self.distribution = distribution
         self._encode = distribution.encode
         self.uses_previous, self.masked = uses_previous, masked
         self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
@@ -154,10 +160,11 @@ class StandardModel(PolicyModel):
     def for_acting(self) -> StandardModel:
         """A copy for inference only. Layers that cast their weights to bf16 at each use store them so."""
         acting = copy.deepcopy(self).requires_grad_(False)
-        for module in acting.modules():
-            if isinstance(module, (Linear, Conv2d, RecurrentCore)):
-                for parameter in module.parameters(recurse=False):
-                    parameter.data = parameter.data.to(self.dtype)
+        for trunk in acting.trunks:
+            for module in trunk.modules():
+                if isinstance(module, (Linear, Conv2d, RecurrentCore)):
+                    for parameter in module.parameters(recurse=False):
+                        parameter.data = parameter.data.to(trunk.dtype)  # type: ignore[arg-type]
         return acting
 
 
@@ -245,21 +252,19 @@ class StandardModelConfig(ModelConfig):
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         core = {"none": None, "gru": GRU, "lstm": LSTM}[self.core]
 
+        dtype = PRECISIONS[precision]
+
         def trunk() -> Trunk:
             encoder = self.build_encoder(
-                observation_space,
-                dtype=PRECISIONS[precision],
-                normalize=normalize_observations,
-                clip=observation_clip,
+                observation_space, dtype=dtype, normalize=normalize_observations, clip=observation_clip
             )
-            return Trunk(encoder, core, self.core_size, extra)
+            return Trunk(encoder, core, self.core_size, extra_features=extra, dtype=dtype)
 
         with reproducible_initialization(seed):
             return StandardModel(
                 trunk(),
                 trunk() if self.separate_value_network else None,
                 distribution,
-                dtype=PRECISIONS[precision],
                 std=self.std,
                 uses_previous=self.previous_action_reward,
                 masked=mask_size > 0,

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.models import GRU, LSTM, RecurrentCore
+
+CORES = [GRU, LSTM]
+STEPS, ENVS, FEATURES, SIZE = 7, 3, 4, 5
+
+
+def core_and_input(kind: type[RecurrentCore]) -> tuple[RecurrentCore, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    core = kind(FEATURES, SIZE).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter)
+    return core, torch.randn(STEPS, ENVS, FEATURES).double(), torch.randn(ENVS, core.state_size).double()
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_equals_torch(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    reference = (nn.GRU if kind is GRU else nn.LSTM)(FEATURES, SIZE).double()
+    # Torch orders an LSTM's gates i, f, g, o.
+    order = [0, 1, 2] if kind is GRU else [0, 1, 3, 2]
+    names = {"weight_ih_l0": "weight_input", "weight_hh_l0": "weight_hidden", "bias_ih_l0": "bias_input"}
+    names["bias_hh_l0"] = "bias_hidden"
+    for theirs, ours in names.items():
+        chunks = getattr(core, ours).detach().chunk(core.gates)
+        getattr(reference, theirs).data = torch.cat([chunks[gate] for gate in order])
+    first = state[None] if kind is GRU else (state[None, :, :SIZE].contiguous(), state[None, :, SIZE:].contiguous())
+    expected, last = reference(x, first)
+    last = last[0] if kind is GRU else torch.cat([last[0][0], last[1][0]], -1)
+    outputs, final = core(x, torch.zeros(STEPS, ENVS, dtype=torch.bool), state)
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(final, last)
+
+
+def test_lstm_by_hand() -> None:
+    core = LSTM(1, 1)
+    for parameter in core.parameters():
+        nn.init.zeros_(parameter)
+    with torch.no_grad():
+        core.bias_input.copy_(torch.tensor([0.0, math.log(3), 0.0, 1.0]))
+    outputs, state = core(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.bool), torch.tensor([[0.0, 2.0]]))
+    # c = sigmoid(log 3) * 2 + sigmoid(0) * tanh(1) = 1.5 + 0.380797; h = sigmoid(0) * tanh(c)
+    assert state[0, 1].item() == pytest.approx(1.880797, abs=1e-6)
+    assert outputs.item() == state[0, 0].item() == pytest.approx(0.477281, abs=1e-6)
+
+
+def test_gru_by_hand() -> None:
+    core = GRU(1, 1)
+    for parameter in core.parameters():
+        nn.init.zeros_(parameter)
+    with torch.no_grad():
+        core.bias_input.copy_(torch.tensor([0.0, math.log(3), 1.0]))
+        core.bias_hidden.copy_(torch.tensor([0.0, 0.0, 2.0]))
+    outputs, _ = core(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.bool), torch.tensor([[2.0]]))
+    # z = 3/4, r = 1/2, n = tanh(1 + 1/2 * 2) = tanh(2); h = 1/4 n + 3/4 * 2
+    assert outputs.item() == pytest.approx(1.741007, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_a_sequence_equals_its_single_steps(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    core, x, state = core.float(), x.float(), state.float()
+    start = torch.rand(STEPS, ENVS) < 0.3
+    outputs, final = core(x, start, state)
+    for t in range(STEPS):
+        output_t, state = core(x[t : t + 1], start[t : t + 1], state)
+        torch.testing.assert_close(output_t[0], outputs[t], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(state, final, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_a_reset_separates_what_was_before(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    core, x, state = core.float(), x.float(), state.float()
+    start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    start[3, 1] = True
+    outputs, final = core(x, start, state)
+    never = torch.zeros_like(start)
+    unbroken, _ = core(x, never, state)
+    fresh, fresh_final = core(x[3:], never[3:], torch.zeros_like(state))
+    torch.testing.assert_close(outputs[3:, 1], fresh[:, 1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(final[1], fresh_final[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(outputs[:, [0, 2]], unbroken[:, [0, 2]], rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(outputs[3:, 1], unbroken[3:, 1])
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_no_gradient_passes_a_reset(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    start[4, 0] = True
+    x.requires_grad_()
+    outputs, _ = core(x, start, state)
+    outputs[-1].square().sum().backward()
+    assert x.grad is not None
+    assert not x.grad[:4, 0].any() and x.grad[4:, 0].all() and x.grad[:, 1].all()
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_state_and_outputs_stay_fp32_in_bf16(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    core, x, state = core.float(), 0.3 * x.float(), state.float()
+    start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    exact, _ = core(x, start, state)
+    outputs, final = core(x.bfloat16(), start, state)
+    assert outputs.dtype == final.dtype == torch.float32
+    torch.testing.assert_close(outputs, exact, rtol=0.1, atol=0.1)
+    assert not torch.equal(outputs, exact)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.models import MLP, ImpalaResNet, NatureCNN, ObservationEncoder, ObservationLayout
+from lockstep.models.layers import (
+    PixelConv2d,
+    fold_kernel,
+    fold_pixels,
+    initialize_lecun_normal,
+    reproducible_initialization,
+)
+from lockstep.settings import SettingsError
+
+
+def pixels(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (1, 84, 84), (3, 96, 80), (4, 86, 84), (2, 61, 47)])
+def test_pixel_convolution_equals_an_ordinary_one(shape: tuple[int, int, int]) -> None:
+    layer = PixelConv2d(shape[0], 32, 8, stride=4).double()
+    image = pixels(3, *shape)
+    expected = F.conv2d(image.double() / 255, layer.weight, layer.bias, 4)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), layer.weight)
+    output = layer(image, torch.float64)
+    output.square().sum().backward()
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer.weight.grad, gradient, rtol=1e-12, atol=1e-12)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("block", [2, 4, 8])
+def test_folding_moves_each_pixel_to_its_place(block: int) -> None:
+    image = pixels(2, 3, 2 * block, 3 * block)
+    folded = fold_pixels(image, block)
+    assert torch.equal(folded, F.pixel_unshuffle(image.float(), block).byte())
+    kernel = torch.randn(5, 3, 2 * block, block)
+    assert torch.equal(fold_kernel(kernel, block), F.pixel_unshuffle(kernel, block))
+
+
+def test_folding_takes_any_memory_layout() -> None:
+    image = pixels(2, 1, 20, 24)
+    for view in (image[:, :, 3:19, 2:22], image.transpose(2, 3)[:, :, :, :16], image[1:]):
+        assert torch.equal(fold_pixels(view, 4), F.pixel_unshuffle(view.float(), 4).byte())
+
+
+def test_pixels_get_no_gradient() -> None:
+    output = PixelConv2d(4, 32, 8, stride=4)(pixels(2, 4, 84, 84))
+    assert output.grad_fn is not None
+    assert output.grad_fn.next_functions[0][0] is None, "backward would compute a gradient for the image"
+
+
+def test_nature_equals_plain_layers() -> None:
+    network = NatureCNN((4, 84, 84))
+    first, second, third = network.convolutions
+    plain = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    for ours, theirs in ((first, plain[0]), (second, plain[2]), (third, plain[4])):
+        theirs.load_state_dict(ours.state_dict())
+    image = pixels(3, 4, 84, 84)
+    x = F.relu(plain(image.float() / 255)).permute(0, 2, 3, 1).reshape(3, 3136)
+    expected = F.relu(F.linear(x, network.dense.weight, network.dense.bias))
+    torch.testing.assert_close(network(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
+    assert network.out_features == expected.shape[1] == 512
+
+
+def test_impala_equals_plain_functions() -> None:
+    network = ImpalaResNet((3, 21, 16), channels=(4, 8))
+    image = pixels(2, 3, 21, 16)
+
+    def convolve(layer: nn.Module, x: Tensor) -> Tensor:
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+        return F.conv2d(x, weight, bias, padding=1)
+
+    x = image.float() / 255
+    for convolution, blocks in zip(network.convolutions, network.blocks, strict=True):
+        x = F.max_pool2d(convolve(convolution, x), 3, 2, padding=1)
+        for block in blocks:  # type: ignore[attr-defined]
+            x = x + convolve(block.second, F.relu(convolve(block.first, F.relu(x))))
+    assert x.shape == (2, 8, 6, 4)
+    x = F.relu(x).permute(0, 2, 3, 1).reshape(2, -1)
+    expected = F.relu(F.linear(x, network.dense.weight, network.dense.bias))
+    torch.testing.assert_close(network(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mlp_by_hand() -> None:
+    network = MLP(2, (1, 1), "relu")
+    for layer, weight in zip(network.layers, ([[1.0, -2.0]], [[3.0]]), strict=True):
+        layer.weight.data = torch.tensor(weight)  # type: ignore[union-attr]
+    assert network(torch.tensor([[5.0, 1.0], [1.0, 1.0]])).tolist() == [[9.0], [0.0]]
+
+
+def test_orthogonal_initialization() -> None:
+    network = NatureCNN((4, 84, 84))
+    for layer in (*network.convolutions, network.dense):
+        weight, bias = layer.weight.flatten(1), layer.bias  # type: ignore[union-attr,operator]
+        torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(len(weight)), rtol=1e-4, atol=1e-4)
+        assert not bias.any()  # type: ignore[union-attr,operator]
+
+
+def test_lecun_normal_initialization() -> None:
+    layer = nn.Conv2d(64, 256, 3)
+    with reproducible_initialization(0):
+        initialize_lecun_normal(layer)
+    std = 1 / math.sqrt(64 * 9)
+    assert layer.weight.std().item() == pytest.approx(std, rel=0.01)
+    assert layer.weight.mean().item() == pytest.approx(0, abs=std / 100)
+    assert layer.weight.abs().max().item() == pytest.approx(2 * std / 0.8796, rel=0.001)
+    assert layer.bias is not None and not layer.bias.any()
+
+
+def test_dict_observations_are_encoded_in_the_order_of_their_keys() -> None:
+    space = spaces.Dict(
+        speed=spaces.Box(-1, 1, ()),
+        camera=spaces.Box(0, 255, (3, 8, 8), np.uint8),
+        action_mask=spaces.MultiBinary(4),
+        arm=spaces.Box(-1, 1, (2, 2)),
+    )
+    layout = ObservationLayout.of(space)
+    assert layout.images == (("camera", (3, 8, 8)),)
+    assert layout.vectors == (("arm", 4), ("speed", 1)) and layout.vector_size == 5 and layout.mask_size == 4
+    encoder = ObservationEncoder(
+        layout, lambda shape: ImpalaResNet(shape, (2,), 7), lambda size: MLP(size, (3,), "tanh"), normalize=True, clip=2
+    )
+    assert encoder.vectors is not None and encoder.images is not None and encoder.out_features == 10
+    encoder.mean.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0, 5.0]))
+    encoder.std.copy_(torch.tensor([1.0, 1.0, 1.0, 2.0, 0.5]))
+    obs = {
+        "speed": torch.full((2, 1), 5.5),
+        "arm": torch.tensor([1.0, -9.0, 0.5, 2.0]).reshape(1, 1, 2, 2).expand(2, 1, 2, 2),
+        "camera": pixels(2, 1, 3, 8, 8),
+        "action_mask": torch.ones(2, 1, 4),
+    }
+    features = encoder(obs)
+    assert features.shape == (2, 1, 10)
+    torch.testing.assert_close(
+        features[..., 7:], encoder.vectors(torch.tensor([1.0, -2.0, 0.5, 0.5, 1.0]).expand(2, 1, 5))
+    )
+    torch.testing.assert_close(features[:, 0, :7], encoder.images[0](obs["camera"][:, 0], torch.float32))
+
+
+def test_images_may_be_flattened() -> None:
+    layout = ObservationLayout.of(spaces.Box(0, 255, (1, 2, 2), np.uint8))
+    encoder = ObservationEncoder(layout, None, lambda size: MLP(size, (), "tanh"))
+    image = torch.tensor([[[[[0, 51], [102, 255]]]]], dtype=torch.uint8)
+    torch.testing.assert_close(encoder(image), torch.tensor([[[0.0, 0.2, 0.4, 1.0]]]))
+
+
+def test_unsupported_observations_are_named() -> None:
+    with pytest.raises(SettingsError, match=r"entry 'text' is Text"):
+        ObservationLayout.of(spaces.Dict(text=spaces.Text(5)))
+    with pytest.raises(SettingsError, match="nothing to observe"):
+        ObservationLayout.of(spaces.Dict(action_mask=spaces.MultiBinary(2)))
+    with pytest.raises(SettingsError, match="impala, which takes any size"):
+        NatureCNN((3, 35, 84))
