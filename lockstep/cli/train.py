@@ -92,6 +92,11 @@ def resume(arguments: list[str]) -> int:
     given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=defaults))
     layout = None if given.layout is None else Layout.parse(given.layout)
     given.options.validate()
+    if given.options.run != defaults.run:
+        raise SettingsError(
+            f"--run {given.options.run} is a flag of train: resume continues the run where it is, in {given.run}. "
+            "Leave --run out."
+        )
     with progress_to_stderr() if given.json else contextlib.nullcontext():
         result = run(given.run, layout, given.options, from_checkpoint=given.checkpoint)
     return _report(result, json=given.json)

@@ -242,7 +242,12 @@ def panel(
         ("samples", f"{status.samples:,} / {status.total_samples:,}", "samples/s", f"{status.samples_per_second:,.0f}"),
         ("frames", f"{status.frames:,}", "frames/s", f"{status.frames_per_second:,.0f}"),
         ("iteration", f"{status.iteration:,} / {status.iterations:,}", "elapsed", duration(status.seconds + since)),
-        ("gradient steps", f"{status.updates:,}", "policy lag", f"{status.policy_lag:.3g} versions"),
+        (
+            "gradient steps",
+            f"{status.updates:,}",
+            "policy lag",
+            f"{status.policy_lag:.3g} version{'' if status.policy_lag == 1 else 's'}",
+        ),
     ):
         numbers.add_row(Text(cells[0], label), cells[1], Text(cells[2], label), cells[3])
     score = Table.grid(padding=(0, 3))

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.cli.main import main
+from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
+from lockstep.experiment import Experiment
+from lockstep.recipes import RECIPES, ppo_cartpole
+from lockstep.run import RunFolder
+from lockstep.settings import from_json, to_json
+from lockstep.train import prepare
+
+Captured = pytest.CaptureFixture[str]
+SMALL = (
+    *("--total-steps", "600", "--env.num-envs", "8", "--algorithm.rollout", "32", "--algorithm.minibatches", "2"),
+    *("--env.adapter", "gymnasium", "--display", "none", "--no-tensorboard"),
+)
+"""Three iterations."""
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def dry_run(capsys: Captured, *arguments: str) -> dict[str, Any]:
+    assert main(["train", *arguments, "--dry-run", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert not list(Path().iterdir()), "a dry run creates nothing"
+    return json.loads(captured.out)
+
+
+def complaint(capsys: Captured, *arguments: str) -> str:
+    assert main(["train", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    assert not list(Path().iterdir()), "a mistake creates nothing"
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", captured.err).split())
+
+
+@pytest.mark.parametrize("recipe", ["ppo-cartpole", "ppo-memory"])
+def test_dry_run_round_trips_through_json(recipe: str, capsys: Captured) -> None:
+    printed = dry_run(capsys, recipe)
+    experiment = from_json(printed["experiment"])
+    assert experiment == prepare(RECIPES[recipe](), lockstep.Layout())
+    assert to_json(experiment) == printed["experiment"]
+    assert printed["derived"]["identity"] == experiment.identity()
+
+
+def test_flags_reach_every_part(capsys: Captured) -> None:
+    flags = (
+        "--env.id Acrobot-v1 --env.num-envs 16 --env.options max_episode_steps=77 --total-steps 2.5M --seed 7 "
+        "--precision bf16 --model.core lstm --model.hidden-sizes 32 16 --scheme.lag 1 --scheme.shards 8 "
+        "--algorithm.learning-rate 1e-3 --algorithm.no-anneal-learning-rate --algorithm.optimizer.eps 1e-8 "
+        "--algorithm.minibatches 2 --normalize.observations --torch-threads 2 --layout processes:2,env_threads=2 "
+        "--run here --checkpoint-every 9 --eval-every 4 --display plain --no-tensorboard --scheme.acting-batch 0"
+    )
+    printed = dry_run(capsys, "ppo-cartpole", "--env.adapter", "gymnasium", *flags.split())
+    settings = printed["experiment"]
+    assert settings["env"]["id"] == "Acrobot-v1" and settings["env"]["num_envs"] == 16
+    assert settings["env"]["options"] == {"max_episode_steps": 77}
+    assert settings["total_steps"] == 2_500_000 and settings["seed"] == 7 and settings["precision"] == "bf16"
+    assert settings["model"]["core"] == "lstm" and settings["model"]["hidden_sizes"] == [32, 16]
+    assert settings["scheme"] == {**settings["scheme"], "lag": 1, "shards": 8, "acting_batch": 0}
+    assert settings["algorithm"]["learning_rate"] == 1e-3
+    assert settings["algorithm"]["anneal_learning_rate"] is False
+    assert settings["algorithm"]["optimizer"]["eps"] == 1e-8
+    assert settings["normalize"]["observations"] is True and settings["torch_threads"] == 2
+    assert printed["layout"] == "processes:2,env_threads=2"
+    expected = {"run": "here", "checkpoint_every": 9, "eval_every": 4, "display": "plain", "tensorboard": False}
+    assert expected.items() <= printed["options"].items()
+
+
+def test_environment_options_keep_their_types(capsys: Captured) -> None:
+    path = Path("my_env.py")
+    path.write_text(
+        "import gymnasium\n"
+        "def make(**options):\n"
+        "    assert options == {'a': 1, 'b': 0.5, 'c': True, 'd': 'x=y', 'e': 1000.0}, options\n"
+        "    assert [type(value) for value in options.values()] == [int, float, bool, str, float]\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    flags = ["--env.id", "my_env.py:make", "--env.options", "a=1", "b=0.5", "c=true", "d=x=y", "e=1e3"]
+    assert main(["train", "ppo-cartpole", *flags, "--env.adapter", "gymnasium", "--dry-run", "--json"]) == 0
+    options = json.loads(capsys.readouterr().out)["experiment"]["env"]["options"]
+    assert options == {"a": 1, "b": 0.5, "c": True, "d": "x=y", "e": 1000.0}
+
+
+def test_derived_facts() -> None:
+    facts = derived_facts(prepare(ppo_cartpole(), lockstep.Layout()))
+    experiment = ppo_cartpole()
+    samples = experiment.env.num_envs * experiment.algorithm.rollout
+    assert facts["samples_per_iteration"] == samples
+    assert facts["total_samples"] == facts["iterations"] * samples >= experiment.total_steps
+    assert facts["gradient_steps_per_iteration"] == experiment.algorithm.epochs * experiment.algorithm.minibatches
+    # 4 floats of observation, 1 of action, 12 numbers.
+    assert facts["rollout_megabytes"] == round(samples * 17 * 4 / 1e6, 1)
+
+
+def test_dry_run_for_people(capsys: Captured) -> None:
+    assert main(["train", "ppo-cartpole", "--dry-run", "--seed", "77"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^seed +77$", printed, re.MULTILINE)
+    assert re.search(r"^env\.id +CartPole-v1$", printed, re.MULTILINE)
+    assert "samples per iteration" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        ([], ["train needs a recipe", "ppo-cartpole"]),
+        (["--seed", "1"], ["train needs a recipe as its first argument"]),
+        (["ppo-cartpol"], ["no recipe 'ppo-cartpol'", "Did you mean ppo-cartpole"]),
+        (["ppo-cartpole", "--env.ids", "x"], ["--env.ids", "--env.id STR"]),
+        (["ppo-cartpole", "--precision", "fp16"], ["fp16", "bf16", "fp32"]),
+        (["ppo-cartpole", "--seed", "one"], ["--seed", "one"]),
+        (["ppo-cartpole", "--total-steps", "10X"], ["10X", "10M"]),
+        (["ppo-cartpole", "--env.options", "five"], ["five", "name=value"]),
+        (["ppo-cartpole", "--env.num-envs", "7"], ["num_envs=7", "scheme.shards=4", "--env.num-envs 8"]),
+        (["ppo-cartpole", "--env.id", "CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
+        (["ppo-cartpole", "--layout", "process:2"], ["Unknown layout 'process:2'", "processes:N"]),
+        (["ppo-cartpole", "--layout", "processes:9"], ["processes:9", "scheme.shards=4"]),
+        (["ppo-cartpole", "--scheme.shards", "3"], ["scheme.shards=3", "power of two"]),
+        (["ppo-cartpole", "--checkpoint-every", "0"], ["--checkpoint-every 0", "at least 1"]),
+        (["ppo-cartpole", "--algorithm.minibatches", "7"], ["algorithm.minibatches=7", "divisor"]),
+        (["missing.py:recipe"], ["no Python file", "missing.py"]),
+        (["lockstep.recipes:missing"], ["lockstep.recipes:missing"]),
+        (["lockstep.recipes:RECIPES"], ["gives a dict", "returns a lockstep.Experiment"]),
+    ],
+)
+def test_mistakes(arguments: list[str], texts: list[str], capsys: Captured) -> None:
+    complained = complaint(capsys, *arguments)
+    for text in texts:
+        assert text in complained
+
+
+def test_recipe_of_a_users_file() -> None:
+    Path("mine.py").write_text(
+        "from lockstep import recipes\n\ndef recipe():\n    return recipes.ppo_cartpole().replace(seed=5)\n"
+    )
+    experiment = load_recipe("mine.py:recipe")
+    assert isinstance(experiment, Experiment) and experiment.seed == 5
+
+
+def test_arguments_default_to_the_recipe() -> None:
+    arguments = TrainArguments(ppo_cartpole())
+    assert arguments.layout == "inline" and arguments.options.run is None and not arguments.dry_run
+
+
+def test_train_resume_and_the_rest(capsys: Captured) -> None:
+    """One run through every verb; the last line of train and of resume is the digest."""
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "r", "--checkpoint-every", "1"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"digest: [0-9a-f]{64}", last)
+    ledger = RunFolder.open("r").ledger.read_bytes()
+
+    assert main(["resume", "r", "--checkpoint", "00000001", "--display", "none"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    assert RunFolder.open("r").ledger.read_bytes() == ledger
+    metrics = RunFolder.open("r").metrics.read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in metrics] == [1, 2, 3]
+
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "s", "--seed", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["run"] == "s" and not result["stopped"] and f"digest: {result['digest']}" != last
+
+    assert main(["eval", "r", "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+    assert main(["plot", "r", "s", "--json"]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["file"]).stat().st_size > 0
+    assert main(["verify", "r", "--iterations", "1"]) == 0
+    assert "the same bits" in capsys.readouterr().out
+    assert main(["verify", "r", "--iterations", "1", "--seed", "2", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+    assert main(["diff", "r", "r"]) == 0
+    assert "equal" in capsys.readouterr().out
+    assert main(["diff", "r", "s", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["difference"]["settings"] == ["seed: 1 != 2"]
+
+
+def test_resume_keeps_the_runs_folder(capsys: Captured) -> None:
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
+    capsys.readouterr()
+    assert main(["resume", "r", "--run", "elsewhere"]) == 2
+    assert "elsewhere" in capsys.readouterr().err
+    assert not Path("elsewhere").exists()
+
+
+def test_package_offers_train_as_function_and_module() -> None:
+    import lockstep.train
+
+    assert callable(lockstep.train) and callable(lockstep.verify)
+    options = lockstep.RunOptions(run="r", display="none", tensorboard=False)
+    result = lockstep.train(ppo_cartpole().replace(total_steps=10), options=options)
+    assert isinstance(result, lockstep.Result) and result.run == Path("r")

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lockstep.layout import Layout
+from lockstep.runtime import display
+from lockstep.runtime.display import Status, bottleneck, duration, number, panel, plain_line, sparkline
+
+
+def status(**changes: Any) -> Status:
+    values: dict[str, Any] = {
+        "iteration": 37,
+        "iterations": 98,
+        "samples": 37_888,
+        "total_samples": 100_352,
+        "frames": 151_552,
+        "updates": 592,
+        "samples_per_second": 1024.0,
+        "frames_per_second": 4096.0,
+        "seconds": 37.0,
+        "iteration_seconds": 1.0,
+        "score": 10.89,
+        "best": 12.5,
+        "length": 301.5,
+        "episodes": 111,
+        "history": [float(i) for i in range(40)],
+        "shares": {"env": 0.5, "inference": 0.2, "learning": 0.25, "waiting": 0.03, "other": 0.02},
+        "policy_lag": 1.0,
+        "metrics": {"loss/policy": -0.00349, "loss/value": 0.2653, "hyper/clip": 0.1},
+        "layout": Layout("processes", 2),
+        "shards": 4,
+    }
+    return Status(**{**values, **changes})
+
+
+def draw(shown: Status | None, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
+    console.print(panel(shown, "ppo · Breakout", "runs/breakout", 2, 1.0, width))
+    return console.export_text()
+
+
+def test_panel_shows_everything_a_person_wants_to_know() -> None:
+    text = draw(status())
+    for part in (
+        "ppo · Breakout",
+        "runs/breakout",
+        "37.8%",
+        "ETA 01:00",
+        "37,888 / 100,352",
+        "151,552",
+        "1,024",
+        "4,096",
+        "37 / 98",
+        "592",
+        "1 version ",
+        "10.89",
+        "12.5",
+        "111",
+        "301.5",
+        "▁▁▁▂▂▂",
+        "███",
+        "env 50%",
+        "inference 20%",
+        "learning 25%",
+        "waiting 3%",
+        "other 2%",
+        "loss/policy -0.00349",
+        "Stepping environments takes 50%",
+    ):
+        assert part in text.replace("\u00a0", " "), part
+    assert "hyper/clip" not in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_panel_fits_the_terminal(width: int) -> None:
+    rows = draw(status(), width).splitlines()
+    assert {len(row) for row in rows} == {min(width, 120)}
+    assert rows[0].startswith("╭") and rows[-1].startswith("╰")
+
+
+def test_panel_before_the_first_iteration() -> None:
+    assert "collecting the first rollout" in draw(None)
+
+
+def test_bar_of_shares_is_as_long_as_the_row_and_divided_by_share() -> None:
+    bar = display._shares_bar({"env": 0.5, "inference": 0.25, "learning": 0.25}, 40)
+    assert bar.plain == "█" * 40
+    assert [span.end - span.start for span in bar.spans] == [20, 10, 10]
+
+
+def test_plain_line_is_one_line_with_the_same_facts() -> None:
+    line = plain_line(status())
+    assert "\n" not in line
+    for part in ("37/98", "37,888", "37.8%", "score 10.89 (best 12.5)", "1,024 samples/s", "4,096 frames/s", "env 50%"):
+        assert part in line
+    assert "lag 1" in line and "loss/value 0.2653" in line and "left 01:01" in line
+    assert "score – (best –)" in plain_line(status(score=None, best=None, length=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "text"),
+    [
+        ({"layout": Layout()}, 2, r"50% of it stepping environments: --layout processes:2 .* gives the same result"),
+        ({"layout": Layout()}, 16, r"--layout processes:4 uses 4 of this machine's 16 cores"),
+        ({"layout": Layout()}, 1, r"faster adapter"),
+        ({}, 8, r"--layout processes:4 spreads it over more cores, with the same result"),
+        ({"shares": {"learning": 0.9, "env": 0.1}}, 2, r"Gradient steps take 90%: --precision bf16.*change the result"),
+        ({"shares": {"inference": 0.9}}, 2, r"acting-batch.*changes the result"),
+        ({"shares": {"waiting": 0.9}, "layout": Layout("processes", 4)}, 2, r"4 processes share 2 cores"),
+        ({"shares": {"waiting": 0.9}, "layout": Layout("processes", 3)}, 4, r"divides --scheme.shards"),
+        ({"shares": {"other": 0.9}}, 2, r"Bookkeeping takes 90%"),
+        ({"shares": {"env": 0.0}}, 2, r"No time measured"),
+    ],
+)
+def test_bottleneck_names_the_largest_share_and_says_what_changes_the_result(
+    changes: dict[str, Any], cores: int, text: str
+) -> None:
+    sentence = bottleneck(status(**changes), cores)
+    assert re.search(text, sentence), sentence
+    assert "\n" not in sentence and sentence.endswith(".")
+
+
+def test_sparkline() -> None:
+    assert sparkline([], 10) == ""
+    assert sparkline([3.0], 10) == "▁"
+    assert sparkline([0.0, 7.0], 10) == "▁█"
+    assert sparkline([float(i) for i in range(8)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([float(i) for i in range(80)], 8) == "▁▂▃▄▅▆▇█"
+    assert len(sparkline([float(i % 7) for i in range(1000)], 33)) == 33
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "00:00"), (61.4, "01:01"), (3723, "1:02:03"), (2 * 86400 + 3600, "2d 1:00:00"), (float("nan"), "--:--")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0"), (1234.5, "1,234"), (0.012341, "0.01234"), (2.5e-5, "2.50e-05"), (-3.0, "-3")],
+)
+def test_number(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_auto_is_plain_where_output_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = display.make_display("auto", "title", "folder")
+    shown.update(status())
+    shown.update(status(iteration=38))
+    shown.update(status(iteration=98))
+    shown.message("checkpoint")
+    shown.close("done")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["title", "run: folder"]
+    assert [line.split()[1] for line in printed[2:4]] == ["37/98", "98/98"], "the line in between came too soon"
+    assert printed[4:] == ["checkpoint", "done"]
+
+
+def test_live_display_keeps_messages_above_the_panel() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    live = display.LiveDisplay("title", "folder", console)
+    live.update(status())
+    live.message("checkpoint [taken]")
+    live.close("done")
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "checkpoint [taken]" in output and output.rindex("╰") < output.rindex("done")
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor is shown again"
+
+
+def test_none_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = display.make_display("none", "title", "folder")
+    shown.update(status())
+    shown.message("text")
+    shown.close("done")
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.layout import Layout
+from lockstep.recipes import RECIPES, ppo_cartpole
+from lockstep.run import RunFolder, RunOptions
+from lockstep.settings import SettingsError, to_json
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_folder_gives_back_what_it_was_made_with() -> None:
+    experiment, options = ppo_cartpole(), RunOptions(run="a/b", eval_every=7, tensorboard=False)
+    RunFolder.create(experiment, Layout.parse("processes:2,env_threads=3"), options)
+    folder = RunFolder.open("a/b")
+    assert folder.experiment() == experiment
+    assert folder.layout() == Layout("processes", 2, env_threads=3)
+    assert folder.options() == options
+    facts = json.loads((folder.path / "run.json").read_text())
+    assert facts["versions"]["torch"] and facts["python"] and facts["command"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_json(name: str) -> None:
+    experiment = RECIPES[name]()
+    folder = RunFolder.create(experiment, Layout(), RunOptions(run=name))
+    assert folder.experiment() == experiment
+    assert folder.experiment().identity() == experiment.identity()
+    assert json.loads((folder.path / "experiment.json").read_text()) == json.loads(json.dumps(to_json(experiment)))
+
+
+def test_unnamed_folders_are_unique_and_tell_what_they_hold() -> None:
+    paths = [RunFolder.create(ppo_cartpole(), Layout(), RunOptions()).path for _ in range(5)]
+    assert len(set(paths)) == 5
+    for path in paths:
+        assert re.fullmatch(r"runs/CartPole-v1-ppo-s1-\d{8}-\d{6}(-\d)?", str(path))
+
+
+@pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "my_env.py:make", "/a/b/my env.py:make", "lockstep/Memory-v0"])
+def test_unnamed_folder_of_any_environment_is_one_level_deep(env_id: str) -> None:
+    experiment = ppo_cartpole()
+    experiment = experiment.replace(env=dataclasses.replace(experiment.env, id=env_id))
+    path = RunFolder.create(experiment, Layout(), RunOptions()).path
+    assert path.parent == Path("runs")
+    assert re.fullmatch(r"[A-Za-z0-9.-]+", path.name)
+
+
+def test_existing_run_is_never_overwritten() -> None:
+    RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    before = {path: path.read_bytes() for path in Path("r").rglob("*") if path.is_file()}
+    with pytest.raises(SettingsError, match="lockstep resume r"):
+        RunFolder.create(ppo_cartpole().replace(seed=2), Layout(), RunOptions(run="r"))
+    assert {path: path.read_bytes() for path in Path("r").rglob("*") if path.is_file()} == before
+
+
+def test_folder_with_other_things_is_refused_and_an_empty_one_used() -> None:
+    Path("full").mkdir()
+    Path("full/note.txt").write_text("mine")
+    with pytest.raises(SettingsError) as error:
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="full"))
+    assert "resume" not in str(error.value) and "choose another folder" in str(error.value)
+    Path("empty").mkdir()
+    assert RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="empty")).path == Path("empty")
+
+
+def test_open_names_the_runs_that_exist() -> None:
+    RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="runs/pong"))
+    with pytest.raises(SettingsError, match=r"runs/pnog does not exist.*Runs found in runs: pong"):
+        RunFolder.open("runs/pnog")
+    with pytest.raises(SettingsError, match=r"runs is not the folder of a run.*pong"):
+        RunFolder.open("runs")
+
+
+def test_damaged_settings_are_named() -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    path = folder.path / "experiment.json"
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(SettingsError, match=r"r/experiment.json cannot be read"):
+        folder.experiment()
+
+
+def test_truncate_metrics_keeps_what_the_checkpoint_saw() -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    folder.truncate_metrics(3)
+    lines = [f'{{"iteration": {i}, "samples": {i * 10}}}\n' for i in (1, 2, 2, 3, 4)]
+    folder.metrics.write_text("".join(lines) + '{"iteration": 5, "sam')
+    folder.truncate_metrics(3)
+    assert folder.metrics.read_text() == "".join(lines[:4])
+    folder.truncate_metrics(0)
+    assert folder.metrics.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (RunOptions(checkpoint_every=0), "--checkpoint-every 0"),
+        (RunOptions(keep_checkpoints=0), "--keep-checkpoints 0"),
+        (RunOptions(eval_every=-1), "--eval-every -1"),
+        (RunOptions(eval_episodes=0), "--eval-episodes 0"),
+    ],
+)
+def test_options_out_of_range(options: RunOptions, text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        options.validate()
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_missing_tracker_names_the_extra(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=rf'pip install "lockstep\[{tracker}\]"'):
+        dataclasses.replace(RunOptions(), **{tracker: "project"}).validate()
