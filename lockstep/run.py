@@ -90,6 +90,8 @@ class RunFolder:
         Raises:
             SettingsError: the folder that the options name exists and holds something.
         """
+        if layout.backend == "torchrun" and os.environ.get("RANK", "0") != "0":
+            return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
         folder = RunFolder(_new_folder(experiment, options.run))
         folder.checkpoints.mkdir()
         _write_json(folder.path / "experiment.json", to_json(experiment))

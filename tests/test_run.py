@@ -54,6 +54,15 @@ def test_unnamed_folder_of_any_environment_is_one_level_deep(env_id: str) -> Non
     assert re.fullmatch(r"[A-Za-z0-9.-]+", path.name)
 
 
+def test_only_rank_0_makes_the_folder_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert RunFolder.create(ppo_cartpole(), Layout("torchrun"), RunOptions(run="r")).path == Path("r")
+    assert not Path("r").exists()
+    monkeypatch.setenv("RANK", "0")
+    RunFolder.create(ppo_cartpole(), Layout("torchrun"), RunOptions(run="r"))
+    assert RunFolder.open("r").experiment() == ppo_cartpole()
+
+
 def test_existing_run_is_never_overwritten() -> None:
     RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
     before = {path: path.read_bytes() for path in Path("r").rglob("*") if path.is_file()}

@@ -86,8 +86,7 @@ def bottleneck(status: Status, available_cores: int) -> str:
         ),
         "learning": (
             f"Gradient steps take {share}",
-            spread
-            or "--precision bf16, fewer --algorithm.epochs or a smaller model are cheaper, but change the result",
+            spread or "fewer --algorithm.epochs or a smaller model cost less, but change the result",
         ),
         "waiting": (
             f"Workers wait for each other {share} of the time",

@@ -109,7 +109,11 @@ def test_plain_line_is_one_line_with_the_same_facts() -> None:
         ({"layout": Layout()}, 16, r"--layout processes:4 uses 4 of this machine's 16 cores"),
         ({"layout": Layout()}, 1, r"faster adapter"),
         ({}, 8, r"--layout processes:4 spreads it over more cores, with the same result"),
-        ({"shares": {"learning": 0.9, "env": 0.1}}, 2, r"Gradient steps take 90%: --precision bf16.*change the result"),
+        (
+            {"shares": {"learning": 0.9, "env": 0.1}},
+            2,
+            r"Gradient steps take 90%: fewer --algorithm.epochs.*change the result",
+        ),
         ({"shares": {"inference": 0.9}}, 2, r"acting-batch.*changes the result"),
         ({"shares": {"waiting": 0.9}, "layout": Layout("processes", 4)}, 2, r"4 processes share 2 cores"),
         ({"shares": {"waiting": 0.9}, "layout": Layout("processes", 3)}, 4, r"divides --scheme.shards"),
