@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import warnings
 from typing import Any
@@ -15,7 +15,7 @@ from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
-_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "Atari": "atari", "vizdoom": "vizdoom"}
+_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "vizdoom": "vizdoom"}
 
 
 def is_callable(env_id: str) -> bool:
@@ -41,9 +41,10 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             return gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        extra = next((extra for word, extra in _EXTRAS.items() if word in str(error)), None)
+        absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
+        extra = next(absent, None)
         hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install what it names."
-        raise SettingsError(f"{config.id} needs a library that is not installed ({error}). {hint}") from error
+        raise SettingsError(f"{config.id} needs a library that is not installed: {error} {hint}") from error
 
 
 class GymShard(ShardEnv):

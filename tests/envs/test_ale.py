@@ -98,6 +98,11 @@ def test_a_lost_life_is_flagged_and_the_game_goes_on() -> None:
     played = play(env, actions[: len(expected)])
     assert [bool(step.life_lost[0]) for _, step in played] == expected
     assert sum(expected) == 4 and played[-1].step.terminated[0] and not any(step.first[0] for _, step in played)
+    reset(env)
+    play(env, actions[: expected.index(True)])
+    restored = make(protocol="classic")
+    restored.load_state_dict(env.state_dict(), buffers(restored))
+    assert play(restored, [actions[expected.index(True)]])[0].step.life_lost[0]
     without = make(protocol="machado")
     reset(without)
     assert not any(step.life_lost[0] for _, step in play(without, random_actions(without, 250)))
