@@ -4,6 +4,7 @@ from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, P
 from lockstep.models.core import GRU, LSTM, RecurrentCore
 from lockstep.models.distributions import Categorical, Distribution, Gaussian, Joint, make_distribution
 from lockstep.models.encoders import MLP, ImpalaResNet, NatureCNN, ObservationEncoder
+from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, Trunk, ValueHead
 
@@ -30,4 +31,5 @@ __all__ = [
     "Trunk",
     "ValueHead",
     "make_distribution",
+    "reproducible_initialization",
 ]

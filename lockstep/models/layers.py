@@ -87,7 +87,7 @@ def reproducible_initialization(seed: int) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             yield
     finally:
         torch.set_num_threads(threads)

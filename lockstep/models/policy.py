@@ -160,6 +160,7 @@ class StandardModel(PolicyModel):
     def for_acting(self) -> StandardModel:
         """A copy for inference only. Layers that cast their weights to bf16 at each use store them so."""
         acting = copy.deepcopy(self).requires_grad_(False)
+        acting.zero_grad(set_to_none=True)
         for trunk in acting.trunks:
             for module in trunk.modules():
                 if isinstance(module, (Linear, Conv2d, RecurrentCore)):
@@ -174,7 +175,7 @@ class StandardModelConfig(ModelConfig):
 
     encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
     """Network for images: nature is small and fast, impala a deep residual network that learns more from each sample
-    and costs about five times as much. mlp flattens images. auto takes nature, or impala below 36x36 pixels.
+    and costs about eight times as much. mlp flattens images. auto takes nature, or impala below 36x36 pixels.
     Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""

@@ -138,7 +138,10 @@ def test_bf16_is_close_to_fp32(encoder: Any) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_acting_computes_the_bits_that_training_does(precision: Precision, settings: dict[str, Any]) -> None:
     model, obs = build(IMAGE, precision=precision, dense_size=32, **settings), observe(IMAGE)
-    actor = build(IMAGE, precision=precision, seed=2, dense_size=32, **settings).for_acting()
+    other = build(IMAGE, precision=precision, seed=2, dense_size=32, **settings)
+    run(other, obs)[1].sum().backward()
+    actor = other.for_acting()
+    assert all(parameter.grad is None for parameter in actor.parameters())
     own, acting = dict(model.named_parameters()), dict(actor.named_parameters())
     assert own.keys() == acting.keys()
     stored = {parameter.dtype for parameter in actor.parameters()}
