@@ -32,6 +32,7 @@ def run(experiment: Experiment) -> str:
         *envs.spaces(experiment.env),
         precision=experiment.precision,
         normalize_observations=experiment.normalize.observations,
+        observation_clip=experiment.normalize.clip,
         seed=experiment.seed,
     )
     flat = FlatParameters(model, tail=1 + len(algorithm.metric_names))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from lockstep.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.group import Group
+from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.supervisor import StopRequest, run_inline, run_processes, run_torchrun
 from lockstep.settings import SettingsError
 from lockstep.shard import block
@@ -107,7 +109,10 @@ def resume(
     layout, options = layout or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
     directory = folder.checkpoints
+    checkpoint.recover(directory)
     path = checkpoint.latest(directory) if from_checkpoint is None else directory / from_checkpoint
+    saved = checkpoint.open_checkpoint(path)
+    checkpoint.set_aside_newer(directory, saved.iteration)
     return _start(Job(folder, experiment, layout, options, path, stop_after))
 
 
@@ -140,6 +145,7 @@ class Worker:
             action_space,
             precision=experiment.precision,
             normalize_observations=experiment.normalize.observations,
+            observation_clip=experiment.normalize.clip,
             seed=experiment.seed,
         )
         self.flat = FlatParameters(self.model, tail=1 + len(algorithm.metric_names))
@@ -182,6 +188,7 @@ class Worker:
 def work(job: Job, group: Group, stop: StopRequest) -> Result:
     """What every worker does, whatever the layout; worker 0 also records."""
     experiment, options = job.experiment, job.options
+    keep_freed_memory()
     torch.set_num_threads(experiment.torch_threads)
     worker = Worker(job, group, stop)
     clock = Clock(experiment.scheme.lag, experiment.iterations)
@@ -192,7 +199,7 @@ def work(job: Job, group: Group, stop: StopRequest) -> Result:
         versions.publish(0, worker.version(0))
     else:
         start, counts, recorder_state = _restore(job.checkpoint, worker, versions, group)
-    book = _Book(job, worker, start, recorder_state) if group.rank == 0 else None
+    book = _Book(job, worker, start, recorder_state, stop.alive) if group.rank == 0 else None
     iteration, stopped = start, False
     group.barrier()
     try:
@@ -263,8 +270,15 @@ def _part(worker: Worker, group: Group, rollouts: dict[int, Rollout], learned: L
 class _Book:
     """What worker 0 writes: recorder, ledger, evaluations."""
 
-    def __init__(self, job: Job, worker: Worker, start: int, recorder_state: dict[str, Any] | None) -> None:
-        self._job, self._worker = job, worker
+    def __init__(
+        self,
+        job: Job,
+        worker: Worker,
+        start: int,
+        recorder_state: dict[str, Any] | None,
+        alive: Callable[[], None],
+    ) -> None:
+        self._job, self._worker, self._alive = job, worker, alive
         folder = job.folder
         if start == 0 and job.checkpoint is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(job.experiment))
@@ -323,8 +337,13 @@ class _Book:
             actor = worker.model.for_acting()
             worker.normalizers.apply(actor)
             self.recorder.evaluation(
-                iterations, evaluate_policy(actor, self._job.experiment, episodes=options.eval_episodes)
+                iterations,
+                evaluate_policy(actor, self._job.experiment, episodes=options.eval_episodes, alive=self._alive),
             )
+
+    def sync(self) -> None:
+        """Bring the ledger to disk, before a checkpoint that relies on it."""
+        self._ledger.sync()
 
     def close(self) -> None:
         self.recorder.close()
@@ -355,6 +374,7 @@ def _save(
         parts.append(checkpoint.write_part(directory, iterations, "learner", tensors, meta))
     gathered = group.gather(parts)
     if book is not None and gathered is not None:
+        book.sync()
         best = book.recorder.is_best()
         meta = {"counts": dict(counts), "recorder": book.recorder.state()}
         checkpoint.finish(

@@ -80,6 +80,7 @@ def load_policy(run: Path | str, checkpoint: str | None = None) -> Policy:
         action_space,
         precision=experiment.precision,
         normalize_observations=experiment.normalize.observations,
+        observation_clip=experiment.normalize.clip,
         seed=experiment.seed,
     )
     with torch.no_grad():

@@ -38,6 +38,10 @@ class Group:
         """Every process's value, in order of rank, at rank 0; None elsewhere."""
         return [value]
 
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, at every process."""
+        return value
+
     def barrier(self) -> None:
         """Wait for all processes."""
 
@@ -83,6 +87,12 @@ class GlooGroup(Group):
         with self._waiting():
             dist.gather_object(value, gathered, dst=0)
         return gathered
+
+    def broadcast(self, value: Any) -> Any:
+        values = [value]
+        with self._waiting():
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def barrier(self) -> None:
         with self._waiting():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -99,13 +100,14 @@ def run_torchrun(work: Work, job: Job) -> Result:
     """One of several processes that torchrun started; torchrun watches them."""
     if "RANK" not in os.environ:
         raise SettingsError(
-            "--layout torchrun needs torchrun: torchrun --nproc-per-node 2 -m lockstep train RECIPE --layout torchrun. "
-            "Without torchrun use --layout processes:2."
+            "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
+            "torchrun. Without torchrun use --layout processes:2."
         )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
     group = GlooGroup("env://", rank, size, job.layout.stall_timeout)
     try:
+        job = dataclasses.replace(job, folder=group.broadcast(job.folder))
         with _stopping_on_signals(stop):
             return work(job, group, stop)
     finally:
