@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 
 import gymnasium
 import numpy as np
@@ -14,14 +15,21 @@ from lockstep.envs.convert import Seeds
 from lockstep.settings import SettingsError
 
 
+@pytest.fixture(autouse=True)
+def _what_is_installed_is_looked_up_afresh() -> Iterator[None]:
+    registry._atari_games.cache_clear()
+    yield
+    registry._atari_games.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("env_id", "name", "adapter"),
     [
         ("Breakout", "Breakout", "ale"),
         ("ms_pacman", "MsPacman", "ale"),
         ("Pong-v5", "Pong", "ale"),
-        ("CartPole-v1", "CartPole-v1", "envpool"),
-        ("HalfCheetah-v4", "HalfCheetah-v4", "envpool"),
+        pytest.param("CartPole-v1", "CartPole-v1", "envpool", marks=pytest.mark.envpool),
+        pytest.param("HalfCheetah-v4", "HalfCheetah-v4", "envpool", marks=pytest.mark.envpool),
         ("lockstep/Memory-v0", "lockstep/Memory-v0", "gymnasium"),
         ("ALE/Breakout-v5", "ALE/Breakout-v5", "gymnasium"),
         ("lockstep.envs.tasks:Memory", "lockstep.envs.tasks:Memory", "gymnasium"),
@@ -33,6 +41,7 @@ def test_auto_takes_the_fastest_and_resolving_again_changes_nothing(env_id: str,
     assert envs.resolve(resolved) == resolved
 
 
+@pytest.mark.envpool
 def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
@@ -49,8 +58,6 @@ def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.Monke
     without("ale_py", "envpool")
     with pytest.raises(SettingsError, match=r'pip install "lockstep\[atari\]"'):
         envs.resolve(EnvConfig(id="Breakout"))
-    monkeypatch.undo()
-    registry._atari_games.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -61,9 +68,9 @@ def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.Monke
         (EnvConfig(id="no_such_module:make"), "Cannot load"),
         (EnvConfig(id="no_such_file.py:make"), "no Python file"),
         (EnvConfig(id="CartPole-v1", protocol="machado"), "protocol none"),
-        (EnvConfig(id="CartPole-v1", adapter="ale"), "envpool or gymnasium"),
+        pytest.param(EnvConfig(id="CartPole-v1", adapter="ale"), "envpool or gymnasium", marks=pytest.mark.envpool),
         (EnvConfig(id="lockstep.envs.tasks:Memory", adapter="envpool"), "adapter gymnasium"),
-        (EnvConfig(id="WalkerWalk-v1", decorrelate=5), "decorrelate 0"),
+        pytest.param(EnvConfig(id="WalkerWalk-v1", decorrelate=5), "decorrelate 0", marks=pytest.mark.envpool),
     ],
 )
 def test_mistakes_are_explained(config: EnvConfig, message: str) -> None:
@@ -77,6 +84,7 @@ def test_protocols_clip_rewards_and_decorrelation_avoids_envpool() -> None:
     assert envs.resolve(EnvConfig(id="CartPole-v1", decorrelate=10)).adapter == "gymnasium"
 
 
+@pytest.mark.envpool
 def test_spaces_and_the_list_of_environments() -> None:
     observation, action = envs.spaces(EnvConfig(id="Pong", protocol="machado"))
     assert observation.shape == (4, 84, 84) and action == gymnasium.spaces.Discrete(18)

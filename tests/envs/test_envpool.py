@@ -13,6 +13,8 @@ from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.settings import SettingsError
 
+pytestmark = pytest.mark.envpool
+
 
 @pytest.fixture(autouse=True)
 def _mujoco_writes_its_log_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,12 @@ def make(config: EnvConfig, first_index: int = 0, num_envs: int = 2, **options: 
     return envs.make(config, **{"seed": 7, **options}, first_index=first_index, num_envs=num_envs)
 
 
-@pytest.fixture(params=CASES.values(), ids=list(CASES))
+@pytest.fixture(
+    params=[
+        pytest.param(case, marks=[pytest.mark.envpool] if case.adapter == "envpool" else [], id=name)
+        for name, case in CASES.items()
+    ]
+)
 def config(request: pytest.FixtureRequest) -> EnvConfig:
     return request.param
 

@@ -59,6 +59,7 @@ def test_a_failing_environment_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.envpool
 def test_a_missing_graphics_driver_is_explained_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str, mode: int) -> None:
         raise OSError(f"{name}: cannot open shared object file")
