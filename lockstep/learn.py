@@ -187,12 +187,15 @@ class Learner:
         if self._sequences:
             state = whole.state[index]
             return whole.replace(state=None)[:, index].replace(state=state)
-        environments = whole.reward.shape[1]
+        steps, environments = whole.reward.shape
+        t, b = index // environments, index % environments
 
         def gather(leaf: Tensor) -> Tensor:
-            if leaf.is_contiguous():
-                return leaf.flatten(0, 1).index_select(0, index)[None]
-            return leaf[index // environments, index % environments][None]
+            # A shard's rows may lie among those of its acting batch: index_select over all of them copies whole
+            # samples, which indexing with two tensors does not.
+            between = leaf.stride(0) // leaf.stride(1)
+            rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
+            return rows.index_select(0, t * between + b)[None]
 
         state = whole.state.new_zeros(len(index), whole.state.shape[1])
         return whole.replace(state=None).map(gather).replace(state=state)
