@@ -19,9 +19,7 @@ def test_blocks_cover_every_shard_once_in_order(exponent: int, data: st.DataObje
         assert all(holder(shards, workers, shard) == rank for shard in part)
 
 
-@pytest.mark.parametrize(
-    ("lag", "versions"), [(0, [0, 1, 2, 3, 4]), (1, [0, 0, 1, 2, 3]), (3, [0, 0, 0, 0, 1])]
-)
+@pytest.mark.parametrize(("lag", "versions"), [(0, [0, 1, 2, 3, 4]), (1, [0, 0, 1, 2, 3]), (3, [0, 0, 0, 0, 1])])
 def test_rollout_i_is_collected_with_version_i_minus_lag(lag: int, versions: list[int]) -> None:
     clock = Clock(lag, iterations=5)
     assert [clock.collects_with(i) for i in clock.ticks(0)] == versions

@@ -54,9 +54,7 @@ def _reduce(rank: int, size: int, shards: int, path: str, queue: Any) -> None:
 def run(size: int, shards: int, path: Path) -> list[Any]:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    processes = [
-        context.Process(target=_reduce, args=(rank, size, shards, str(path), queue)) for rank in range(size)
-    ]
+    processes = [context.Process(target=_reduce, args=(rank, size, shards, str(path), queue)) for rank in range(size)]
     for process in processes:
         process.start()
     answers = sorted((queue.get(timeout=120) for _ in processes), key=lambda answer: answer[0])
