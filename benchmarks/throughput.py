@@ -127,7 +127,7 @@ def rate(experiment: Experiment, layout: str, iterations: int) -> float:
         options = RunOptions(run=str(run), display="none", tensorboard=False, checkpoint_every=10**9)
         lockstep.train.train(experiment, Layout.parse(layout), options, stop_after=iterations)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    seconds = sum(line["time/iteration"] for line in lines[1:])
+    seconds = lines[-1]["seconds"] - lines[0]["seconds"]
     return (lines[-1]["samples"] - lines[0]["samples"]) / seconds
 
 

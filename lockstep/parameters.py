@@ -27,25 +27,29 @@ class FlatParameters:
             self._slices[name] = (size, parameter.shape)
             size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
         self.vector = nn.Parameter(torch.zeros(size))
-        self._gradient_and_tail = torch.zeros(size + tail)
-        self.gradient = self._gradient_and_tail[:size]
-        self.tail = self._gradient_and_tail[size:]
+        self._parameters = named
+        self._tail = tail
         for name, parameter in named.items():
             self._view(self.vector.data, name).copy_(parameter.data)
             parameter.data = self._view(self.vector.data, name)
-            parameter.grad = self._view(self.gradient, name)
+        self.zero()
 
     def _view(self, vector: Tensor, name: str) -> Tensor:
         start, shape = self._slices[name]
         return vector[start : start + shape.numel()].view(shape)
 
     def zero(self) -> None:
-        """Zero gradient and tail in place, keeping the module's views."""
-        self._gradient_and_tail.zero_()
+        """Start a new gradient and tail at zero; one that was taken is left as it is."""
+        size = self.vector.numel()
+        self._gradient_and_tail = torch.zeros(size + self._tail)
+        self.gradient = self._gradient_and_tail[:size]
+        self.tail = self._gradient_and_tail[size:]
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._view(self.gradient, name)
 
     def take(self) -> Tensor:
-        """A copy of gradient and tail, to give to the reduction."""
-        return self._gradient_and_tail.clone()
+        """Gradient and tail in one vector, to give to the reduction; call zero before the next backward pass."""
+        return self._gradient_and_tail
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient and tail out of a reduced vector."""
