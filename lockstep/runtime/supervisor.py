@@ -129,13 +129,14 @@ def run_processes(work: Work, job: Job) -> Result:
     stop = StopRequest(flag)
     try:
         with _stopping_on_signals(stop):
+            if job.options.display != "none":
+                print(f"Starting {size} worker processes …", file=sys.stderr, flush=True)
             for rank in range(size):
                 ours, theirs = context.Pipe()
                 process = context.Process(
                     target=_child,
                     args=(work, job, rank, size, rendezvous, theirs, flag, progress),
                     name=f"lockstep-worker-{rank}",
-                    daemon=True,
                 )
                 process.start()
                 theirs.close()
@@ -192,7 +193,10 @@ def _obituary(process: Any) -> str:
         name = signal.Signals(-code).name
         hint = " (the system may have run out of memory: see dmesg)" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
-    return f"ended without a word, with exit code {code}"
+    return (
+        f"ended without a word, with exit code {code}. What it printed last stands above; a script that starts "
+        'workers needs its call below if __name__ == "__main__":'
+    )
 
 
 def _first_cause(
