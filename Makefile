@@ -14,12 +14,13 @@ QUICK := --env.protocol classic --env.num-envs 8 --scheme.shards 4 --scheme.acti
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help train test clean
+.PHONY: help train test golden clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train   train PPO on Atari Breakout for about two minutes, then evaluate, record and plot it"
 	@echo "make test    lint, type-check and test"
+	@echo "make golden  record the digests that tests expect on this platform, after an intended change"
 	@echo "make clean   remove $(VENV); runs/ is kept"
 
 train: $(VENV)/.train
@@ -38,6 +39,9 @@ test: $(VENV)/.test
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest
+
+golden: $(VENV)/.test
+	$(BIN)/python tests/golden.py
 
 $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

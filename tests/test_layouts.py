@@ -1,0 +1,229 @@
+"""What the project promises: digest and ledger are equal, byte for byte, on every layout."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import golden
+import pytest
+import torch
+import torch.distributed as dist
+from tiny import EXPERIMENTS, ITERATIONS, options
+from torch import Tensor
+
+import lockstep.train
+from lockstep import ledger
+from lockstep.cli.main import main
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunFolder
+from lockstep.runtime.group import GlooGroup
+from lockstep.runtime.supervisor import StopRequest
+from lockstep.tree import TreeSum
+
+ROOT = Path(__file__).resolve().parents[1]
+PROCESSES = (2, 3, 4)
+TIMEOUT = 120.0
+
+
+class AllReduce(TreeSum):
+    """What others do: torch.distributed's own sum, whose order of addition depends on the processes."""
+
+    def finish(self) -> Tensor:
+        total = torch.stack([value for _, _, value in self._subtrees]).sum(0)
+        self._subtrees = []
+        dist.all_reduce(total)
+        return total
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run for the first `size` worker processes."""
+
+    experiment: Experiment
+    run: Path
+    size: int
+    tree: type[TreeSum] = TreeSum
+
+
+def _serve(rank: int, orders: Any, answers: Any) -> None:
+    """A worker process of this module, for any number of runs: starting one costs seconds."""
+    warnings.simplefilter("error")
+    for order in iter(orders.get, None):
+        layout = Layout("processes", order.size)
+        job = lockstep.train.Job(RunFolder(order.run), order.experiment, layout, options(order.run))
+        store = f"file://{order.run}.store"
+        try:
+            with mock.patch("lockstep.train.TreeSum", order.tree):
+                group = GlooGroup(store, rank, order.size, TIMEOUT)
+                try:
+                    result = lockstep.train.work(job, group, StopRequest())
+                finally:
+                    group.close()
+            answers.put((order.run, rank, result.digest))
+        except BaseException:
+            answers.put((order.run, rank, traceback.format_exc()))
+
+
+class Workers:
+    """Four processes, of which runs use two, three or all."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._orders = [context.Queue() for _ in range(max(PROCESSES))]
+        self._answers = context.Queue()
+        self._answered: dict[Path, dict[int, str]] = {}
+        self._processes = [
+            context.Process(target=_serve, args=(rank, orders, self._answers), daemon=True)
+            for rank, orders in enumerate(self._orders)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def start(self, order: Order) -> None:
+        """Make the run's folder, and have it run."""
+        lockstep.train.RunFolder.create(order.experiment, Layout("processes", order.size), options(order.run))
+        for orders in self._orders[: order.size]:
+            orders.put(order)
+
+    def digest(self, order: Order) -> str:
+        """Wait for it; every worker must have ended with the same digest."""
+        while len(self._answered.setdefault(order.run, {})) < order.size:
+            run, rank, digest = self._answers.get(timeout=TIMEOUT)
+            self._answered.setdefault(run, {})[rank] = digest
+        found = set(self._answered[order.run].values())
+        assert len(found) == 1, "\n".join(found)
+        (digest,) = found
+        assert re.fullmatch("[0-9a-f]{64}", digest), digest
+        return digest
+
+    def close(self) -> None:
+        for orders in self._orders:
+            orders.put(None)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    workers = Workers()
+    yield workers
+    workers.close()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run left behind."""
+
+    digest: str
+    run: Path
+
+    @property
+    def ledger(self) -> bytes:
+        return RunFolder(self.run).ledger.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """Runs an experiment in this process, once."""
+    folder = tmp_path_factory.mktemp("inline")
+
+    @functools.cache
+    def ran(name: str) -> Ran:
+        result = lockstep.train.train(EXPERIMENTS[name](), Layout(), options(folder / name))
+        return Ran(result.digest, result.run)
+
+    return ran
+
+
+@pytest.fixture(autouse=True)
+def _libraries_write_their_logs_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def order(name: str, run: Path, size: int, tree: type[TreeSum] = TreeSum) -> Order:
+    return Order(lockstep.train.prepare(EXPERIMENTS[name](), Layout("processes", size)), run, size, tree)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_layouts_agree(name: str, workers: Workers, inline: Callable[[str], Ran], tmp_path: Path) -> None:
+    orders = [order(name, tmp_path / str(size), size) for size in PROCESSES]
+    for each in orders:
+        workers.start(each)
+    alone = inline(name)
+    for each in orders:
+        assert workers.digest(each) == alone.digest, f"{each.size} processes"
+        assert Ran("", each.run).ledger == alone.ledger, f"{each.size} processes"
+    _, lines = ledger.read(RunFolder(alone.run).ledger)
+    versions = [tuple(line["parameters"].values()) for line in lines]
+    assert len(set(versions)) == ITERATIONS, "every iteration changed the parameters"
+
+
+def test_another_seed_gives_another_result(inline: Callable[[str], Ran], tmp_path: Path) -> None:
+    other = EXPERIMENTS["cartpole-8-shards"]().replace(seed=2)
+    assert lockstep.train.train(other, options=options(tmp_path / "run")).digest != inline("cartpole-8-shards").digest
+
+
+def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[str], Ran], tmp_path: Path) -> None:
+    """In fp32 with 4 processes the same gradients, added in another order, make another agent."""
+    ordinary = order("ppo", tmp_path / "run", 4, AllReduce)
+    workers.start(ordinary)
+    alone = inline("ppo")
+    assert workers.digest(ordinary) != alone.digest
+    (_, lines), (_, others) = (ledger.read(RunFolder(run).ledger) for run in (alone.run, ordinary.run))
+    assert lines[0]["rollout"] == others[0]["rollout"], "until the first sum, nothing differs"
+    assert [line["parameters"] for line in lines] != [line["parameters"] for line in others]
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_digests_are_the_recorded_ones(
+    name: str, workers: Workers, inline: Callable[[str], Ran], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = golden.read().get(golden.platform_key())
+    if entry is not None:
+        hint = "if this was intended, record them anew: make golden"
+        assert inline(name).digest == entry["digests"][name], hint
+        return
+    with capsys.disabled():
+        print(f"\nNo golden digests for this platform (make golden records them): {name} inline and in processes.")
+    other = order(name, tmp_path / "run", 4)
+    workers.start(other)
+    assert workers.digest(other) == inline(name).digest
+
+
+def test_train_starts_processes_of_its_own(inline: Callable[[str], Ran], tmp_path: Path) -> None:
+    """From settings to digest with nothing in between replaced."""
+    result = lockstep.train.train(EXPERIMENTS["ppo-lstm"](), Layout("processes", 2), options(tmp_path / "run"))
+    assert (result.digest, Ran("", result.run).ledger) == (inline("ppo-lstm").digest, inline("ppo-lstm").ledger)
+
+
+def test_torchrun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "ppo-cartpole --env.adapter gymnasium --algorithm.rollout 16 --total-steps 384 --scheme.acting-batch 0"
+    command = ["train", *flags.split(), "--display", "none", "--no-tensorboard"]
+    assert main([*command, "--run", "inline"]) == 0
+    expected = capsys.readouterr().out.splitlines()[-1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    finished = subprocess.run(
+        [*torchrun, "lockstep", *command, "--run", "torchrun", "--layout", "torchrun"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == expected
+    assert expected.startswith("digest: ")
+    assert Ran("", Path("torchrun")).ledger == Ran("", Path("inline")).ledger

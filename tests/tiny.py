@@ -1,0 +1,78 @@
+"""Experiments of every kind, cut to seconds: what the tests of layouts, of resuming and of golden digests run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep import recipes
+from lockstep.algorithms import PPOConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment
+from lockstep.models import StandardModelConfig
+from lockstep.run import RunOptions
+from lockstep.scheme import Scheme
+
+ITERATIONS = 3
+
+
+def cut(
+    recipe: Callable[[], Experiment],
+    *,
+    rollout: int = 8,
+    epochs: int = 2,
+    env: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    scheme: dict[str, Any] | None = None,
+    precision: str = "fp32",
+) -> Experiment:
+    """A recipe with 8 environments in 4 shards, short rollouts and three iterations."""
+    full = recipe()
+    env = {"num_envs": 8, **(env or {})}  # ALE takes a tenth of a second to make each, so some have fewer
+    algorithm = {"rollout": rollout, "epochs": epochs, "minibatches": 2}
+    model = {"dense_size": 32, "core_size": 16, "hidden_sizes": (16,), **(model or {})}
+    scheme = {"shards": 4, "acting_batch": 0, **(scheme or {})}
+    return full.replace(
+        env=dataclasses.replace(full.env, **env),
+        algorithm=dataclasses.replace(full.algorithm, **algorithm),
+        model=dataclasses.replace(full.model, **model),
+        scheme=dataclasses.replace(full.scheme, **scheme),
+        total_steps=ITERATIONS * rollout * env["num_envs"],
+        precision=precision,
+    )
+
+
+def tuple_bandit() -> Experiment:
+    """Image and vector to see, an arm and a point to choose, arms that are forbidden."""
+    return Experiment(
+        env=EnvConfig(id="lockstep/TupleBandit-v0", options={"mask": True}),
+        model=StandardModelConfig(),
+        algorithm=PPOConfig(),
+        scheme=Scheme(),
+    )
+
+
+EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
+    "ppo": lambda: cut(recipes.ppo_atari),
+    "ppo-lag-1": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"lag": 1}),
+    "ppo-bf16": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, precision="bf16"),
+    "ppo-lstm": lambda: cut(recipes.ppo_atari, model={"core": "lstm", "previous_action_reward": True}),
+    "ppo-acting-batch-of-two-shards": lambda: cut(recipes.ppo_atari, scheme={"acting_batch": 4}),
+    "a2c": lambda: cut(recipes.a2c_atari, epochs=1, env={"num_envs": 4}),
+    "impala-bf16": lambda: cut(recipes.impala_atari, epochs=1, precision="bf16"),
+    "appo": lambda: cut(recipes.appo_atari),
+    "mujoco-normalized": lambda: cut(recipes.ppo_mujoco, rollout=16),
+    "tuple-dict-mask": lambda: cut(tuple_bandit),
+    "memory-gru-lag-2": lambda: cut(recipes.ppo_memory, rollout=16, model={"core": "gru"}, scheme={"lag": 2}),
+    "cartpole-8-shards": lambda: cut(
+        recipes.ppo_cartpole, rollout=32, env={"num_envs": 16, "adapter": "gymnasium"}, scheme={"shards": 8}
+    ),
+}
+"""By what is special about them."""
+
+
+def options(run: Path, checkpoint_every: int = 1000) -> RunOptions:
+    """Nothing shown; checkpoints at the end alone, unless asked for."""
+    return RunOptions(run=str(run), checkpoint_every=checkpoint_every, display="none", tensorboard=False)
