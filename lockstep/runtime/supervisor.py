@@ -13,7 +13,9 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,9 @@ Work = Callable[["Job", Group, "StopRequest"], "Result"]
 
 _GRACE = 5.0
 """Seconds that the other workers get to end by themselves after one has failed."""
+
+_STARTUP = 120.0
+"""Seconds that workers may take to import everything and make their environments, whatever the stall timeout is."""
 
 
 class WorkerError(RuntimeError):
@@ -123,7 +128,7 @@ def run_processes(work: Work, job: Job) -> Result:
     size = job.layout.workers
     context = multiprocessing.get_context("spawn")
     flag, progress = context.RawValue("b", 0), context.RawArray("Q", size)
-    rendezvous = tempfile.mkdtemp(prefix="lockstep-")
+    rendezvous = os.path.join(tempfile.gettempdir(), f"lockstep-{uuid.uuid4().hex}")
     pipes: list[Connection] = []
     processes: list[Any] = []
     stop = StopRequest(flag)
@@ -138,7 +143,13 @@ def run_processes(work: Work, job: Job) -> Result:
                     args=(work, job, rank, size, rendezvous, theirs, flag, progress),
                     name=f"lockstep-worker-{rank}",
                 )
-                process.start()
+                # A Ctrl-C reaches workers too: they must not hear it even before they can say so themselves.
+                resource_tracker.ensure_running()  # or it would be started now, and unblock the signals
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+                try:
+                    process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
@@ -178,11 +189,14 @@ def _watch(processes: list[Any], pipes: list[Connection], progress: Any, stall_t
         now = list(progress)
         if now != last:
             last, moved = now, time.monotonic()
-        elif time.monotonic() - moved > stall_timeout:
+            continue
+        patience = stall_timeout if any(now) else max(stall_timeout, _STARTUP)
+        if time.monotonic() - moved > patience:
+            slowest = processes[now.index(min(now))]
             raise WorkerError(
-                f"No worker has made progress for {stall_timeout:g} seconds (Layout.stall_timeout); the workers' "
+                f"No worker has made progress for {patience:g} seconds (Layout.stall_timeout); the workers' "
                 f"step counts are {now}. An environment or the machine hangs: find it with py-spy dump --pid "
-                f"{processes[0].pid}, or allow longer with --layout processes:{len(processes)},stall_timeout=SECONDS."
+                f"{slowest.pid}, or allow longer with --layout processes:{len(processes)},stall_timeout=SECONDS."
             )
     return results[0]
 
@@ -229,12 +243,17 @@ def _child(
     """A worker process: joins the group, works, and tells how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    # Made here, since only workers outlive a main process that is killed, and so can remove it.
+    os.makedirs(rendezvous, mode=0o700, exist_ok=True)
     _die_with_parent(rendezvous)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         group: Group = Group()
         if size > 1:
-            group = GlooGroup(f"file://{rendezvous}/store", rank, size, job.layout.stall_timeout)
+            # The parent watches for stalls and can say more about one: gloo's own timeout comes after it.
+            timeout = job.layout.stall_timeout + _STARTUP
+            group = GlooGroup(f"file://{rendezvous}/store", rank, size, timeout)
         result = work(job, group, StopRequest(flag, progress, rank))
         pipe.send(("result", result))
         pipe.close()
@@ -247,12 +266,12 @@ def _child(
 
 
 def _die_with_parent(rendezvous: str) -> None:
-    """End this process soon after the parent is gone, however that came about."""
-    parent = os.getppid()
+    """End this process as soon as the parent is gone, however that came about, and even if it went before this call."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
+        wait([parent.sentinel])
         shutil.rmtree(rendezvous, ignore_errors=True)
         os._exit(1)
 

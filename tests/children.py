@@ -1,0 +1,95 @@
+"""Runs as processes of their own, to be killed; and what they may not leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT = 120.0
+_MARK = "LOCKSTEP_TEST_MARK"
+
+
+def until(condition: Callable[[], bool], what: str, pause: float = 0.002) -> None:
+    """Wait for a condition; a failure says what was waited for."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {TIMEOUT:g} seconds for: {what}"
+        time.sleep(pause)
+
+
+class Child:
+    """`python -m lockstep …` in a process group, as from a terminal, with a folder of its own for temporary files."""
+
+    def __init__(self, arguments: Iterable[str], folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.temporary = Path(tempfile.mkdtemp(dir=folder))
+        self._shared = set(os.listdir("/dev/shm"))
+        self._output = (folder / f"{self.mark}.txt").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lockstep", *arguments],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), _MARK: self.mark},
+            cwd=folder,
+            start_new_session=True,
+        )
+
+    def output(self) -> str:
+        """All that it has printed so far, to standard output and error."""
+        self._output.seek(0)
+        return self._output.read()
+
+    def members(self) -> set[int]:
+        """Process ids of the main process and its workers that are alive."""
+        alive = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        alive.add(int(entry.name))
+                except OSError:
+                    continue
+        return alive
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition while the main process lives."""
+
+        def met() -> bool:
+            assert self.process.poll() is None, f"ended before: {what}\n{self.output()}"
+            return condition()
+
+        until(met, what)
+
+    def signal(self, number: int) -> None:
+        """To the main process alone."""
+        assert self.process.poll() is None, f"ended before the signal:\n{self.output()}"
+        self.process.send_signal(number)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does: SIGINT to the whole group."""
+        assert self.process.poll() is None, f"ended before Ctrl-C:\n{self.output()}"
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self) -> int:
+        """The exit code, after checking that nothing is left: no process, no shared memory, no temporary folder."""
+        code = self.process.wait(TIMEOUT)
+        until(lambda: not self.members(), "all workers to end", 0.05)
+        left = [path.name for path in self.temporary.iterdir() if path.name.startswith(("lockstep", "pym"))]
+        assert not left, f"left in the temporary folder: {left}"
+        until(lambda: set(os.listdir("/dev/shm")) <= self._shared, "shared memory to be freed", 0.05)
+        return code
+
+    def close(self) -> None:
+        """End everything that is left after a failed test."""
+        for process in self.members():
+            os.kill(process, signal.SIGKILL)
+        self.process.wait()
+        self._output.close()

@@ -1,0 +1,131 @@
+"""A run that fails says why and ends; it neither waits forever nor leaves anything behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from children import Child
+from tiny import cut, options
+
+from lockstep import recipes
+from lockstep.cli.main import main
+from lockstep.layout import Layout
+from lockstep.runtime.supervisor import WorkerError
+from lockstep.train import resume, train
+
+ENV = """
+import os, signal, time
+from pathlib import Path
+import gymnasium
+
+HERE = Path(__file__).parent
+
+class Env(gymnasium.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        {step}
+        return super().step(action)
+
+def make():
+    {make}
+    return Env(gymnasium.make("CartPole-v1"))
+
+def first():
+    "Whether this is the first call in any process: one environment of one shard."
+    try:
+        (HERE / "once").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes an environment that misbehaves in its constructor or its step, and gives its id."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(step: str = "pass", make: str = "pass") -> str:
+        (tmp_path / "env.py").write_text(ENV.format(step=step, make=make))
+        return f"{tmp_path}/env.py:make"
+
+    return write
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def begin(*arguments: str) -> Child:
+        children.append(Child(arguments, tmp_path))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.close()
+
+
+def run(env_id: str, layout: str = "processes:2") -> None:
+    experiment = cut(recipes.ppo_cartpole, env={"id": env_id, "adapter": "auto"})
+    train(experiment, Layout.parse(layout), options(Path("run"), checkpoint_every=1))
+
+
+def test_a_constructor_that_raises(env: Callable[..., str], capfd: pytest.CaptureFixture[str]) -> None:
+    env_id = env(make="raise OSError('the simulator has no licence')")
+    command = ["train", "ppo-cartpole", "--env.id", env_id, "--layout", "processes:2", "--run", "run"]
+    assert main([*command, "--display", "none"]) == 1
+    error = capfd.readouterr().err
+    assert "OSError: the simulator has no licence" in error and "env.py" in error
+
+
+def test_one_environment_that_raises(env: Callable[..., str]) -> None:
+    env_id = env("if self.steps == 13 and first(): raise OverflowError('the cart fell off')")
+    with pytest.raises(WorkerError, match=r"Worker [01] of 2 failed:(.|\n)*OverflowError: the cart fell off"):
+        run(env_id)
+    assert resume("run", Layout()).iterations == 3, "first() is false from now on"
+
+
+def test_a_worker_that_is_killed(env: Callable[..., str]) -> None:
+    env_id = env("if self.steps == 13 and first(): os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(WorkerError, match=r"Worker [01] of 2 was ended by SIGKILL"):
+        run(env_id)
+    damaged = resume("run", Layout())
+    train(cut(recipes.ppo_cartpole, env={"id": env_id}), options=options(Path("other")))
+    assert damaged.iterations == 3
+    assert Path("run/ledger.jsonl").read_bytes() == Path("other/ledger.jsonl").read_bytes()
+
+
+def test_a_worker_that_hangs(env: Callable[..., str]) -> None:
+    with pytest.raises(WorkerError, match=r"No worker has made progress for 3 seconds(.|\n)*py-spy"):
+        run(env("if self.steps == 13 and first(): time.sleep(1000)"), "processes:2,stall_timeout=3")
+
+
+@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+def test_a_second_ctrl_c_stops_at_once(layout: str, env: Callable[..., str], start: Callable[..., Child]) -> None:
+    env_id = env("(HERE / 'stepping').touch(); time.sleep(0.3)")
+    flags = ["--env.id", env_id, "--layout", layout, "--run", "run", "--display", "plain", "--algorithm.rollout", "64"]
+    child = start("train", "ppo-cartpole", *flags)
+    child.until(lambda: Path("stepping").exists(), "the first step")
+    child.interrupt()
+    child.until(lambda: "once more to stop at once" in child.output(), "the answer to the first Ctrl-C")
+    child.interrupt()
+    assert child.wait() == 130
+    assert not list(Path("run/checkpoints").iterdir()), "the iteration, which takes minutes, was not waited for"
+
+
+@pytest.mark.parametrize("moment", ["starting", "stepping"])
+def test_workers_end_with_their_main_process(moment: str, env: Callable[..., str], start: Callable[..., Child]) -> None:
+    env_id = env("(HERE / 'stepping').touch(); time.sleep(0.3)")
+    child = start("train", "ppo-cartpole", "--env.id", env_id, "--layout", "processes:2", "--run", "run")
+    if moment == "starting":
+        child.until(lambda: len(child.members()) >= 3, "worker processes")
+    else:
+        child.until(lambda: Path("stepping").exists(), "the first step")
+    child.signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert Path("stepping").exists() == (moment == "stepping"), "no worker began to work without its main process"
