@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,13 +27,22 @@ def until(condition: Callable[[], bool], what: str, pause: float = 0.002) -> Non
         time.sleep(pause)
 
 
+def _abandoned() -> set[str]:
+    """Shared memory that no process has mapped; what others on this machine are using does not count."""
+    names, mapped = set(os.listdir("/dev/shm")), set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        with contextlib.suppress(OSError):
+            mapped |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return names - mapped
+
+
 class Child:
     """`python -m lockstep …` in a process group, as from a terminal, with a folder of its own for temporary files."""
 
     def __init__(self, arguments: Iterable[str], folder: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(dir=folder))
-        self._shared = set(os.listdir("/dev/shm"))
+        self._shared = _abandoned()
         self._output = (folder / f"{self.mark}.txt").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lockstep", *arguments],
@@ -52,11 +63,9 @@ class Child:
         alive = set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                try:
+                with contextlib.suppress(OSError):  # it has ended
                     if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                         alive.add(int(entry.name))
-                except OSError:
-                    continue
         return alive
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -84,7 +93,7 @@ class Child:
         until(lambda: not self.members(), "all workers to end", 0.05)
         left = [path.name for path in self.temporary.iterdir() if path.name.startswith(("lockstep", "pym"))]
         assert not left, f"left in the temporary folder: {left}"
-        until(lambda: set(os.listdir("/dev/shm")) <= self._shared, "shared memory to be freed", 0.05)
+        until(lambda: not _abandoned() - self._shared, "shared memory to be freed", 0.05)
         return code
 
     def close(self) -> None:

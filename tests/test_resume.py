@@ -1,0 +1,180 @@
+"""A run that is killed or stopped, and resumed, ends as if nothing had happened: same digest, same ledger."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from children import Child
+from tiny import EXPERIMENTS, cut, options
+
+from lockstep import recipes
+from lockstep.cli.main import main
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunFolder
+from lockstep.runtime import checkpoint
+from lockstep.train import Result, resume, train
+
+ITERATIONS = 150
+"""Of runs to be killed: about a second."""
+FLAGS = (
+    *("train", "ppo-cartpole", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
+    *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1", "--scheme.lag", "1"),
+    *("--total-steps", str(8 * 8 * ITERATIONS), "--checkpoint-every", "2", "--display", "plain", "--no-tensorboard"),
+)
+ADAPTERS = ["gymnasium", pytest.param("envpool", marks=pytest.mark.envpool)]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def outcome(result: Result) -> tuple[str, bytes]:
+    """What must be equal."""
+    assert not result.stopped
+    return result.digest, RunFolder(result.run).ledger.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, bytes]]:
+    """The outcome of FLAGS with an adapter when nothing interferes."""
+
+    @functools.cache
+    def ran(adapter: str) -> tuple[str, bytes]:
+        run = tmp_path_factory.mktemp(adapter) / "run"
+        assert main([*FLAGS, "--env.adapter", adapter, "--checkpoint-every", "99", "--run", str(run)]) == 0
+        last = checkpoint.open_checkpoint(checkpoint.latest(run / "checkpoints"))
+        assert last.iteration == ITERATIONS
+        return outcome(resume(run))
+
+    return ran
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def begin(*arguments: str) -> Child:
+        children.append(Child(arguments, tmp_path))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.close()
+
+
+def lines() -> int:
+    """Iterations that the ledger records so far."""
+    path = Path("run/ledger.jsonl")
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("layout", "kills"), [("inline", 3), ("processes:2", 1)])
+def test_killed_at_random_moments(
+    adapter: str,
+    layout: str,
+    kills: int,
+    start: Callable[..., Child],
+    undisturbed: Callable[[str], tuple[str, bytes]],
+) -> None:
+    draw = random.Random(f"{adapter} {layout}")
+    expected = undisturbed(adapter)
+    kill(start(*FLAGS, "--env.adapter", adapter, "--layout", layout, "--run", "run"), draw)
+    for _ in range(kills - 1):
+        kill(start("resume", "run"), draw)
+    assert outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=50))) == expected
+
+
+def kill(child: Child, draw: random.Random) -> None:
+    """SIGKILL after a random iteration, and a random part of the next."""
+    begin = lines()
+    if begin:
+        child.until(lambda: "Resumed at iteration" in child.output(), "resuming")
+        begin = int(re.findall(r"Resumed at iteration (\d+)", child.output())[-1])
+    moment = draw.randint(begin + 3, begin + 30)
+    child.until(lambda: lines() >= moment, f"iteration {moment}")
+    time.sleep(draw.uniform(0, 0.01))
+    child.signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert lines() < ITERATIONS
+
+
+@pytest.mark.parametrize(("layout", "number"), [("inline", signal.SIGTERM), ("processes:2", signal.SIGINT)])
+def test_stopped_by_a_signal(
+    layout: str,
+    number: signal.Signals,
+    start: Callable[..., Child],
+    undisturbed: Callable[[str], tuple[str, bytes]],
+) -> None:
+    expected = undisturbed("gymnasium")
+    child = start(*FLAGS, "--env.adapter", "gymnasium", "--layout", layout, "--run", "run")
+    child.until(lambda: lines() >= 5, "some iterations")
+    if number == signal.SIGINT:
+        child.interrupt()
+    else:
+        child.signal(number)
+    assert child.wait() == 130
+    assert (
+        f"{number.name}: checkpoint and stop" in child.output() and "go on with: lockstep resume run" in child.output()
+    )
+    last = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
+    assert 5 <= last.iteration == lines() < ITERATIONS
+    assert outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=50))) == expected
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_kind_of_run_resumes(name: str) -> None:
+    experiment = EXPERIMENTS[name]()
+    expected = outcome(train(experiment, options=options(Path("whole"))))
+    part = train(experiment, options=options(Path("part")), stop_after=2)
+    assert part.iterations == 2 and part.digest != expected[0]
+    assert outcome(resume("part")) == expected
+
+
+def cartpole(**env: object) -> Experiment:
+    return cut(recipes.ppo_cartpole, env={"adapter": "gymnasium", **env}, scheme={"lag": 1})
+
+
+def test_decorrelated_episodes_resume() -> None:
+    expected = outcome(train(cartpole(decorrelate=9), options=options(Path("whole"))))
+    train(cartpole(decorrelate=9), options=options(Path("part")), stop_after=1)
+    assert outcome(resume("part")) == expected
+
+
+def test_another_layout_goes_on() -> None:
+    expected = outcome(train(cartpole(), options=options(Path("whole"))))
+    train(cartpole(), options=options(Path("part")), stop_after=1)
+    stopped = resume("part", Layout("processes", 3), stop_after=2)
+    assert stopped.iterations == 2
+    assert outcome(resume("part", Layout())) == expected
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = outcome(train(cartpole(), options=options(Path("whole"))))
+    train(cartpole(), options=options(Path("part"), checkpoint_every=1), stop_after=2)
+    file = Path("part/checkpoints/00000002/shard-002.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    before = {path: path.read_bytes() for path in Path("part").rglob("*") if path.is_file()}
+
+    assert main(["resume", "part"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "part/checkpoints/00000002" in error and "shard-002.safetensors" in error and "SHA-256" in error
+    offered = re.search(r"lockstep (resume part --checkpoint 00000001)", error)
+    assert offered, error
+    assert before == {path: path.read_bytes() for path in Path("part").rglob("*") if path.is_file()}
+
+    assert main(offered[1].split()) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"digest: {expected[0]}"
+    assert Path("part/ledger.jsonl").read_bytes() == expected[1]
+    assert Path("part/checkpoints/00000002.superseded").is_dir(), "nothing is deleted"
