@@ -67,7 +67,7 @@ def commands() -> list[str]:
         {
             line.split("  #")[0].removeprefix("$ ").strip()
             for page in pages
-            for line in re.findall(r"^ *(?:\$ )?(lockstep .+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            for line in re.findall(r"^ *(?:\$ )?(lockstep (?!VERB).+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
         }
     )
 
