@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.arrays import map_structure
+from lockstep.arrays import map_structure, overlap
 from lockstep.envs.base import ShardEnv
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
@@ -84,14 +84,15 @@ class ActingBatch:
         self._ended = np.zeros((steps, size), bool)
         """Episodes over for the score: a lost life does not count."""
         self._state = torch.zeros(size, model.state_size)
+        action, reward = overlap(self._actions), overlap(self._rewards)
         space = self.seats[0].env.observation_space
         self.rollout = Rollout(
             obs=envs.allocate_observation(space, (steps + 1, size)),
             start=torch.zeros(steps + 1, size, dtype=torch.bool),
-            action=self._actions[1:],
-            reward=self._rewards[1:],
-            prev_action=self._actions if self._previous else None,
-            prev_reward=self._rewards if self._previous else None,
+            action=action.current,
+            reward=reward.current,
+            prev_action=action.previous if self._previous else None,
+            prev_reward=reward.previous if self._previous else None,
             log_prob=torch.zeros(steps, size),
             value=torch.zeros(steps + 1, size),
             terminated=torch.zeros(steps, size, dtype=torch.bool),
@@ -194,11 +195,11 @@ class ActingBatch:
         return tensors
 
     @torch.inference_mode()
-    def load(self, seat: ShardSeat, tensors: dict[str, Tensor]) -> int:
+    def load(self, seat: ShardSeat, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
         """Restore what state returned, replaying the environments' actions; returns the steps replayed."""
         rows = seat.rows
         env_state = {name[4:]: t.numpy() for name, t in tensors.items() if name.startswith("env.")}
-        replayed = seat.env.load_state_dict(env_state, self._rows(-1, seat))
+        replayed = seat.env.load_state_dict(env_state, self._rows(-1, seat), alive)
         self.rollout.start[-1, rows] = tensors["start"]
         self._state[rows] = tensors["core_state"]
         self._actions[-1, rows] = tensors["last_action"]

@@ -1,7 +1,7 @@
 """Environments: one protocol (ShardEnv), three libraries behind it, and the choice between them."""
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
-from lockstep.envs.registry import list_envs, make, resolve, spaces
+from lockstep.envs.registry import first_seeds, list_envs, make, resolve, spaces
 
 __all__ = [
     "EnvConfig",
@@ -9,6 +9,7 @@ __all__ = [
     "ShardEnv",
     "StepResult",
     "allocate_observation",
+    "first_seeds",
     "list_envs",
     "make",
     "resolve",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import ale_py
@@ -110,9 +111,6 @@ class AleShard(ShardEnv):
 
     def reset(self, out: Observation) -> None:
         self._count[:] = 0
-        self._restart(out)
-
-    def _restart(self, out: Observation) -> None:
         self._steps[:] = 0
         self._ended[:] = False
         self._log.clear()
@@ -163,13 +161,6 @@ class AleShard(ShardEnv):
         self._lives = lives
         return StepResult(np.where(first, 0, reward).astype(np.float32), terminated, truncated, first, life_lost)
 
-    def reseed_due(self) -> bool:
-        return False
-
-    def reseed(self, out: Observation) -> None:
-        self._count += 1
-        self._restart(out)
-
     def state_dict(self) -> dict[str, np.ndarray]:
         return {
             "count": self._count.copy(),
@@ -178,7 +169,9 @@ class AleShard(ShardEnv):
             **self._log.last(int(self._steps.max())),
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
         self._count = state["count"].astype(np.int64)
         self._steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
@@ -193,6 +186,7 @@ class AleShard(ShardEnv):
             for env in self._envs:
                 env.send(action)
             obs, _, _, _, info = self._recv()
+            alive()
         if len(actions) and (begin == len(actions)).any():
             obs, info = self._seeded_reset(begin == len(actions))
         self._lives = info["lives"]

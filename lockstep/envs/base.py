@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -31,11 +32,11 @@ class EnvConfig:
     classic: up to 30 no-op starts, episode ends for the agent at a lost life. Both clip training rewards."""
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
-    reseed_every: int = 16_384
+    reseed_every: int = 4096
     """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments and starts
-    them all afresh, episodes in flight being truncated and bootstrapped; ALE does it at the end of an episode, after
-    4,096 steps or this many if that is less. Bounds the time that resuming takes: lower resumes faster, higher
-    disturbs long episodes less."""
+    them all afresh, episodes in flight being truncated and bootstrapped; gymnasium truncates an episode that lasts this
+    long; ALE does it at the end of an episode, after 4,096 steps or this many if that is less. Bounds the time that
+    resuming takes: lower resumes faster, higher disturbs long episodes less."""
     decorrelate: int = 0
     """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
     do not stay in phase. 0 switches it off."""
@@ -92,21 +93,29 @@ class ShardEnv(ABC):
     def recv(self, out: Observation) -> StepResult:
         """Wait for the step begun by send; write the observations into out."""
 
-    @abstractmethod
     def reseed_due(self) -> bool:
-        """Whether all environments must be started afresh now (see EnvConfig.reseed_every). Asked between rollouts."""
+        """Whether all environments must be started afresh now (see EnvConfig.reseed_every). Asked between rollouts;
+        never so where single environments can be reseeded."""
+        return False
 
-    @abstractmethod
     def reseed(self, out: Observation) -> None:
         """Start every environment afresh from its next seed; write the observations into out."""
+        raise NotImplementedError(f"{type(self).__name__} reseeds single environments")
 
     @abstractmethod
     def state_dict(self) -> dict[str, np.ndarray]:
         """Seed counters and the actions since the last seeded reset: enough to rebuild every environment exactly."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
         """Rebuild the environments by replaying their actions; write the current observations into out.
+
+        Args:
+            state: what state_dict returned, in this process or another.
+            out: as for reset.
+            alive: called at every replayed step, to tell whoever watches this process that it makes progress.
 
         Returns:
             The number of environment steps that were replayed.

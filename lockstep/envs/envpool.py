@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import envpool
@@ -188,13 +189,16 @@ class EnvPoolShard(ShardEnv):
             **self._log.last(self._since),
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
         self._count = int(state["count"])
         obs = self._restart()
         for (action,) in self._log.load(state):
             self._pool.send(action)
             obs, _, _, _, info = self._pool.recv()
             self._lives = info.get("lives", self._lives)
+            alive()
         self._since = int(state["since"])
         self._ended = state["ended"].astype(np.bool_)
         self._writer.write(obs, out)

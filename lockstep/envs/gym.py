@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -27,17 +29,21 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
     """One environment. What a user's constructor raises is passed on as it is.
 
     Raises:
-        SettingsError: a library that the environment needs is not installed.
+        SettingsError: there is no such option, or a library that the environment needs is not installed.
     """
     options: dict[str, Any] = dict(config.options)
     if render:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
-        return load_object(config.id)(**options)
+        with _unknown_options(config):
+            return load_object(config.id)(**options)
     if config.id.startswith("ALE/"):
         importlib.import_module("ale_py")
     try:
-        with warnings.catch_warnings():  # whoever names an old version wants it, say to compare with published scores
+        with (
+            warnings.catch_warnings(),
+            _unknown_options(config),
+        ):  # whoever names an old version wants it, say to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             return gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -47,8 +53,24 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
         raise SettingsError(f"{config.id} needs a library that is not installed: {error} {hint}") from error
 
 
+@contextlib.contextmanager
+def _unknown_options(config: EnvConfig) -> Iterator[None]:
+    """Turn a constructor's complaint about one of the user's options into a SettingsError."""
+    try:
+        yield
+    except TypeError as error:
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected is None or unexpected[1] not in config.options:
+            raise
+        raise SettingsError(
+            f"env.options names {unexpected[1]!r}, which {config.id} does not take: {error}. Give arguments of its "
+            "constructor only."
+        ) from error
+
+
 class GymShard(ShardEnv):
-    """B gymnasium environments in a Python loop. Every episode starts from a seed of its own."""
+    """B gymnasium environments in a Python loop. Every episode starts from a seed of its own, and is truncated after
+    `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
 
     frames_per_step = 1
 
@@ -60,6 +82,7 @@ class GymShard(ShardEnv):
         self.action_space = self._envs[0].action_space
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
+        self._longest = config.reseed_every
         self._log = ActionLog()
         self._action: tuple[np.ndarray, ...] = ()
         self._obs: list[Any] = [None] * num_envs
@@ -69,9 +92,6 @@ class GymShard(ShardEnv):
 
     def reset(self, out: Observation) -> None:
         self._episode[:] = 0
-        self._restart(out)
-
-    def _restart(self, out: Observation) -> None:
         self._log.clear()
         self._ended[:] = False
         for j in range(self.num_envs):
@@ -104,16 +124,10 @@ class GymShard(ShardEnv):
                 self._steps[j] += 1
         self._writer.write_list(self._obs, out)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
+        cut |= self._steps == self._longest
         truncated = (truncated | cut) & ~terminated
         self._ended = terminated | truncated
         return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
-
-    def reseed_due(self) -> bool:
-        return False
-
-    def reseed(self, out: Observation) -> None:
-        self._episode += 1
-        self._restart(out)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {
@@ -123,7 +137,9 @@ class GymShard(ShardEnv):
             **self._log.last(int(self._steps.max())),
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray], out: Observation) -> int:
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
         self._episode = state["episode"].astype(np.int64)
         steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
@@ -132,6 +148,7 @@ class GymShard(ShardEnv):
             self._reset_one(j)
             for action in actions[len(actions) - int(steps[j]) :]:
                 self._obs[j], *_ = env.step(single_action(self.action_space, action, j))
+                alive()
         self._steps = steps
         self._writer.write_list(self._obs, out)
         return int(steps.sum())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import importlib
 import importlib.util
 import re
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
@@ -65,6 +67,19 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
         return env.observation_space, env.action_space
     finally:
         env.close()
+
+
+def first_seeds(config: EnvConfig, seed: int) -> list[int]:
+    """The seed that each environment of a run starts from, by global index.
+
+    Raises:
+        SettingsError: two are equal, which happens to one of 4 million runs with 32 environments.
+    """
+    index = np.arange(config.num_envs)
+    seeds = Seeds(seed, "train", 0).derive(index, np.zeros_like(index)).tolist()
+    if len(set(seeds)) < len(seeds):
+        raise SettingsError(f"With seed={seed}, two environments would start from the same seed: use another --seed.")
+    return seeds
 
 
 def resolve(config: EnvConfig) -> EnvConfig:
@@ -182,10 +197,20 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...]]:
         return env_id, catalog[env_id]
     if not games and re.fullmatch(r"[A-Z][A-Za-z]+(-v5)?", env_id):
         raise _missing(env_id, "ale")
-    if ":" in env_id:  # gymnasium's "module:id" imports the module that registers the id
-        return env_id, ("gymnasium",)
+    module, _, name = env_id.rpartition(":")
+    if module:  # gymnasium's "module:id" imports the module that registers the id
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise SettingsError(
+                f"env.id={env_id} needs the module {module}, which cannot be imported: {error}. Install it, or correct "
+                "the name."
+            ) from error
+        catalog = _catalog()
+        if name in catalog:
+            return env_id, ("gymnasium",)
     folded = {name.lower(): name for name in catalog}
-    close = [folded[c] for c in difflib.get_close_matches(env_id.lower(), folded, 4)]
+    close = [folded[c] for c in difflib.get_close_matches(name.lower(), folded, 4)]
     hint = f"Did you mean {', '.join(close)}? " if close else ""
     raise SettingsError(
         f"There is no environment {env_id!r}. {hint}Allowed are Atari games by name (Breakout), gymnasium and EnvPool "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,7 @@ def load_policy(run: Path | str, checkpoint: str | None = None) -> Policy:
 class Player:
     """A policy in environments of its own. No random stream, environment or state of training is touched.
 
-    The environments are those of the experiment, except that first episodes are never cut for decorrelation, and
-    are never reseeded in the middle of an episode.
+    The environments are those of the experiment, except that no episode is cut, be it for decorrelation or to reseed.
 
     Args:
         model: what acts; it is copied, so that later training does not change the player.
@@ -120,7 +120,7 @@ class Player:
         threads: int = 1,
         render: bool = False,
     ) -> None:
-        config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0)
+        config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=sys.maxsize)
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )

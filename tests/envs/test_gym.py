@@ -59,6 +59,19 @@ def test_the_log_of_actions_stays_short_and_exact_over_many_episodes() -> None:
     assert_same(play(env, actions[2500:]), play(restored, actions[2500:]))
 
 
+def test_an_episode_without_end_is_truncated_so_that_restoring_stays_short() -> None:
+    env = make("Pendulum-v1", reseed_every=10, decorrelate=5, options={"max_episode_steps": -1})
+    reset(env)
+    played = play(env, random_actions(env, 64))
+    for j in range(2):
+        ends = [t + 1 for t, (_, step) in enumerate(played) if step.truncated[j]]
+        assert 1 <= ends[0] <= 5
+        assert ends[1:] == list(range(ends[0] + 11, 65, 11)), "ten steps, and one for the reset"
+        assert [t for t, (_, step) in enumerate(played) if step.first[j]] == [end for end in ends if end < 64]
+    assert not any(step.terminated.any() for _, step in played)
+    assert make("Pendulum-v1").load_state_dict(env.state_dict(), buffers(env)) <= 2 * 10
+
+
 USER = """
 import gymnasium, numpy as np
 
@@ -80,6 +93,9 @@ class Countdown(gymnasium.Env):
 
 def broken():
     raise ValueError("the user's own mistake")
+
+def mistaken():
+    return Countdown(lenght=2)
 
 class Words(Countdown):
     def __init__(self):
@@ -108,6 +124,22 @@ def test_a_users_callable_from_a_file(user_file: Path) -> None:
 def test_a_constructor_that_raises_is_seen_as_it_is(user_file: Path) -> None:
     with pytest.raises(ValueError, match="the user's own mistake"):
         make(f"{user_file}:broken")
+
+
+@pytest.mark.parametrize("env_id", ["gymnasium:CartPole-v9", "gymnasium:CartPol-v1"])
+def test_an_id_that_its_module_does_not_register(env_id: str) -> None:
+    with pytest.raises(SettingsError, match=f"no environment '{env_id}'. Did you mean .*CartPole-v1"):
+        make(env_id)
+    with pytest.raises(SettingsError, match="the module nowhere"):
+        make("nowhere:Pole-v1")
+
+
+def test_options_that_the_constructor_does_not_take(user_file: Path) -> None:
+    for env_id in ("CartPole-v1", f"{user_file}:Countdown"):
+        with pytest.raises(SettingsError, match=r"env\.options names 'lenght'.*lenght"):
+            make(env_id, options={"lenght": 2})
+    with pytest.raises(TypeError, match="'lenght'"):
+        make(f"{user_file}:mistaken")
 
 
 def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:

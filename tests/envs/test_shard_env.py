@@ -26,6 +26,9 @@ CASES = {
     ),
     "envpool-cartpole": EnvConfig(id="CartPole-v1", adapter="envpool", reseed_every=40),
     "gymnasium-cartpole": EnvConfig(id="CartPole-v1", adapter="gymnasium"),
+    "gymnasium-endless": EnvConfig(
+        id="Pendulum-v1", adapter="gymnasium", reseed_every=7, options={"max_episode_steps": -1}
+    ),
     "gymnasium-tuple": EnvConfig(id="lockstep/TupleBandit-v0", adapter="gymnasium", options={"mask": True}),
 }
 
@@ -123,8 +126,10 @@ def test_restoring_continues_bit_for_bit(config: EnvConfig) -> None:
     for t, state in states.items():
         restored = make(config)
         out = buffers(restored)
-        replayed = restored.load_state_dict(state, out)
+        signs: list[None] = []
+        replayed = restored.load_state_dict(state, out, lambda signs=signs: signs.append(None))
         assert 0 <= replayed <= 2 * t
+        assert replayed // 2 <= len(signs) <= replayed, "a sign of life at every step, of one environment or of all"
         # Reseeding overwrites the current observation, and would here have happened before the state was taken.
         if currents[t] is not None and t % 20:
             assert all(np.array_equal(currents[t][key], value) for key, value in snapshot(out).items())
