@@ -1,8 +1,8 @@
 """Checkpoints: a safetensors file for each part and a JSON manifest of digests, safe against crashes.
 
-    checkpoints/00000040/manifest.json        digests of the files and of itself, and the run's counters
+    checkpoints/00000040/manifest.json        digests of the files and of itself, the run's counters, whether it
+                                              was the best so far
     checkpoints/00000040/<part>.safetensors   tensors, with the part's JSON in the file's metadata
-    checkpoints/best.json                     which checkpoint has the best score so far
 
 A checkpoint exists exactly when its folder has its final name: parts are gathered in `.partial-00000040`,
 which one rename completes. Deleting goes the other way, through `.removing-00000040`.
@@ -10,6 +10,7 @@ which one rename completes. Deleting goes the other way, through `.removing-0000
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -29,7 +30,6 @@ from lockstep.settings import SettingsError
 
 VERSION = 1
 _MANIFEST = "manifest.json"
-_BEST = "best.json"
 
 
 class CheckpointError(SettingsError):
@@ -140,6 +140,7 @@ def finish(
         "iteration": iteration,
         "parts": [dict(part) for part in parts],
         "meta": dict(meta),
+        "best": best,
     }
     _write(partial / _MANIFEST, _sealed(manifest))
     _fsync(partial)
@@ -147,12 +148,10 @@ def finish(
         os.rename(final, directory / f".replaced-{_folder(iteration)}")
     os.rename(partial, final)
     _fsync(directory)
-    if best:
-        _write(directory / _BEST, _sealed({"iteration": iteration}))
-        _fsync(directory)
     older = [path for path in list_checkpoints(directory) if int(path.name) <= iteration]
+    kept = _best(older)
     for path in older[:-keep]:
-        if int(path.name) != best_iteration(directory):
+        if path != kept:
             os.rename(path, directory / f".removing-{path.name}")
     _sweep(directory)
     return final
@@ -312,18 +311,15 @@ def latest(directory: str | os.PathLike[str]) -> Path:
 
 
 def best_iteration(directory: str | os.PathLike[str]) -> int | None:
-    """The iteration of the checkpoint with the best score, if one was recorded.
+    """The iteration of the checkpoint with the best score, None if there is none that is intact."""
+    path = _best(list_checkpoints(directory))
+    return None if path is None else int(path.name)
 
-    Raises:
-        CheckpointError: that record is damaged.
-    """
-    path = Path(directory) / _BEST
-    if not path.exists():
-        return None
-    try:
-        return int(_unsealed(path)["iteration"])
-    except _Damage as damage:
-        raise CheckpointError(
-            f"{path} cannot be used: {damage}. Delete it; the checkpoints themselves are not affected, but which "
-            "of them was the best is then unknown until a better one is saved."
-        ) from None
+
+def _best(paths: list[Path]) -> Path | None:
+    """The newest of these checkpoints that was the best of its run when it was taken."""
+    for path in reversed(paths):
+        with contextlib.suppress(_Damage):
+            if _unsealed(path / _MANIFEST).get("best"):
+                return path
+    return None

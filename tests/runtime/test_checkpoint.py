@@ -116,8 +116,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["00000003", "00000006", "00000007"]
     assert checkpoint.best_iteration(tmp_path) == 3
     assert_holds(tmp_path / "00000003", 3)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["best.json"]
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == names(tmp_path)
 
 
 def test_a_run_resumed_from_an_earlier_one_deletes_neither_its_own_nor_the_later(tmp_path: Path) -> None:
@@ -233,12 +232,21 @@ def test_a_manifest_of_another_format_is_named(run: Path) -> None:
         checkpoint.open_checkpoint(file.parent)
 
 
-def test_a_damaged_record_of_the_best_is_named_and_harms_no_checkpoint(run: Path) -> None:
-    best = run / "checkpoints" / "best.json"
-    best.write_bytes(best.read_bytes().replace(b"20", b"60"))
-    with pytest.raises(CheckpointError, match=r"best\.json.*Delete it"):
-        checkpoint.best_iteration(run / "checkpoints")
-    assert_holds(run / "checkpoints" / "00000060", 60)
+def test_a_damaged_best_checkpoint_counts_as_none_and_stops_no_run(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    assert checkpoint.best_iteration(checkpoints) == 20
+    (checkpoints / "00000020" / "manifest.json").write_bytes(b"{")
+    assert checkpoint.best_iteration(checkpoints) is None
+    save(checkpoints, 80, keep=3)
+    assert names(checkpoints) == ["00000040", "00000060", "00000080"]
+    save(checkpoints, 100, keep=1, best=True)
+    assert checkpoint.best_iteration(checkpoints) == 100
+
+
+def test_the_best_of_what_a_resume_set_aside_no_longer_counts(run: Path) -> None:
+    save(run / "checkpoints", 80, keep=4, best=True)
+    checkpoint.set_aside_newer(run / "checkpoints", 60)
+    assert checkpoint.best_iteration(run / "checkpoints") == 20
 
 
 # ---------------------------------------------------------------------------------------------------- crashes
@@ -311,7 +319,7 @@ def test_a_crash_at_any_step_leaves_the_old_state_or_the_new_one(
         seen.add((newest.name, recorded))
         save(directory, iteration, keep=1, best=best)
         assert names(directory) == sorted({f"{iteration:08d}"} if best else {"00000001", f"{iteration:08d}"})
-    assert len(seen) == 1 + (iteration == 3) + best
+    assert len(seen) == 1 + (iteration == 3 or best), "a checkpoint and its mark come together"
 
 
 def test_a_crash_while_recovering_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
