@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -11,14 +13,17 @@ import platform
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.settings import SettingsError, from_json, to_json
+from lockstep.runtime.display import cores
+from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
 
 
 @dataclass(frozen=True)
@@ -98,12 +103,14 @@ class RunFolder:
         facts = {
             "layout": str(layout),
             "options": dataclasses.asdict(options),
+            "directory": os.getcwd(),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "versions": {name: version(name) for name in ("lockstep", "torch", "numpy", "gymnasium")},
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": cores(),
+            "first_env_seeds": envs.first_seeds(experiment.env, experiment.seed),
         }
         _write_json(folder.path / "run.json", facts)
         return folder
@@ -126,6 +133,7 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The settings that this run was started with."""
+        look_for_files_in(self._read("run.json").get("directory", ""))
         experiment = from_json(self._read("experiment.json"))
         assert isinstance(experiment, Experiment)
         return experiment
@@ -139,6 +147,23 @@ class RunFolder:
         known = {f.name for f in dataclasses.fields(RunOptions)}
         options = {name: value for name, value in self._read("run.json")["options"].items() if name in known}
         return RunOptions(**{**options, "run": str(self.path)})
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing this run at the same time. The lock goes with the process.
+
+        Raises:
+            SettingsError: another process is writing it.
+        """
+        with open(self.path / ".lock", "w", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise SettingsError(
+                    f"{self.path} is being trained by another process. Wait until it has ended, or stop it with "
+                    "Ctrl-C or SIGTERM, before resuming the run."
+                ) from None
+            yield
 
     def truncate_metrics(self, iterations: int) -> None:
         """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat."""

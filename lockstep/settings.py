@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -74,9 +75,24 @@ Options = Annotated[
 """Free keyword arguments; the command line accepts `name=value` pairs, which replace all that were set before."""
 
 
+_FOLDERS = "LOCKSTEP_USER_FILES"
+"""Environment variable, which worker processes inherit: folders where users' files are looked for after the current."""
+_NAMED = "__lockstep_file__"
+"""Attribute of a user's module: its file's path, as it was named."""
+
+
+def look_for_files_in(folder: str) -> None:
+    """Look for users' files in this folder too, here and in worker processes, where the current one has them not."""
+    folders = os.environ.get(_FOLDERS, "").split(os.pathsep)
+    if folder not in folders:
+        os.environ[_FOLDERS] = os.pathsep.join(filter(None, [*folders, folder]))
+
+
 def load_file(path: str | Path) -> ModuleType:
     """Import a user's Python file under a name derived from its path, once per process."""
-    path = Path(path).resolve()
+    named = Path(path)
+    folders = [Path(), *map(Path, filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep)))]
+    path = next((folder / named for folder in folders if (folder / named).is_file()), named).resolve()
     name = "lockstep_user_" + "_".join(path.with_suffix("").parts[1:]).replace("-", "_").replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]
@@ -84,6 +100,7 @@ def load_file(path: str | Path) -> ModuleType:
     if not path.is_file() or spec is None or spec.loader is None:
         raise SettingsError(f"There is no Python file {path}. Give the path of a .py file, as in my_file.py:name.")
     module = importlib.util.module_from_spec(spec)
+    setattr(module, _NAMED, str(named))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -115,18 +132,29 @@ def load_object(reference: str) -> Any:
 
 
 def reference_to(cls: type) -> str:
-    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class of a user's file."""
+    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class of a user's file.
+
+    The file is called as it was when it was loaded, and a script by its path from the current folder if it lies
+    below it: so a run's identity does not depend on where its files lie.
+    """
     module = sys.modules[cls.__module__]
-    if cls.__module__.startswith("lockstep_user_") or cls.__module__ in ("__main__", "__mp_main__"):
-        return f"{Path(str(module.__file__)).resolve()}:{cls.__qualname__}"
+    if hasattr(module, _NAMED):
+        return f"{getattr(module, _NAMED)}:{cls.__qualname__}"
+    if cls.__module__ in ("__main__", "__mp_main__"):
+        path, here = Path(str(module.__file__)).resolve(), Path.cwd()
+        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{cls.__qualname__}"
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+_TYPE = "$type"
+"""Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
 
 
 def to_json(value: Any) -> Any:
     """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": reference_to(type(value)), **fields}
+        return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -141,16 +169,16 @@ def from_json(value: Any) -> Any:
     Raises:
         SettingsError: a type no longer exists, or has no such setting.
     """
-    if isinstance(value, dict) and "type" in value:
-        cls = load_object(value["type"])
+    if isinstance(value, dict) and _TYPE in value:
+        cls = load_object(value[_TYPE])
         known = {f.name for f in dataclasses.fields(cls)}
-        unknown = set(value) - known - {"type"}
+        unknown = set(value) - known - {_TYPE}
         if unknown:
             raise SettingsError(
-                f"{value['type']} has no setting {', '.join(sorted(unknown))}: this run was written by another "
+                f"{value[_TYPE]} has no setting {', '.join(sorted(unknown))}: this run was written by another "
                 "version of lockstep. Install that version, or start a new run."
             )
-        return cls(**{key: from_json(item) for key, item in value.items() if key != "type"})
+        return cls(**{key: from_json(item) for key, item in value.items() if key != _TYPE})
     if isinstance(value, dict):
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):

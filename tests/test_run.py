@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from lockstep.layout import Layout
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder, RunOptions
-from lockstep.settings import SettingsError, to_json
+from lockstep.settings import SettingsError, load_object, to_json
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,7 @@ def test_folder_gives_back_what_it_was_made_with() -> None:
     assert folder.options() == options
     facts = json.loads((folder.path / "run.json").read_text())
     assert facts["versions"]["torch"] and facts["python"] and facts["command"]
+    assert len(set(facts["first_env_seeds"])) == folder.experiment().env.num_envs
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -127,3 +129,45 @@ def test_missing_tracker_names_the_extra(tracker: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=rf'pip install "lockstep\[{tracker}\]"'):
         dataclasses.replace(RunOptions(), **{tracker: "project"}).validate()
+
+
+USERS = """
+from dataclasses import dataclass
+from lockstep.experiment import Experiment
+from lockstep.models import StandardModelConfig
+from lockstep.recipes import ppo_cartpole
+
+@dataclass(frozen=True)
+class Model(StandardModelConfig):
+    extra: int = 3
+
+def recipe():
+    return ppo_cartpole().replace(model=Model())
+"""
+
+
+def test_a_users_file_is_found_again_from_anywhere_and_its_place_is_no_part_of_the_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities = []
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", "")
+    for place in ("a", "b"):
+        (tmp_path / place / "elsewhere").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / place)
+        Path("mine.py").write_text(USERS)
+        experiment = load_object("mine.py:recipe")()
+        identities.append(experiment.identity())
+        RunFolder.create(experiment, Layout(), RunOptions(run="r"))
+        monkeypatch.chdir("elsewhere")
+        again = RunFolder.open("../r").experiment()
+        assert again == experiment and again.identity() == identities[-1]
+        assert pickle.loads(pickle.dumps(again)) == experiment
+        monkeypatch.setenv("LOCKSTEP_USER_FILES", "")
+    assert identities[0] == identities[1]
+    assert to_json(again)["model"]["$type"] == "mine.py:Model"
+
+
+def test_environments_that_would_start_from_one_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.envs.convert.derive_seed", lambda *indices: indices[2] // 2)
+    with pytest.raises(SettingsError, match="same seed"):
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))

@@ -167,18 +167,18 @@ def _describe(groups: Sequence[_Group]) -> tuple[str, list[str]]:
     """What all groups share, as a title, and what sets each apart, as labels."""
     names = sorted({name for group in groups for name in group.settings})
     differ = [n for n in names if len({json.dumps(g.settings.get(n)) for g in groups}) > 1]
-    main = ["env.id", "algorithm.type"]
+    main = ["env.id", "algorithm.$type"]
     title = [_setting(n, groups[0].settings[n]) for n in main if n in groups[0].settings and n not in differ]
     # A different algorithm or model brings many other settings with it; its name says enough.
-    parts = {n.rpartition(".")[0] for n in differ if n.endswith(".type")}
-    telling = [n for n in differ if n.endswith(".type") or not any(n.startswith(p + ".") for p in parts)]
+    parts = {n.rpartition(".")[0] for n in differ if n.endswith(".$type")}
+    telling = [n for n in differ if n.endswith(".$type") or not any(n.startswith(p + ".") for p in parts)]
     telling.sort(key=lambda n: (n not in main, n))
     labels = [", ".join(_setting(n, g.settings[n]) for n in telling[:4] if n in g.settings) for g in groups]
     return " · ".join(title), labels
 
 
 def _setting(name: str, value: Any) -> str:
-    if name.endswith(".type"):
+    if name.endswith(".$type"):
         kind = str(value).rpartition(":")[2].removesuffix("Config")
         return kind.upper() if len(kind) <= 4 else kind
     return str(value) if name == "env.id" else f"{name.rpartition('.')[2]}={value}"

@@ -16,10 +16,13 @@ from lockstep.settings import SettingsError
 def write_run(path: Path, *, seed: int = 1, lag: int = 0, algorithm: str = "PPO", iterations: int = 60) -> Path:
     path.mkdir()
     settings: dict[str, Any] = {
-        "type": "lockstep.experiment:Experiment",
-        "env": {"type": "lockstep.envs.base:EnvConfig", "id": "Breakout"},
-        "algorithm": {"type": f"lockstep.algorithms.x:{algorithm}Config", "rollout": 128 if algorithm == "PPO" else 20},
-        "scheme": {"type": "lockstep.scheme:Scheme", "lag": lag},
+        "$type": "lockstep.experiment:Experiment",
+        "env": {"$type": "lockstep.envs.base:EnvConfig", "id": "Breakout"},
+        "algorithm": {
+            "$type": f"lockstep.algorithms.x:{algorithm}Config",
+            "rollout": 128 if algorithm == "PPO" else 20,
+        },
+        "scheme": {"$type": "lockstep.scheme:Scheme", "lag": lag},
         "seed": seed,
     }
     (path / "experiment.json").write_text(json.dumps(settings))
