@@ -26,6 +26,11 @@ class NormalizeConfig:
     clip: float = 10.0
     """Bound on the normalised magnitude. Lower tames outliers, higher keeps more of their information."""
 
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if not self.clip > 0:
+            raise SettingsError(f"normalize.clip={self.clip} must be positive, for example 10.")
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -50,6 +55,7 @@ class Experiment:
         shards, num_envs = self.scheme.shards, self.env.num_envs
         self.env.validate()
         self.scheme.validate()
+        self.normalize.validate()
         if num_envs % shards:
             raise SettingsError(
                 f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "

@@ -57,6 +57,8 @@ class _Sink(Protocol):
 class _Totals:
     """What survives a stop and a resume."""
 
+    samples: int = 0
+    frames: int = 0
     seconds: float = 0.0
     episodes: int = 0
     best: float | None = None
@@ -85,10 +87,9 @@ class Recorder:
         self._totals = _Totals(**state)
         self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
-        self._previous: tuple[int, int] | None = None
         self._not_finite: set[str] = set()
         self._file = folder.metrics.open("a", encoding="utf-8")
-        self._sinks = _sinks(folder, experiment, options, resumed=restored is not None)
+        self._sinks = _sinks(folder, experiment, options, self._totals.samples)
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
         if restored:
             self.message(f"resumed in {restored['seconds']:.1f} s, replaying {restored['replayed_steps']:,} steps")
@@ -135,7 +136,7 @@ class Recorder:
             {
                 "iteration": iterations,
                 "samples": samples,
-                "frames": self._previous[1] if self._previous else 0,
+                "frames": samples * self._totals.frames // max(1, self._totals.samples),
                 "seconds": self._totals.seconds,
                 "eval/score": result.mean,
                 "eval/score_low": low,
@@ -154,6 +155,8 @@ class Recorder:
         totals = self._totals
         known = [best for best in (totals.best_checkpoint, self.score()) if best is not None]
         return {
+            "samples": totals.samples,
+            "frames": totals.frames,
             "seconds": totals.seconds,
             "episodes": totals.episodes,
             "best": totals.best,
@@ -176,10 +179,9 @@ class Recorder:
             sink.log({k: v for k, v in line.items() if k != "samples"}, int(line["samples"]))
 
     def _status(self, report: IterationReport) -> Status:
-        before = self._previous or (report.samples - self._experiment.samples_per_iteration, 0)
-        frames_before = before[1] if self._previous else report.frames * before[0] // max(1, report.samples)
-        self._previous = (report.samples, report.frames)
-        self._recent.append((report.samples - before[0], report.frames - frames_before, report.seconds))
+        totals = self._totals
+        self._recent.append((report.samples - totals.samples, report.frames - totals.frames, report.seconds))
+        totals.samples, totals.frames = report.samples, report.frames
         seconds = max(1e-9, sum(entry[2] for entry in self._recent))
         times = {name: report.times[name] for name in PARTS if name in report.times}
         busy = sum(times.values())
@@ -246,10 +248,11 @@ def _title(experiment: Experiment, layout: Layout) -> str:
 
 
 class _TensorBoard:
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, samples: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder.tensorboard))
+        # What an interrupted run wrote after its checkpoint is written again: TensorBoard must not show both.
+        self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
 
     def log(self, values: dict[str, float], samples: int) -> None:
         for name, value in values.items():
@@ -273,17 +276,18 @@ class _Tracker:
         self._module.finish()
 
 
-def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, *, resumed: bool) -> list[_Sink]:
+def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, samples: int) -> list[_Sink]:
+    """samples: collected before; 0 in a new run."""
     options.validate()
     name = folder.path.resolve().name
     sinks: list[_Sink] = []
     if options.tensorboard:
-        sinks.append(_TensorBoard(folder))
+        sinks.append(_TensorBoard(folder, samples))
     if options.wandb:
         # W&B takes the run up again by its id; trackio by its name.
         kept = {"id": name[-64:], "dir": str(folder.path), "resume": "allow"}
         sinks.append(_Tracker("wandb", project=options.wandb, name=name, config=to_json(experiment), **kept))
     if options.trackio:
-        resume = "allow" if resumed else "never"
+        resume = "allow" if samples else "never"
         sinks.append(_Tracker("trackio", project=options.trackio, name=name, config=to_json(experiment), resume=resume))
     return sinks

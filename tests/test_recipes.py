@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -53,3 +55,31 @@ def test_atari_recipes_take_a_game() -> None:
     from lockstep.recipes import ppo_atari
 
     assert ppo_atari("Pong").env.id == "Pong"
+
+
+def test_the_table_of_ppo_shows_the_recipes_settings() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "algorithms" / "ppo.md").read_text()
+    lines = [line for line in text.partition("## Settings")[2].partition("## ")[0].splitlines() if line.startswith("|")]
+    rows = {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+    for column, name in enumerate(rows["Setting"]):
+        experiment = RECIPES[name.strip("`")]()
+        algorithm: Any = experiment.algorithm
+        normalized = [name for name in ("observations", "returns") if getattr(experiment.normalize, name)]
+        numbers = {
+            "`env.num_envs` × `rollout`": [experiment.env.num_envs, algorithm.rollout],
+            "`epochs` × `minibatches`": [algorithm.epochs, algorithm.minibatches],
+            "`learning_rate`": [algorithm.learning_rate, *([0] if algorithm.anneal_learning_rate else [])],
+            "`clip`": [algorithm.clip],
+            "`value_clip`": [algorithm.value_clip],
+            "`discount`, `gae_lambda`": [algorithm.discount, algorithm.gae_lambda],
+            "`entropy_coef`, `value_coef`": [algorithm.entropy_coef, algorithm.value_coef],
+            "`max_grad_norm`": [algorithm.max_grad_norm],
+            "Adam's `eps`": [algorithm.optimizer.eps],
+            "`scheme.shards`": [experiment.scheme.shards],
+            "`total_steps`": [experiment.total_steps],
+        }
+        for row, expected in numbers.items():
+            shown = re.split(" × | → |, ", rows[row][column].replace("off", "0"))
+            assert [float(x.replace("M", "e6").replace("k", "e3")) for x in shown] == expected, f"{row} of {name}"
+        assert rows["`normalize`"][column] == (", ".join(normalized) or "none")
+        assert rows["`precision`"][column] == experiment.precision

@@ -147,6 +147,10 @@ def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:
     assert 1.0 <= line["eval/score_low"] < 3.0 < line["eval/score_high"] <= 6.0
     folder.truncate_metrics(1)
     assert len(lines(folder)) == 2
+    resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, recorder.state())
+    resumed.evaluation(2, Evaluation((1.0,), (10,), "protocol"))
+    resumed.close()
+    assert lines(folder)[-1]["frames"] == 8 * STEP
 
 
 def test_every_line_is_on_disk_at_once(folder: RunFolder) -> None:
@@ -201,3 +205,19 @@ def test_every_metric_is_documented(folder: RunFolder) -> None:
         names |= {f"hyper/{name}" for name in algorithm.hyperparameters(0.0)}
     page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
     assert not {name for name in names if f"`{name}`" not in page}
+
+
+def test_tensorboard_drops_what_an_interrupted_run_wrote_after_its_checkpoint(folder: RunFolder) -> None:
+    options = RunOptions(run="r", display="none")
+    recorder = Recorder(folder, EXPERIMENT, Layout(), options)
+    state: dict[str, Any] = {}
+    for i in range(1, 6):
+        recorder.record(report(i, metrics={"loss/value": float(i)}))
+        if i == 3:
+            state = recorder.state()
+    recorder.close()
+    resumed = Recorder(folder, EXPERIMENT, Layout(), options, state)
+    resumed.record(report(4, metrics={"loss/value": 40.0}))
+    resumed.close()
+    events = EventAccumulator(str(folder.tensorboard)).Reload().Scalars("loss/value")
+    assert [(event.step, event.value) for event in events] == [(STEP, 1), (2 * STEP, 2), (3 * STEP, 3), (4 * STEP, 40)]

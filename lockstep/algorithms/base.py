@@ -29,6 +29,18 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's memories of gradients and of squared gradients."""
 
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if not self.eps > 0:
+            raise SettingsError(f"algorithm.optimizer.eps={self.eps} must be positive, for example 1e-5.")
+        if not 0 < self.decay < 1:
+            raise SettingsError(f"algorithm.optimizer.decay={self.decay} must lie between 0 and 1, for example 0.99.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise SettingsError(
+                f"algorithm.optimizer.betas={self.betas} must be two numbers of at least 0 and below 1, for example "
+                "0.9 0.999."
+            )
+
 
 @dataclass(frozen=True)
 class AlgorithmConfig(ABC):
@@ -49,7 +61,8 @@ class AlgorithmConfig(ABC):
     """Lower the learning rate linearly to zero over total_steps."""
     optimizer: OptimizerConfig = OptimizerConfig()
     max_grad_norm: float = 0.5
-    """Scale gradients whose global norm exceeds this. Lower is safer and slower."""
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
+    slower."""
     discount: float = 0.99
     """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
     entropy_coef: float = 0.01
@@ -58,10 +71,24 @@ class AlgorithmConfig(ABC):
     """Weight of the value loss against the policy loss."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
-        """Raise SettingsError unless every shard fills an equal slice of every minibatch."""
+        """Raise SettingsError for values out of range, and unless every shard fills an equal slice of every
+        minibatch."""
         for setting in ("rollout", "epochs", "minibatches"):
             if getattr(self, setting) < 1:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
+        if not self.learning_rate > 0:
+            raise SettingsError(f"algorithm.learning_rate={self.learning_rate} must be positive, for example 2.5e-4.")
+        if not self.max_grad_norm > 0:
+            raise SettingsError(
+                f"algorithm.max_grad_norm={self.max_grad_norm} must be positive, for example 0.5. A large number, such "
+                "as 1e9, leaves gradients as they are."
+            )
+        if not 0 <= self.discount <= 1:
+            raise SettingsError(f"algorithm.discount={self.discount} must lie between 0 and 1.")
+        for setting in ("entropy_coef", "value_coef"):
+            if not getattr(self, setting) >= 0:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 0.")
+        self.optimizer.validate()
         sequences = recurrent or self.sequences
         items = envs_per_shard if sequences else envs_per_shard * self.rollout
         if items % self.minibatches:

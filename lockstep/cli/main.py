@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        if sys.stdout.isatty():
-            print("\x1b[?25h")  # the live display, ended at once, could not show the cursor again
+        _show_cursor()
         return 130
     except BrokenPipeError:
         # The reader of a pipe, such as head, has seen enough; Python must not complain while it shuts down.
@@ -70,8 +69,15 @@ def _run(arguments: list[str]) -> int:
 
         if not isinstance(error, WorkerError):
             raise
+        _show_cursor()
         complain(error)
         return 1
+
+
+def _show_cursor() -> None:
+    """The live display, ended at once or with a worker that was killed, could not show the cursor again."""
+    if sys.stdout.isatty():
+        print("\x1b[?25h", flush=True)
 
 
 def _usage() -> str:

@@ -82,13 +82,11 @@ def resume(arguments: list[str]) -> int:
     """Run `lockstep resume`."""
     from lockstep.train import resume as run
 
-    folder = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if folder is None:
-        defaults = RunOptions()
-        if "-h" not in arguments and "--help" not in arguments:
-            raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
-    else:
-        defaults = RunFolder.open(folder).options()
+    if all(argument.startswith("-") for argument in arguments) and not {"-h", "--help"} & set(arguments):
+        raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
+    # Read twice, since the folder, wherever it stands among the flags, holds what the flags are by default.
+    given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=RunOptions()))
+    defaults = RunFolder.open(given.run).options()
     given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=defaults))
     layout = None if given.layout is None else Layout.parse(given.layout)
     given.options.validate()
@@ -181,7 +179,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, dict):
             lines += _flat(value, f"{prefix}{name}.") or [(prefix + name, "{}")]
-        elif prefix or name != "type":
+        elif prefix or name != "$type":
             lines.append((prefix + name, value))
     return lines
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
+from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
 
 MAX_ENVS = 16
@@ -102,7 +102,7 @@ def evaluate(
             seed=seed,
             seed_purpose="test",
             num_envs=num_envs,
-            threads=os.cpu_count() or 1,
+            threads=cores(),
         )
     protocol = f"{result.protocol}, checkpoint of iteration {policy.iteration}"
     return Evaluation(result.scores, result.lengths, protocol)

@@ -252,11 +252,12 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
         return Joint(space, (Categorical(spaces.Discrete(2)),) * math.prod(space.shape))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Gaussian(space, squash)
-    if isinstance(space, spaces.Tuple) and len(space.spaces):
+    nested = isinstance(space, spaces.Tuple) and any(isinstance(part, spaces.Tuple) for part in space.spaces)
+    if isinstance(space, spaces.Tuple) and len(space.spaces) and not nested:
         return Joint(space, tuple(make_distribution(part, squash=squash) for part in space.spaces))
     raise SettingsError(
         f"There is no action distribution for {space}. Allowed are Discrete, MultiDiscrete, MultiBinary, Box of "
-        "floats, and Tuple of these: wrap the environment, or write your own ModelConfig."
+        "floats, and a flat Tuple of these: wrap the environment, or write your own ModelConfig."
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from linear_actor import LinearActor
 
 from lockstep.algorithms import Batch, PPOConfig
+from lockstep.algorithms.base import OptimizerConfig
 from lockstep.settings import SettingsError
 from lockstep.storage.rollout import Rollout
 
@@ -117,6 +118,16 @@ def test_normalization_is_the_configs_choice() -> None:
         (PPOConfig(target_kl=-0.1), "target_kl"),
         (PPOConfig(rollout=0), "rollout"),
         (PPOConfig(rollout=10, minibatches=7), "minibatches"),
+        (PPOConfig(learning_rate=0.0), "learning_rate"),
+        (PPOConfig(learning_rate=math.nan), "learning_rate"),
+        (PPOConfig(max_grad_norm=0.0), "max_grad_norm"),
+        (PPOConfig(discount=1.01), "discount"),
+        (PPOConfig(discount=-0.1), "discount"),
+        (PPOConfig(entropy_coef=-0.01), "entropy_coef"),
+        (PPOConfig(value_coef=-0.5), "value_coef"),
+        (PPOConfig(optimizer=OptimizerConfig(eps=0.0)), "optimizer.eps"),
+        (PPOConfig(optimizer=OptimizerConfig("rmsprop", decay=1.0)), "optimizer.decay"),
+        (PPOConfig(optimizer=OptimizerConfig(betas=(0.9, 1.0))), "optimizer.betas"),
     ],
 )
 def test_settings_out_of_range_are_named(config: PPOConfig, setting: str) -> None:

@@ -101,6 +101,21 @@ def test_interrupt_and_worker_failure_have_their_exit_codes(capsys: Captured, mo
         main(["recipes"])
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), WorkerError("Worker 0 of 2 was ended by SIGKILL")])
+def test_a_terminal_gets_its_cursor_back(
+    error: BaseException, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("lockstep.cli.catalog.recipes", ended)
+    main(["recipes"])
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["recipes"])
+    assert capsys.readouterr().out == "\x1b[?25h\n"
+
+
 def test_recipes(capsys: Captured) -> None:
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -82,14 +82,15 @@ def test_environment_options_keep_their_types(capsys: Captured) -> None:
     path.write_text(
         "import gymnasium\n"
         "def make(**options):\n"
-        "    assert options == {'a': 1, 'b': 0.5, 'c': True, 'd': 'x=y', 'e': 1000.0}, options\n"
-        "    assert [type(value) for value in options.values()] == [int, float, bool, str, float]\n"
+        "    assert options == {'a': 1, 'b': 0.5, 'c': True, 'd': 'x=y', 'e': 1000.0, 'type': 'x'}, options\n"
+        "    assert [type(value) for value in options.values()] == [int, float, bool, str, float, str]\n"
         "    return gymnasium.make('CartPole-v1')\n"
     )
-    flags = ["--env.id", "my_env.py:make", "--env.options", "a=1", "b=0.5", "c=true", "d=x=y", "e=1e3"]
+    flags = ["--env.id", "my_env.py:make", "--env.options", "a=1", "b=0.5", "c=true", "d=x=y", "e=1e3", "type=x"]
     assert main(["train", "ppo-cartpole", *flags, "--env.adapter", "gymnasium", "--dry-run", "--json"]) == 0
-    options = json.loads(capsys.readouterr().out)["experiment"]["env"]["options"]
-    assert options == {"a": 1, "b": 0.5, "c": True, "d": "x=y", "e": 1000.0}
+    printed = json.loads(capsys.readouterr().out)["experiment"]
+    assert printed["env"]["options"] == {"a": 1, "b": 0.5, "c": True, "d": "x=y", "e": 1000.0, "type": "x"}
+    assert to_json(from_json(printed)) == printed
 
 
 def test_derived_facts() -> None:
@@ -129,6 +130,9 @@ def test_dry_run_for_people(capsys: Captured) -> None:
         (["ppo-cartpole", "--scheme.shards", "3"], ["scheme.shards=3", "power of two"]),
         (["ppo-cartpole", "--checkpoint-every", "0"], ["--checkpoint-every 0", "at least 1"]),
         (["ppo-cartpole", "--algorithm.minibatches", "7"], ["algorithm.minibatches=7", "divisor"]),
+        (["ppo-cartpole", "--normalize.clip", "0"], ["normalize.clip=0"]),
+        (["ppo-cartpole", "--algorithm.max-grad-norm", "0"], ["algorithm.max_grad_norm=0", "large number"]),
+        (["ppo-cartpole", "--env.id", "gymnasium:CartPole-v9"], ["gymnasium:CartPole-v9"]),
         (["missing.py:recipe"], ["no Python file", "missing.py"]),
         (["lockstep.recipes:missing"], ["lockstep.recipes:missing"]),
         (["lockstep.recipes:RECIPES"], ["gives a dict", "returns a lockstep.Experiment"]),
@@ -182,6 +186,19 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     assert "equal" in capsys.readouterr().out
     assert main(["diff", "r", "s", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["difference"]["settings"] == ["seed: 1 != 2"]
+
+
+def test_the_folder_may_stand_anywhere_among_the_flags_of_resume(capsys: Captured) -> None:
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    options = RunFolder.open("r").options()
+    assert main(["resume", "--layout", "inline", "r", "--checkpoint-every", "7"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    assert RunFolder.open("r").options() == options and options.display == "none"
+    assert main(["resume", "--layout", "inline", "runs/nothing"]) == 2
+    assert "runs/nothing does not exist" in capsys.readouterr().err
+    assert main(["resume", "--json"]) == 2
+    assert "resume needs the folder of a run" in capsys.readouterr().err
 
 
 def test_resume_keeps_the_runs_folder(capsys: Captured) -> None:
