@@ -59,7 +59,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ppo-lag-1": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"lag": 1}),
     "ppo-bf16": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, precision="bf16"),
     "ppo-lstm": lambda: cut(recipes.ppo_atari, model={"core": "lstm", "previous_action_reward": True}),
-    "ppo-acting-batch-of-two-shards": lambda: cut(recipes.ppo_atari, scheme={"acting_batch": 4}),
+    "ppo-acting-batch-of-two-shards": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"acting_batch": 2}),
     "a2c": lambda: cut(recipes.a2c_atari, epochs=1, env={"num_envs": 4}),
     "impala-bf16": lambda: cut(recipes.impala_atari, epochs=1, precision="bf16"),
     "appo": lambda: cut(recipes.appo_atari),
