@@ -94,7 +94,7 @@ class Learner:
         self._sequences = experiment.model.recurrent or experiment.algorithm.sequences
         self.update = UpdateRule(experiment, flat)
         self.seconds = 0.0
-        """Time spent here since it was last set to 0, waiting for other processes included."""
+        """Time spent here since it was last set to 0, waiting for other processes left out."""
 
     def learn(self, iteration: int, rollouts: dict[int, Rollout], normalizers: Normalizers) -> LearningReport:
         """Take the iteration's gradient steps on one rollout of every shard.
@@ -104,7 +104,7 @@ class Learner:
             rollouts: by shard.
             normalizers: statistics of the version that collected them.
         """
-        begin = time.perf_counter()
+        begin, waited = time.perf_counter(), self._tree.group.waited
         config = self._experiment.algorithm
         hyper = self._algorithm.hyperparameters(iteration / self._experiment.iterations)
         normalizers.apply(self._model)
@@ -141,7 +141,7 @@ class Learner:
         metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
         metrics = self._algorithm.summarize(metrics)
         metrics |= {"gradient_norm": norms / updates, **{f"hyper/{name}": value for name, value in hyper.items()}}
-        self.seconds += time.perf_counter() - begin
+        self.seconds += time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests)
 
     def _prepare(self, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:

@@ -6,8 +6,9 @@ also records the run: metrics, ledger, checkpoints, display.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import sys
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from lockstep.runtime import checkpoint
 from lockstep.runtime.group import Group
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.supervisor import StopRequest, run_inline, run_processes, run_torchrun
-from lockstep.settings import SettingsError
 from lockstep.shard import block
 from lockstep.storage.rollout import Rollout
 from lockstep.tree import TreeSum
@@ -108,12 +108,29 @@ def resume(
     folder = RunFolder.open(run)
     layout, options = layout or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
+    job = Job(folder, experiment, layout, options, None, stop_after)
+    if _leads(layout):
+        job = dataclasses.replace(job, checkpoint=_resumable(folder, from_checkpoint))
+    return _start(job)
+
+
+def _resumable(folder: RunFolder, name: str | None) -> Path | None:
+    """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again."""
     directory = folder.checkpoints
     checkpoint.recover(directory)
-    path = checkpoint.latest(directory) if from_checkpoint is None else directory / from_checkpoint
+    if name is None and not checkpoint.list_checkpoints(directory):
+        for written in (folder.ledger, folder.metrics):
+            written.unlink(missing_ok=True)
+        return None
+    path = checkpoint.latest(directory) if name is None else directory / name
     saved = checkpoint.open_checkpoint(path)
     checkpoint.set_aside_newer(directory, saved.iteration)
-    return _start(Job(folder, experiment, layout, options, path, stop_after))
+    return path
+
+
+def _leads(layout: Layout) -> bool:
+    """Whether this process prepares the run's folder: torchrun calls train and resume in every process."""
+    return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
 
 
 def prepare(experiment: Experiment, layout: Layout) -> Experiment:
@@ -127,7 +144,8 @@ def prepare(experiment: Experiment, layout: Layout) -> Experiment:
 def _start(job: Job) -> Result:
     job.options.validate()
     runners = {"inline": run_inline, "processes": run_processes, "torchrun": run_torchrun}
-    return runners[job.layout.backend](work, job)
+    with job.folder.locked() if _leads(job.layout) else contextlib.nullcontext():
+        return runners[job.layout.backend](work, job)
 
 
 class Worker:
@@ -198,9 +216,9 @@ def work(job: Job, group: Group, stop: StopRequest) -> Result:
         worker.collector.reset()
         versions.publish(0, worker.version(0))
     else:
-        start, counts, recorder_state = _restore(job.checkpoint, worker, versions, group)
+        start, counts, recorder_state = _restore(job.checkpoint, worker, versions, group, stop)
     book = _Book(job, worker, start, recorder_state, stop.alive) if group.rank == 0 else None
-    iteration, stopped = start, False
+    done, stopped = start, False
     group.barrier()
     try:
         for iteration in clock.ticks(start, job.stop_after):
@@ -216,19 +234,20 @@ def work(job: Job, group: Group, stop: StopRequest) -> Result:
 
             counts["samples"] += experiment.samples_per_iteration
             counts["updates"] += learned.updates
-            parts = group.gather(_part(worker, group, rollouts, learned, time.perf_counter() - begin))
+            done = iteration + 1
+            parts = group.gather(_part(worker, group, rollouts, learned, begin))
             if book is not None and parts is not None:
                 book.record(iteration, acting.number, counts, learned, parts, time.perf_counter() - begin)
-                book.evaluate(iteration + 1)
-            ended = stopped or iteration + 1 == experiment.iterations or iteration + 1 == job.stop_after
-            if ended or (iteration + 1) % options.checkpoint_every == 0:
-                _save(job, worker, versions, iteration + 1, counts, book, group)
+                book.evaluate(done)
+            ended = stopped or done == experiment.iterations or done == job.stop_after
+            if ended or done % options.checkpoint_every == 0:
+                _save(job, worker, versions, done, counts, book, group)
             if ended:
                 break
-        iterations = iteration + 1 if start < experiment.iterations else start
+            group.barrier()  # what worker 0 alone did since is no waiting of the next iteration
         digest = state_digest(worker.state())
         score = book.recorder.score() if book is not None else None
-        return Result(job.folder.path, digest, iterations, score, stopped and iterations < experiment.iterations)
+        return Result(job.folder.path, digest, done, score, stopped and done < experiment.iterations)
     finally:
         if book is not None:
             book.close()
@@ -258,12 +277,10 @@ class _Part:
     times: dict[str, float]
 
 
-def _part(worker: Worker, group: Group, rollouts: dict[int, Rollout], learned: LearningReport, seconds: float) -> _Part:
-    times = dict(worker.collector.times)
-    times["waiting"] = group.waited
-    times["learning"] = worker.learner.seconds - group.waited
+def _part(worker: Worker, group: Group, rollouts: dict[int, Rollout], learned: LearningReport, begin: float) -> _Part:
     digests = {shard: structure_digests(rollout) for shard, rollout in rollouts.items()}
-    times["other"] = max(0.0, seconds - sum(times.values()))
+    times = {**worker.collector.times, "learning": worker.learner.seconds, "waiting": group.waited}
+    times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     return _Part(digests, learned.gradient_digests, worker.collector.episodes(), times)
 
 
@@ -389,7 +406,7 @@ def _save(
 
 
 def _restore(
-    path: Path, worker: Worker, versions: Versions[Version], group: Group
+    path: Path, worker: Worker, versions: Versions[Version], group: Group, stop: StopRequest
 ) -> tuple[int, dict[str, int], dict[str, Any]]:
     """Load a checkpoint into a worker; environments replay their actions."""
     begin = time.perf_counter()
@@ -403,14 +420,7 @@ def _restore(
         versions.publish(number, Version(number, vector, worker.normalizers.loaded(state)))
     replayed = 0
     for shard, (batch, seat) in worker.collector.seats().items():
-        replayed += batch.load(seat, saved.part(f"shard-{shard:03d}")[0])
-    if saved.iteration != max(meta["versions"]):
-        raise SettingsError(f"{path} holds no version {saved.iteration}; resume from another checkpoint.")
-    all_replayed = group.gather(replayed)
-    if all_replayed is not None:
-        seconds = time.perf_counter() - begin
-        print(
-            f"Resumed at iteration {saved.iteration}: replayed {sum(all_replayed)} steps in {seconds:.1f} s.",
-            file=sys.stderr,
-        )
-    return saved.iteration, dict(saved.meta["counts"]), dict(saved.meta["recorder"])
+        replayed += batch.load(seat, saved.part(f"shard-{shard:03d}")[0], stop.alive)
+    all_replayed = group.gather(replayed) or []
+    restored = {"seconds": time.perf_counter() - begin, "replayed_steps": sum(all_replayed)}
+    return saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored}

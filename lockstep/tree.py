@@ -19,7 +19,7 @@ class TreeSum:
 
     def __init__(self, shards: int, group: Group) -> None:
         self._shards = shards
-        self._group = group
+        self.group = group
         self._block = block(shards, group.size, group.rank)
         self._subtrees: list[tuple[int, int, Tensor]] = []
         equal = shards % group.size == 0
@@ -39,7 +39,7 @@ class TreeSum:
         """Exchange the partial sums and return the total."""
         subtrees = {(start, size): value for start, size, value in self._subtrees}
         self._subtrees = []
-        if self._group.size == 1:
+        if self.group.size == 1:
             return subtrees[0, self._shards]
         if self._halving:
             (total,) = subtrees.values()
@@ -56,7 +56,7 @@ class TreeSum:
 
     def _halve_and_double(self, total: Tensor) -> Tensor:
         """Equal power-of-two blocks: at each level of the tree partners swap halves, so 2N numbers travel in all."""
-        group, flat = self._group, total.view(-1)
+        group, flat = self.group, total.view(-1)
         low, high = 0, flat.numel()
         spans = []
         distance = 1
@@ -79,7 +79,7 @@ class TreeSum:
         in the same order, so that no two can wait for each other."""
         if (start, size) in subtrees:
             return subtrees[start, size]
-        workers = self._group.size
+        workers = self.group.size
         holders = {holder(self._shards, workers, shard) for shard in range(start, start + size)}
         if len(holders) == 1:
             return None
@@ -88,21 +88,21 @@ class TreeSum:
         right = self._climb(start + half, half, subtrees, like)
         to, origin = holder(self._shards, workers, start), holder(self._shards, workers, start + half)
         if to != origin:
-            if self._group.rank == origin:
+            if self.group.rank == origin:
                 assert right is not None
-                self._group.send(right, to)
-            elif self._group.rank == to:
+                self.group.send(right, to)
+            elif self.group.rank == to:
                 right = torch.empty_like(like)
-                self._group.recv(right, origin)
-        if self._group.rank != to:
+                self.group.recv(right, origin)
+        if self.group.rank != to:
             return None
         assert left is not None and right is not None
         return left.add_(right)
 
     def _broadcast(self, total: Tensor) -> Tensor:
-        for rank in range(1, self._group.size):
-            if self._group.rank == 0:
-                self._group.send(total, rank)
-            elif self._group.rank == rank:
-                self._group.recv(total, 0)
+        for rank in range(1, self.group.size):
+            if self.group.rank == 0:
+                self.group.send(total, rank)
+            elif self.group.rank == rank:
+                self.group.recv(total, 0)
         return total

@@ -67,7 +67,7 @@ def _serve(rank: int, orders: Any, answers: Any) -> None:
         store = f"file://{order.run}.store"
         try:
             with mock.patch("lockstep.train.TreeSum", order.tree):
-                group = GlooGroup(store, rank, order.size, TIMEOUT)
+                group = GlooGroup(store, rank, order.size)
                 try:
                     result = lockstep.train.work(job, group, StopRequest())
                 finally:

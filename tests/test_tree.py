@@ -38,7 +38,7 @@ def reference(values: list[Tensor]) -> Tensor:
 
 def _reduce(rank: int, size: int, shards: int, path: str, queue: Any) -> None:
     torch.set_num_threads(1)
-    group = GlooGroup(f"file://{path}/store", rank, size, timeout=60)
+    group = GlooGroup(f"file://{path}/store", rank, size)
     values = shard_tensors(shards)
     mine = block(shards, size, rank)
     tree = TreeSum(shards, group)

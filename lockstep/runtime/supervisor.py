@@ -110,9 +110,12 @@ def run_torchrun(work: Work, job: Job) -> Result:
         )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
-    group = GlooGroup("env://", rank, size, job.layout.stall_timeout)
+    layout = dataclasses.replace(job.layout, workers=size)
+    layout.validate(job.experiment.scheme.shards)
+    group = GlooGroup("env://", rank, size)
     try:
-        job = dataclasses.replace(job, folder=group.broadcast(job.folder))
+        folder, checkpoint = group.broadcast((job.folder, job.checkpoint))
+        job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, layout=layout)
         with _stopping_on_signals(stop):
             return work(job, group, stop)
     finally:
@@ -173,13 +176,16 @@ def _watch(processes: list[Any], pipes: list[Connection], progress: Any, stall_t
         failures = {}
         for rank in open_ranks:
             try:
+                gone = not processes[rank].is_alive()  # asked first: what it sent before it went still counts
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
+                    if kind == "mistake":
+                        raise SettingsError(value)
                     if kind == "result":
                         results[rank] = value
                     else:
                         failures[rank] = value
-                elif not processes[rank].is_alive():
+                elif gone:
                     failures[rank] = _obituary(processes[rank])
             except EOFError:
                 processes[rank].join(_GRACE)
@@ -251,16 +257,18 @@ def _child(
     try:
         group: Group = Group()
         if size > 1:
-            # The parent watches for stalls and can say more about one: gloo's own timeout comes after it.
-            timeout = job.layout.stall_timeout + _STARTUP
-            group = GlooGroup(f"file://{rendezvous}/store", rank, size, timeout)
+            group = GlooGroup(f"file://{rendezvous}/store", rank, size)
         result = work(job, group, StopRequest(flag, progress, rank))
         pipe.send(("result", result))
         pipe.close()
         group.close()
-    except BaseException:
-        pipe.send(("error", "failed:\n" + traceback.format_exc()))
-        pipe.close()
+    except BaseException as error:
+        message = ("error", "failed:\n" + traceback.format_exc())
+        if isinstance(error, SettingsError):
+            message = ("mistake", str(error))
+        with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
+            pipe.send(message)
+            pipe.close()
         sys.stdout.flush()
         os._exit(1)
 
