@@ -212,7 +212,7 @@ def test_diff_names_the_first_tensor_and_the_setting_behind_it(recorded: Path, t
     train(experiment(learning_rate=2e-3), INLINE, options(tmp_path / "other"), stop_after=1)
     found = diff(recorded, tmp_path / "other")
     assert found is not None
-    assert (found.iteration, found.where.split()[0]) == (0, "gradient")
+    assert (found.iteration, found.where.split()[0]) == (0, "parameter")
     assert found.settings == ("algorithm.learning_rate: 0.001 != 0.002",)
 
 
