@@ -92,7 +92,10 @@ class Recorder:
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
         if restored:
-            self.message(f"resumed in {restored['seconds']:.1f} s, replaying {restored['replayed_steps']:,} steps")
+            self.message(
+                f"resumed at iteration {restored['iteration']} in {restored['seconds']:.1f} s, "
+                f"replaying {restored['replayed_steps']:,} steps"
+            )
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 episodes, None before the first ends."""

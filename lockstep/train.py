@@ -422,5 +422,9 @@ def _restore(
     for shard, (batch, seat) in worker.collector.seats().items():
         replayed += batch.load(seat, saved.part(f"shard-{shard:03d}")[0], stop.alive)
     all_replayed = group.gather(replayed) or []
-    restored = {"seconds": time.perf_counter() - begin, "replayed_steps": sum(all_replayed)}
+    restored = {
+        "iteration": saved.iteration,
+        "seconds": time.perf_counter() - begin,
+        "replayed_steps": sum(all_replayed),
+    }
     return saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored}

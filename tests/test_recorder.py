@@ -93,7 +93,9 @@ def test_state_resumes_exactly(folder: RunFolder) -> None:
     whole.close()
     expected = lines(folder)
     folder.truncate_metrics(5)
-    resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, {**state, "restored": {"seconds": 1, "replayed_steps": 2}})
+    resumed = Recorder(
+        folder, EXPERIMENT, Layout(), QUIET, {**state, "restored": {"iteration": 5, "seconds": 1, "replayed_steps": 2}}
+    )
     for i in range(6, 11):
         resumed.record(report(i, [float(i), 2.0 * i]))
     assert resumed.state() == whole.state()

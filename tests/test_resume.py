@@ -98,8 +98,8 @@ def kill(child: Child, draw: random.Random) -> None:
     """SIGKILL after a random iteration, and a random part of the next."""
     begin = lines()
     if begin:
-        child.until(lambda: "Resumed at iteration" in child.output(), "resuming")
-        begin = int(re.findall(r"Resumed at iteration (\d+)", child.output())[-1])
+        child.until(lambda: "resumed at iteration" in child.output(), "resuming")
+        begin = int(re.findall(r"resumed at iteration (\d+)", child.output())[-1])
     moment = draw.randint(begin + 3, begin + 30)
     child.until(lambda: lines() >= moment, f"iteration {moment}")
     time.sleep(draw.uniform(0, 0.01))
