@@ -66,7 +66,7 @@ def _serve(rank: int, orders: Any, answers: Any) -> None:
         job = lockstep.train.Job(RunFolder(order.run), order.experiment, layout, options(order.run))
         store = f"file://{order.run}.store"
         try:
-            with mock.patch("lockstep.train.TreeSum", order.tree):
+            with mock.patch("lockstep.worker.TreeSum", order.tree):
                 group = GlooGroup(store, rank, order.size)
                 try:
                     result = lockstep.train.work(job, group, StopRequest())
