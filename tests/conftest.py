@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in worker processes
 
 import pytest
 import torch
+from children import Child
 
 torch.set_num_threads(1)
 
@@ -23,3 +26,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, skip in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    """Starts lockstep in a process of its own; ends with the test."""
+    children: list[Child] = []
+
+    def begin(*arguments: str) -> Child:
+        children.append(Child(arguments, tmp_path))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.close()

@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,19 +56,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
         return outcome(resume(run))
 
     return ran
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    children: list[Child] = []
-
-    def begin(*arguments: str) -> Child:
-        children.append(Child(arguments, tmp_path))
-        return children[-1]
-
-    yield begin
-    for child in children:
-        child.close()
 
 
 def lines() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,19 +55,6 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         return f"{tmp_path}/env.py:make"
 
     return write
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    children: list[Child] = []
-
-    def begin(*arguments: str) -> Child:
-        children.append(Child(arguments, tmp_path))
-        return children[-1]
-
-    yield begin
-    for child in children:
-        child.close()
 
 
 def run(env_id: str, layout: str = "processes:2") -> None:
