@@ -1,0 +1,88 @@
+"""Memory that processes share, and that the system frees with the last of them, however they end.
+
+It has no name in a file system, so nothing can be left behind, and the limits of /dev/shm do not apply to it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64
+"""Bytes: where torch's own allocations begin, since kernels may choose their code path by alignment."""
+
+
+class Arena:
+    """Gives out tensors of one buffer, one behind the other. Without a buffer it only counts their bytes.
+
+    Processes that ask for the same tensors in the same order get the same memory.
+    """
+
+    def __init__(self, buffer: Tensor | None = None) -> None:
+        self._buffer = buffer
+        self.size = 0
+        """Bytes given out so far."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The next tensor. The memory is zero until somebody writes to it; nothing is cleared here."""
+        begin = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        self.size = begin + math.prod(shape) * dtype.itemsize
+        if self._buffer is None:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return self._buffer[begin : self.size].view(dtype).view(shape)
+
+
+class PrivateArena(Arena):
+    """Gives out tensors of this process alone."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+
+class SharedMemory:
+    """An anonymous file, handed to child processes when they are started (as an argument of Process).
+
+    Whoever starts them need not know its size: each process maps as much as it says, and the file grows to that.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = _anonymous_file()
+        self._descriptor = descriptor
+
+    def map(self, layout: Callable[[Arena], Any]) -> Any:
+        """What layout allocates from an arena, in this memory; every process must give the same layout."""
+        count = Arena()
+        layout(count)
+        size = max(1, count.size)
+        if os.fstat(self._descriptor).st_size < size:
+            os.ftruncate(self._descriptor, size)
+        return layout(Arena(torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)))
+
+    def close(self) -> None:
+        """Forget the file; what is mapped stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self._descriptor),)
+
+
+def _received(descriptor: Any) -> SharedMemory:
+    return SharedMemory(descriptor.detach())
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("lockstep")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
