@@ -1,0 +1,356 @@
+"""What a policy lag costs: PPO, APPO and IMPALA on three small tasks, collected with version max(0, i - lag).
+
+    python benchmarks/lag.py run        # trains what is not there yet: 3 tasks, 3 algorithms, 4 lags, 10 seeds
+    python benchmarks/lag.py report     # writes tables, numbers and pictures into benchmarks/lag/
+
+Runs are kept below runs/lag. The lag belongs to the experiment: any layout gives the same scores, so one core will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+import lockstep
+from lockstep import RunOptions, recipes
+from lockstep.algorithms import APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.algorithms.base import AlgorithmConfig, OptimizerConfig
+from lockstep.evaluation.plots import _COLORS, _STYLE, read_curve
+from lockstep.evaluation.scores import evaluate
+from lockstep.evaluation.statistics import Interval, bootstrap_interval, smooth
+from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.scheme import Scheme
+
+RESULTS = Path(__file__).parent / "lag"
+LAGS = (0, 1, 2, 4)
+SEEDS = range(1, 11)
+EPISODES = 30
+"""Episodes of the separate evaluation of each final policy."""
+_POINTS = 80
+"""Points of a drawn curve."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm on one task; the settings were chosen at lag 0 and are the same at every lag."""
+
+    task: str
+    label: str
+    experiment: Experiment
+
+
+def _cases() -> dict[str, Case]:
+    impala = IMPALAConfig(minibatches=4, learning_rate=2e-3, optimizer=OptimizerConfig("adam"))
+    ppo = PPOConfig(rollout=64, epochs=10, learning_rate=1e-3, clip=0.2, gae_lambda=0.94, entropy_coef=0.0)
+    appo = APPOConfig(rollout=64, epochs=10, learning_rate=1e-3, clip=0.2, vtrace_lambda=0.95)
+    cartpole = recipes.ppo_cartpole().replace(scheme=Scheme(shards=1), total_steps=30_000)
+    acrobot = cartpole.replace(
+        env=dataclasses.replace(cartpole.env, id="Acrobot-v1", num_envs=16), algorithm=ppo, total_steps=60_000
+    )
+    hopper = recipes.ppo_mujoco("Hopper-v4").replace(scheme=Scheme(shards=1), total_steps=40_000)
+
+    def case(task: str, label: str, base: Experiment, algorithm: AlgorithmConfig, **changes: Any) -> Case:
+        return Case(task, label, base.replace(algorithm=algorithm, **changes))
+
+    replace, normalized = dataclasses.replace, NormalizeConfig(returns=True)
+    listed = [
+        case("CartPole-v1", "PPO", cartpole, cartpole.algorithm),
+        case("Acrobot-v1", "PPO", acrobot, ppo),
+        case("Hopper-v4", "PPO", hopper, replace(hopper.algorithm, rollout=128, minibatches=8)),
+        case("CartPole-v1", "IMPALA", cartpole, impala),
+        case("Acrobot-v1", "IMPALA", acrobot, impala),
+        case(
+            "Hopper-v4",
+            "IMPALA",
+            hopper,
+            replace(impala, rollout=32, minibatches=8, learning_rate=3e-3, entropy_coef=0.0),
+        ),
+        case("CartPole-v1", "APPO", cartpole, replace(appo, discount=0.98, vtrace_lambda=0.9, entropy_coef=0.0)),
+        case("Acrobot-v1", "APPO", acrobot, appo, normalize=normalized),
+        case(
+            "Hopper-v4",
+            "APPO",
+            hopper,
+            replace(appo, rollout=128, minibatches=8, learning_rate=3e-4, entropy_coef=0.0),
+        ),
+    ]
+    return {f"{case.label.lower()}-{case.task.partition('-')[0].lower()}": case for case in listed}
+
+
+CASES = _cases()
+ALGORITHMS = ("PPO", "APPO", "IMPALA")
+
+
+def experiment(name: str, lag: int, seed: int) -> Experiment:
+    base = CASES[name].experiment
+    return base.replace(scheme=dataclasses.replace(base.scheme, lag=lag), seed=seed)
+
+
+def folder(root: Path, name: str, lag: int, seed: int) -> Path:
+    return root / f"{name}-lag{lag}-s{seed}"
+
+
+def run(root: Path) -> None:
+    """Train and evaluate what is missing; a run that was interrupted starts again, since it takes seconds."""
+    # PPO and IMPALA first, and all lags of a seed together, so that a partial study is a balanced one.
+    todo = [
+        (name, lag, seed)
+        for late in (False, True)
+        for seed in SEEDS
+        for name in CASES
+        for lag in LAGS
+        if (CASES[name].label == "APPO") == late
+    ]
+    for number, (name, lag, seed) in enumerate(todo, start=1):
+        path, settings = folder(root, name, lag, seed), experiment(name, lag, seed)
+        if _evaluation(path, settings) is not None:
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        options = RunOptions(run=str(path), checkpoint_every=settings.iterations, display="none", tensorboard=False)
+        lockstep.train(settings, options=options)
+        score = evaluate(path, episodes=EPISODES).mean
+        result = {"identity": settings.identity(), "evaluation": score}
+        (path / "result.json").write_text(json.dumps(result) + "\n")
+        print(f"{number}/{len(todo)} {path.name}: {score:.1f}", flush=True)
+
+
+def _evaluation(path: Path, settings: Experiment) -> float | None:
+    """The final policy's score, None if this experiment has not been run to its end there."""
+    if not (path / "result.json").is_file():
+        return None
+    result = json.loads((path / "result.json").read_text())
+    return result["evaluation"] if result["identity"] == settings.identity() else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """All seeds of one case at one lag."""
+
+    samples: np.ndarray
+    """[I], at the end of each iteration."""
+    curves: np.ndarray
+    """[seeds, I]: mean score of the episodes that ended in an iteration, interpolated where none did."""
+    final: np.ndarray
+    """[seeds]: the final policy's score in the separate evaluation."""
+    kl: float
+    """Mean of policy/approx_kl over iterations and seeds: how far the learner moves from the data it learns from."""
+
+    @property
+    def area(self) -> np.ndarray:
+        """[seeds]: mean score over the whole run."""
+        return self.curves.mean(axis=1)
+
+    def delayed(self, lag: int) -> np.ndarray:
+        """[seeds]: what area would be if every curve only came `lag` iterations later."""
+        first = np.repeat(self.curves[:, :1], lag, axis=1)
+        return np.concatenate([first, self.curves[:, : self.curves.shape[1] - lag]], axis=1).mean(axis=1)
+
+
+def read(root: Path, name: str, lag: int) -> Group:
+    curves, final, kl, samples = [], [], [], np.empty(0)
+    for seed in SEEDS:
+        path = folder(root, name, lag, seed)
+        score = _evaluation(path, experiment(name, lag, seed))
+        if score is None:
+            raise SystemExit(f"{path} is not finished, or has other settings: python benchmarks/lag.py run")
+        samples, divergence = read_curve(path, "samples", "policy/approx_kl")
+        curves.append(np.interp(samples, *read_curve(path, "samples", "score/iteration_mean")))
+        final.append(score)
+        kl.append(divergence.mean())
+    return Group(samples, np.stack(curves), np.array(final), float(np.mean(kl)))
+
+
+@dataclass(frozen=True)
+class Change:
+    """Lag k minus lag 0, seed by seed, as a percentage of what is learned at lag 0."""
+
+    values: np.ndarray
+    """[seeds]"""
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def interval(self) -> Interval:
+        """95%, over seeds."""
+        interval = bootstrap_interval(self.values)
+        assert interval is not None
+        return interval
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        cell = f"{self.mean:+.1f} ({low:+.1f} to {high:+.1f})"
+        return f"**{cell}**" if low > 0 or high < 0 else cell
+
+    def to_json(self) -> dict[str, Any]:
+        worse = int((self.values < 0).sum())
+        return {"mean": self.mean, "interval95": self.interval, "seeds_worse": worse, "seeds": self.values.tolist()}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a lag changes, in percent of what lag 0 gains over its first episodes."""
+
+    area: Change
+    """In the mean training score over the whole run."""
+    delay: float
+    """The part of area that the later start alone explains: lag 0's own curves, shifted by the lag."""
+    final: Change
+    """In the final policy's score."""
+
+
+def cost(groups: dict[int, Group], lag: int) -> Cost:
+    base, other = groups[0], groups[lag]
+    start = base.curves[:, 0].mean()
+    area_gain, final_gain = base.area.mean() - start, base.final.mean() - start
+    return Cost(
+        Change(100 * (other.area - base.area) / area_gain),
+        float(100 * (base.delayed(lag) - base.area).mean() / area_gain),
+        Change(100 * (other.final - base.final) / final_gain),
+    )
+
+
+def pooled(costs: list[Cost]) -> Cost:
+    """The mean over tasks, seed by seed."""
+    return Cost(
+        Change(np.mean([c.area.values for c in costs], axis=0)),
+        float(np.mean([c.delay for c in costs])),
+        Change(np.mean([c.final.values for c in costs], axis=0)),
+    )
+
+
+def report(root: Path) -> None:
+    """Write tables, numbers and pictures of all runs, which must be finished."""
+    RESULTS.mkdir(exist_ok=True)
+    groups = {name: {lag: read(root, name, lag) for lag in LAGS} for name in CASES}
+    costs = {name: {lag: cost(groups[name], lag) for lag in LAGS[1:]} for name in CASES}
+    overall = {
+        label: {lag: pooled([costs[n][lag] for n in CASES if CASES[n].label == label]) for lag in LAGS[1:]}
+        for label in ALGORITHMS
+    }
+    tables = _tables(groups, costs, overall)
+    (RESULTS / "tables.md").write_text(tables)
+    (RESULTS / "lag.json").write_text(json.dumps(_numbers(groups, costs, overall), indent=1) + "\n")
+    with mpl.rc_context(_STYLE):
+        _draw_curves(groups).savefig(RESULTS / "curves.png")
+        _draw_costs(overall).savefig(RESULTS / "cost.png")
+    print(tables)
+
+
+def _tables(
+    groups: dict[str, dict[int, Group]], costs: dict[str, dict[int, Cost]], overall: dict[str, dict[int, Cost]]
+) -> str:
+    lines = ["| | lag | whole run, % | of which delay | final policy, % |", "|---|---|---|---|---|"]
+    for label, by_lag in overall.items():
+        lines += [f"| {label} | {lag} | {c.area} | {c.delay:+.1f} | {c.final} |" for lag, c in by_lag.items()]
+    lines += ["", "| | | lag | KL | mean score of the run | whole run, % | of which delay | final score | final, % |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for name, case in CASES.items():
+        for lag, group in groups[name].items():
+            c = costs[name].get(lag)
+            area, delay, final = (str(c.area), f"{c.delay:+.1f}", str(c.final)) if c else ("", "", "")
+            lines.append(
+                f"| {case.label} | {case.task} | {lag} | {group.kl:.4f} | {group.area.mean():.1f} | {area} | {delay} "
+                f"| {group.final.mean():.1f} | {final} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(
+    groups: dict[str, dict[int, Group]], costs: dict[str, dict[int, Cost]], overall: dict[str, dict[int, Cost]]
+) -> dict[str, Any]:
+    def to_json(c: Cost) -> dict[str, Any]:
+        return {"area": c.area.to_json(), "delay": c.delay, "final": c.final.to_json()}
+
+    cases = {
+        f"{name}-lag{lag}": {
+            "identity_seed1": experiment(name, lag, 1).identity(),
+            "iterations": len(group.samples),
+            "samples": int(group.samples[-1]),
+            "approx_kl": group.kl,
+            "area": group.area.tolist(),
+            "final": group.final.tolist(),
+            "curve": {"samples": group.samples.tolist(), "mean": group.curves.mean(axis=0).round(2).tolist()},
+            **({"percent": to_json(costs[name][lag])} if lag else {}),
+        }
+        for name in CASES
+        for lag, group in groups[name].items()
+    }
+    return {
+        "pooled_percent": {f"{label}-lag{lag}": to_json(c) for label, row in overall.items() for lag, c in row.items()},
+        "cases": cases,
+    }
+
+
+def _draw_curves(groups: dict[str, dict[int, Group]]) -> Figure:
+    tasks = list(dict.fromkeys(case.task for case in CASES.values()))
+    figure = Figure(figsize=(11, 8.4), dpi=130, layout="constrained")
+    grid = figure.subplots(len(ALGORITHMS), len(tasks), sharex="col", sharey="col", squeeze=False)
+    for name, case in CASES.items():
+        row, column = ALGORITHMS.index(case.label), tasks.index(case.task)
+        axes: Axes = grid[row, column]
+        for number, (lag, group) in enumerate(groups[name].items()):
+            chosen = np.linspace(0, len(group.samples) - 1, min(_POINTS, len(group.samples))).round().astype(int)
+            smoothed = np.stack([smooth(curve, len(curve) // 12) for curve in group.curves])[:, chosen]
+            band = np.array([bootstrap_interval(scores, resamples=1000) for scores in smoothed.T])
+            color = _COLORS[number]
+            axes.plot(group.samples[chosen], smoothed.mean(axis=0), color=color, label=f"lag {lag}", linewidth=1.8)
+            axes.fill_between(group.samples[chosen], band[:, 0], band[:, 1], color=color, alpha=0.15, linewidth=0)
+        axes.set_title(f"{case.label} · {case.task}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.margins(x=0.01)
+        if row == len(ALGORITHMS) - 1:
+            axes.set_xlabel("Agent samples (actions)")
+        if column == 0:
+            axes.set_ylabel("Episode return")
+    grid[0, 0].legend(loc="upper left", labelcolor="#333333")
+    return figure
+
+
+def _draw_costs(overall: dict[str, dict[int, Cost]]) -> Figure:
+    figure = Figure(figsize=(8.5, 4.2), dpi=150, layout="constrained")
+    for axes, title, whole in zip(
+        figure.subplots(1, 2, sharey=True), ("Whole run", "Final policy"), (True, False), strict=True
+    ):
+        axes.axhline(0, color="#888888", linewidth=1)
+        for number, (label, by_lag) in enumerate(overall.items()):
+            changes = [c.area if whole else c.final for c in by_lag.values()]
+            mean = np.array([c.mean for c in changes])
+            low, high = np.array([c.interval for c in changes]).T
+            place = np.arange(len(mean)) + 0.22 * (number - 1)
+            color = _COLORS[number]
+            axes.errorbar(place, mean, (mean - low, high - mean), fmt="o", color=color, capsize=3, label=label)
+            if whole:
+                delay = [c.delay for c in by_lag.values()]
+                note = "delay alone" if number == len(overall) - 1 else None
+                axes.scatter(place, delay, marker="_", s=160, color="#333333", zorder=3, label=note)
+        axes.set_xticks(range(len(LAGS) - 1), [f"lag {lag}" for lag in LAGS[1:]])
+        axes.set_title(title)
+        axes.grid(axis="x", visible=False)
+    figure.axes[0].set_ylabel("Change from lag 0, % of what lag 0 learns")
+    figure.axes[0].legend(loc="lower left", labelcolor="#333333")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run", "report"])
+    parser.add_argument("--runs", type=Path, default=Path("runs/lag"))
+    arguments = parser.parse_args()
+    {"run": run, "report": report}[arguments.action](arguments.runs)
+
+
+if __name__ == "__main__":
+    main()
