@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from lockstep.experiment import Experiment
 
 T = TypeVar("T")
 
@@ -19,6 +22,11 @@ class Clock:
 
     lag: int
     iterations: int
+
+    @staticmethod
+    def of(experiment: Experiment) -> Clock:
+        """The clock of an experiment."""
+        return Clock(experiment.scheme.lag, experiment.iterations)
 
     def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
         """Iterations from start to the end, or until stop_after of them exist in all."""

@@ -15,25 +15,30 @@ import torch
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.arrays import map_structure, overlap
+from lockstep.agent import Agent, Version
+from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv
-from lockstep.experiment import Experiment
+from lockstep.ledger import structure_digests
 from lockstep.models.base import PolicyModel
-from lockstep.normalize import Normalizers
-from lockstep.parameters import FlatParameters
 from lockstep.rng import stream
-from lockstep.storage.rollout import Rollout
+from lockstep.storage.slabs import ActingGroup, Slab, Slabs
 
 
 @dataclass(frozen=True)
-class Version:
-    """What acts: the state after some number of iterations."""
+class Delivery:
+    """A shard's rollout that was collected: all that is known of it beside the slab that holds it."""
 
+    shard: int
     number: int
-    parameters: Tensor
-    """fp32 [N], flat."""
-    normalizers: Normalizers
-    """What observations and rewards of its rollouts are normalised with."""
+    """Which of the shard's rollouts this is, counted from 0."""
+    versions: tuple[tuple[int, int], ...]
+    """(step, version) for each version that acted in it, from its first step on."""
+    moments: Tensor
+    """float64: what it adds to the normalizers."""
+    digests: dict[str, str]
+    """Of each field."""
+    episodes: list[tuple[float, int]]
+    """(raw score, length in steps) of the episodes that ended in it."""
 
 
 class ShardSeat:
@@ -50,97 +55,76 @@ class ShardSeat:
         """(raw score, length in steps) of the episodes that ended in the last rollout."""
 
 
+class _Open:
+    """A slab with its fields as numpy arrays, which environments write into."""
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self.fields = {
+            name: getattr(slab.whole, name).numpy() for name in ("start", "reward", "terminated", "truncated", "valid")
+        }
+        self.obs = map_structure(lambda leaf: leaf.numpy(), slab.whole.obs)
+
+    def rows(self, t: int, seat: ShardSeat) -> Any:
+        """A shard's observations at one step, to write into."""
+        return map_structure(lambda leaf: leaf[t, seat.rows], self.obs)
+
+
 class ActingBatch:
-    """The rows that one inference call serves, in preallocated memory [T+1, A] that environments write into.
+    """The rows that one inference call serves, in slabs that environments write into.
 
     Rows of shards that this collector does not hold stay zero: each row's bits depend on the call's shape and on
     that row alone, so padding replaces them.
     """
 
-    def __init__(self, experiment: Experiment, shards: list[int], env_threads: int, model: PolicyModel) -> None:
-        steps, per_shard = experiment.algorithm.rollout, experiment.envs_per_shard
-        size = experiment.scheme.acting_batch or per_shard
-        first = shards[0] - shards[0] % (size // per_shard)
-        self._experiment = experiment
-        self._distribution = model.distribution
-        self._previous = experiment.model.uses_previous
-        self.seats: list[ShardSeat] = []
-        for shard in shards:
-            env = envs.make(
-                experiment.env,
-                seed=experiment.seed,
-                first_index=shard * per_shard,
-                num_envs=per_shard,
-                threads=env_threads,
-            )
-            start = (shard - first) * per_shard
-            self.seats.append(ShardSeat(shard, env, slice(start, start + per_shard)))
-        action_shape, dtype = self._distribution.action_shape, self._distribution.action_dtype
-        self._actions = torch.zeros(steps + 1, size, *action_shape, dtype=dtype)
-        self._rewards = torch.zeros(steps + 1, size)
+    def __init__(self, agent: Agent, group: ActingGroup, slabs: list[Slab], make: Callable[[int], ShardEnv]) -> None:
+        steps, size = agent.experiment.algorithm.rollout, group.size
+        self._experiment = agent.experiment
+        self._distribution = agent.model.distribution
+        self._previous = agent.experiment.model.uses_previous
+        self.seats = [ShardSeat(shard, make(shard), group.rows(shard)) for shard in group.shards]
+        self._slabs = [_Open(slab) for slab in slabs]
+        self._open = self._slabs[0]
+        """The one that was written last, or is being written."""
         self._noise = torch.zeros(steps, size, self._distribution.noise_size)
         self._policy = torch.zeros(steps, size, self._distribution.num_params)
+        self._state = torch.zeros(size, agent.model.state_size)
         self._raw_rewards = np.zeros((steps, size), np.float32)
         self._ended = np.zeros((steps, size), bool)
         """Episodes over for the score: a lost life does not count."""
-        self._state = torch.zeros(size, model.state_size)
-        action, reward = overlap(self._actions), overlap(self._rewards)
-        space = self.seats[0].env.observation_space
-        self.rollout = Rollout(
-            obs=envs.allocate_observation(space, (steps + 1, size)),
-            start=torch.zeros(steps + 1, size, dtype=torch.bool),
-            action=action.current,
-            reward=reward.current,
-            prev_action=action.previous if self._previous else None,
-            prev_reward=reward.previous if self._previous else None,
-            log_prob=torch.zeros(steps, size),
-            value=torch.zeros(steps + 1, size),
-            terminated=torch.zeros(steps, size, dtype=torch.bool),
-            truncated=torch.zeros(steps, size, dtype=torch.bool),
-            valid=torch.zeros(steps, size, dtype=torch.bool),
-            core_state=torch.zeros(size, model.state_size),
-        )
-        whole = self.rollout
-        self.shard_rollouts = {
-            seat.shard: whole.replace(core_state=None)[:, seat.rows].replace(core_state=whole.core_state[seat.rows])
-            for seat in self.seats
-        }
-        """Each shard's rows, as views."""
-        self._numpy = {
-            name: getattr(self.rollout, name).numpy()
-            for name in ("start", "reward", "terminated", "truncated", "valid")
-        }
-        self._obs = map_structure(lambda leaf: leaf.numpy(), self.rollout.obs)
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
         for seat in self.seats:
-            seat.env.reset(self._rows(-1, seat))
-        self.rollout.start[-1] = True
+            seat.env.reset(self._open.rows(-1, seat))
+        self._open.slab.whole.start[-1] = True
 
     def begin(self, number: int) -> None:
         """Carry the last step of the rollout before over to the first of this one, and draw its randomness."""
-        self._carry_over()
+        before, self._open = self._open, self._slabs[number % len(self._slabs)]
+        slab = self._open.slab
+        _carry_over(before.slab, slab)
         for seat in self.seats:
             if seat.env.reseed_due():
-                seat.env.reseed(self._rows(0, seat))
-                self.rollout.start[0, seat.rows] = True
+                seat.env.reseed(self._open.rows(0, seat))
+                slab.whole.start[0, seat.rows] = True
                 seat.score[:], seat.length[:] = 0, 0
                 seat.return_carry.zero_()
             draw = stream(self._experiment.seed, "action", seat.shard, number)
             noise = self._noise[:, seat.rows]
             noise.copy_(torch.from_numpy(draw.random(noise.shape, np.float32)))
-        self.rollout.core_state.copy_(self._state)
+        slab.whole.core_state.copy_(self._state)
 
     def act(self, t: int, actor: PolicyModel) -> None:
         """Choose a_t for all rows and send it to the environments."""
-        rollout, now = self.rollout, slice(t, t + 1)
+        slab, now = self._open.slab, slice(t, t + 1)
+        rollout = slab.whole
         out, self._state = actor(
             map_structure(lambda leaf: leaf[now], rollout.obs),
             rollout.start[now],
             self._state,
-            self._actions[now] if self._previous else None,
-            self._rewards[now] if self._previous else None,
+            slab.actions[now] if self._previous else None,
+            slab.rewards[now] if self._previous else None,
         )
         policy = out.policy[0]
         action = self._distribution.sample(policy, self._noise[t])
@@ -151,10 +135,10 @@ class ActingBatch:
 
     def receive(self, t: int) -> None:
         """Take what the environments answered to a_{t-1}: reward_{t-1} and obs_t."""
-        fields, clip = self._numpy, self._experiment.env.reward_clip
+        fields, clip = self._open.fields, self._experiment.env.reward_clip
         for seat in self.seats:
             rows = seat.rows
-            step = seat.env.recv(self._rows(t, seat))
+            step = seat.env.recv(self._open.rows(t, seat))
             self._raw_rewards[t - 1, rows] = step.reward
             fields["reward"][t - 1, rows] = np.clip(step.reward, -1.0, 1.0) if clip else step.reward
             np.logical_or(step.terminated, step.life_lost, out=fields["terminated"][t - 1, rows])
@@ -165,14 +149,15 @@ class ActingBatch:
 
     def finish(self, actor: PolicyModel, *, bootstrap: bool) -> None:
         """Complete the rollout after its last step: bootstrap value, log-probabilities, scores."""
-        rollout = self.rollout
+        slab = self._open.slab
+        rollout = slab.whole
         if bootstrap:
             out, _ = actor(
                 map_structure(lambda leaf: leaf[-1:], rollout.obs),
                 rollout.start[-1:],
                 self._state,
-                self._actions[-1:] if self._previous else None,
-                self._rewards[-1:] if self._previous else None,
+                slab.actions[-1:] if self._previous else None,
+                slab.rewards[-1:] if self._previous else None,
             )
             rollout.value[-1] = out.value[0]
         rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
@@ -181,13 +166,13 @@ class ActingBatch:
 
     def state(self, seat: ShardSeat) -> dict[str, Tensor]:
         """All of a shard that outlives a rollout."""
-        rows = seat.rows
+        slab, rows = self._open.slab, seat.rows
         tensors = {f"env.{name}": torch.from_numpy(np.asarray(a)) for name, a in seat.env.state_dict().items()}
         tensors |= {
-            "start": self.rollout.start[-1, rows].clone(),
+            "start": slab.whole.start[-1, rows].clone(),
             "core_state": self._state[rows].clone(),
-            "last_action": self._actions[-1, rows].clone(),
-            "last_reward": self._rewards[-1, rows].clone(),
+            "last_action": slab.actions[-1, rows].clone(),
+            "last_reward": slab.rewards[-1, rows].clone(),
             "score": torch.from_numpy(seat.score.copy()),
             "length": torch.from_numpy(seat.length.copy()),
             "return_carry": seat.return_carry.clone(),
@@ -197,32 +182,21 @@ class ActingBatch:
     @torch.inference_mode()
     def load(self, seat: ShardSeat, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
         """Restore what state returned, replaying the environments' actions; returns the steps replayed."""
-        rows = seat.rows
+        slab, rows = self._open.slab, seat.rows
         env_state = {name[4:]: t.numpy() for name, t in tensors.items() if name.startswith("env.")}
-        replayed = seat.env.load_state_dict(env_state, self._rows(-1, seat), alive)
-        self.rollout.start[-1, rows] = tensors["start"]
+        replayed = seat.env.load_state_dict(env_state, self._open.rows(-1, seat), alive)
+        slab.whole.start[-1, rows] = tensors["start"]
         self._state[rows] = tensors["core_state"]
-        self._actions[-1, rows] = tensors["last_action"]
-        self._rewards[-1, rows] = tensors["last_reward"]
+        slab.actions[-1, rows] = tensors["last_action"]
+        slab.rewards[-1, rows] = tensors["last_reward"]
         seat.score[:], seat.length[:] = tensors["score"].numpy(), tensors["length"].numpy()
         seat.return_carry.copy_(tensors["return_carry"])
         return replayed
 
-    def _rows(self, t: int, seat: ShardSeat) -> Any:
-        return map_structure(lambda leaf: leaf[t, seat.rows], self._obs)
-
-    def _carry_over(self) -> None:
-        def carry(leaf: Tensor) -> None:
-            leaf[0] = leaf[-1]
-
-        map_structure(carry, self.rollout.obs)
-        for leaf in (self.rollout.start, self._actions, self._rewards):
-            carry(leaf)
-
     def _score(self, seat: ShardSeat) -> None:
         """Add up raw rewards into episode scores; Python runs once an episode, not once a step."""
         rewards = self._raw_rewards[:, seat.rows].astype(np.float64)
-        steps = self._numpy["valid"][:, seat.rows].astype(np.int64)
+        steps = self._open.fields["valid"][:, seat.rows].astype(np.int64)
         total, count = np.cumsum(rewards, 0), np.cumsum(steps, 0)
         seat.episodes = []
         for t, env in zip(*np.nonzero(self._ended[:, seat.rows]), strict=True):
@@ -232,34 +206,51 @@ class ActingBatch:
         seat.length += count[-1]
 
 
+def _carry_over(before: Slab, slab: Slab) -> None:
+    def carry(to: Tensor, origin: Tensor) -> None:
+        to[0] = origin[-1]
+
+    map_structure(carry, slab.whole.obs, before.whole.obs)
+    carry(slab.whole.start, before.whole.start)
+    carry(slab.actions, before.actions)
+    carry(slab.rewards, before.rewards)
+
+
 class Collector:
     """Collects for a block of shards. With two or more acting batches, the environments of one step while the
-    policy runs for another (alternating sampling)."""
+    policy runs for another (alternating sampling).
+
+    Args:
+        agent: whose model acts; the collector has a copy of its own for that.
+        slabs: of the shards that it collects for.
+        env_threads: threads that step a shard's environments.
+        alive: called at every step: tells whoever watches this process that it makes progress.
+    """
 
     def __init__(
         self,
-        experiment: Experiment,
-        shards: range,
-        model: PolicyModel,
-        flat: FlatParameters,
+        agent: Agent,
+        slabs: Slabs,
         *,
         env_threads: int = 1,
-        bootstrap: bool = True,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        self._experiment = experiment
-        self._actor = model.for_acting()
-        self._flat = flat
-        self._bootstrap = bootstrap
+        experiment = self._experiment = agent.experiment
+        self._actor = agent.model.for_acting()
+        self._flat = agent.flat
+        self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
-        """Called at every step: tells whoever watches this process that it makes progress."""
         self._loaded: int | None = None
-        groups: dict[int, list[int]] = {}
-        for shard in shards:
-            span = max(1, experiment.scheme.acting_batch // experiment.envs_per_shard)
-            groups.setdefault(shard // span, []).append(shard)
-        self._batches = [ActingBatch(experiment, group, env_threads, model) for group in groups.values()]
+        self._slabs = slabs
+
+        def make(shard: int) -> ShardEnv:
+            first, count = shard * experiment.envs_per_shard, experiment.envs_per_shard
+            return envs.make(
+                experiment.env, seed=experiment.seed, first_index=first, num_envs=count, threads=env_threads
+            )
+
+        self._batches = [ActingBatch(agent, group, of_group, make) for group, of_group in slabs.groups]
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds since they were last set to 0."""
 
@@ -272,13 +263,25 @@ class Collector:
     def frames_per_step(self) -> int:
         return self._batches[0].seats[0].env.frames_per_step
 
+    def collect(self, number: int, version_at: Callable[[int], Version]) -> list[Delivery]:
+        """Fill rollout `number` of every shard, step t acting with version_at(t). The rollouts themselves are
+        overwritten when their slab's turn comes again."""
+        acted, version = self._play(number, version_at)
+        return [self._delivery(shard, number, acted, version) for shard in self.seats()]
+
     @torch.inference_mode()
-    def collect(self, number: int, version: Version) -> dict[int, Rollout]:
-        """Fill rollout `number` of every shard, acting with `version`. The memory is reused by the next call."""
-        self._load(version)
+    def _play(self, number: int, version_at: Callable[[int], Version]) -> tuple[tuple[tuple[int, int], ...], Version]:
+        """Returns (step, version) for each version that acted, and the last of them."""
+        acted: list[tuple[int, int]] = []
         for batch in self._batches:
             batch.begin(number)
-        for t in range(self._experiment.algorithm.rollout):
+        steps = self._experiment.algorithm.rollout
+        version = None
+        for t in range(steps):
+            version = version_at(t)
+            if not acted or version.number != acted[-1][1]:
+                acted.append((t, version.number))
+            self._load(version)
             for batch in self._batches:
                 begin = time.perf_counter()
                 if t:
@@ -288,24 +291,34 @@ class Collector:
                 self.times["env"] += received - begin
                 self.times["inference"] += time.perf_counter() - received
             self._alive()
-        rollouts: dict[int, Rollout] = {}
         for batch in self._batches:
             begin = time.perf_counter()
-            batch.receive(self._experiment.algorithm.rollout)
+            batch.receive(steps)
             received = time.perf_counter()
             batch.finish(self._actor, bootstrap=self._bootstrap)
-            rollouts |= batch.shard_rollouts
             self.times["env"] += received - begin
             self.times["inference"] += time.perf_counter() - received
-        return rollouts
+        assert version is not None
+        return tuple(acted), version
 
-    def episodes(self) -> dict[int, list[tuple[float, int]]]:
-        """Scores and lengths of the episodes that ended in the last rollout, by shard."""
-        return {seat.shard: seat.episodes for batch in self._batches for seat in batch.seats}
+    def _delivery(self, shard: int, number: int, acted: tuple[tuple[int, int], ...], version: Version) -> Delivery:
+        _, seat = self.seats()[shard]
+        rollout = self._slabs.rollout(shard, number)
+        moments = version.normalizers.rollout_sums(rollout, seat)
+        return Delivery(shard, number, acted, moments, structure_digests(rollout), seat.episodes)
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
         """Every shard with the acting batch that it sits in."""
         return {seat.shard: (batch, seat) for batch in self._batches for seat in batch.seats}
+
+    def state(self) -> dict[int, dict[str, Tensor]]:
+        """By shard: all that outlives a rollout."""
+        return {shard: batch.state(seat) for shard, (batch, seat) in self.seats().items()}
+
+    def load(self, shard: int, tensors: dict[str, Tensor]) -> int:
+        """Restore a shard from what state returned; returns the environment steps that were replayed for it."""
+        batch, seat = self.seats()[shard]
+        return batch.load(seat, tensors, self._alive)
 
     def close(self) -> None:
         for _, seat in self.seats().values():

@@ -2,65 +2,139 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.settings import SettingsError
 
-_HELP = "Use inline, processes:N (N from 1 to scheme.shards), or torchrun (under torchrun only)."
+_HELP = (
+    "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
+    "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), or torchrun "
+    "(under torchrun only)."
+)
+_OPTIONS = {"env_threads": int, "stall_timeout": float, "jitter": float, "learner_delay": float}
+_SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which process holds which shards. Any layout gives the same bits."""
+    """Which process does what for which shards. Any layout gives the same bits."""
 
-    backend: Literal["inline", "processes", "torchrun"] = "inline"
+    backend: Literal["inline", "processes", "split", "torchrun"] = "inline"
     workers: int = 1
-    """Processes, each collecting and learning for a contiguous block of shards."""
+    """Processes that collect and learn, each for a contiguous block of shards."""
+    collectors: tuple[str, ...] = ()
+    """Devices of processes that only collect, one each: cpu, or a number for a GPU."""
+    learners: tuple[str, ...] = ()
+    """Devices of processes that only learn."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run is ended with an error instead of waiting on."""
+    jitter: float = 0.0
+    """Every process sleeps for a random time of up to so many seconds at each of its steps: to try out that timing
+    decides nothing, or what it decides."""
+    learner_delay: float = 0.0
+    """Seconds that learners sleep before each iteration: to see what slower hardware would do."""
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Read `inline`, `processes:N` or `torchrun`, each with options as in `processes:2,env_threads=2`.
+        """Read `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2` or `torchrun`, each with options as in
+        `processes:2,env_threads=2`.
 
         Raises:
             SettingsError: the text is none of these.
         """
-        head, *options = text.strip().split(",")
-        backend, _, count = head.partition(":")
-        if backend not in ("inline", "processes", "torchrun"):
-            raise SettingsError(f"Unknown layout {text!r}. {_HELP}")
-        if bool(count) != (backend == "processes") or (count and not count.isdigit()) or count == "0":
-            raise SettingsError(f"Layout {text!r} does not state its processes correctly. {_HELP}")
+        parts = text.strip().split(",")
+        options = [part for part in parts if "=" in part]
+        head = ",".join(part for part in parts if "=" not in part)
         settings: dict[str, float] = {}
         for option in options:
             name, _, value = option.partition("=")
-            kinds = {"env_threads": int, "stall_timeout": float}
             try:
-                settings[name] = kinds[name](value)
+                settings[name] = _OPTIONS[name](value)
             except (KeyError, ValueError):
-                raise SettingsError(
-                    f"Layout {text!r} has the option {option!r}. Allowed are env_threads=N and stall_timeout=SECONDS."
-                ) from None
-        if settings.get("env_threads", 1) < 1 or settings.get("stall_timeout", 1) <= 0:
+                allowed = ", ".join(f"{name}={'N' if kind is int else 'SECONDS'}" for name, kind in _OPTIONS.items())
+                raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
+        layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
+        if layout.env_threads < 1 or layout.stall_timeout <= 0:
             raise SettingsError(f"Layout {text!r}: env_threads and stall_timeout must be positive.")
-        return Layout(backend=backend, workers=int(count or 1), **settings)  # type: ignore[arg-type]
+        if layout.jitter < 0 or layout.learner_delay < 0:
+            raise SettingsError(f"Layout {text!r}: jitter and learner_delay must be at least 0 seconds.")
+        return layout
 
     def __str__(self) -> str:
-        text = f"{self.backend}:{self.workers}" if self.backend == "processes" else self.backend
+        text = self.backend
+        if self.backend == "processes":
+            text = f"processes:{self.workers}"
+        elif self.backend == "split" and set(self.collectors + self.learners) == {"cpu"}:
+            text = f"cpu:a{len(self.collectors)}-l{len(self.learners)}"
+        elif self.backend == "split":
+            text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
         default = Layout()
-        for name in ("env_threads", "stall_timeout"):
+        for name in _OPTIONS:
             if getattr(self, name) != getattr(default, name):
                 text += f",{name}={getattr(self, name):g}"
         return text
 
+    @property
+    def processes(self) -> int:
+        """Processes that this layout starts, beside the one that watches them."""
+        return len(self.collectors) + len(self.learners) if self.backend == "split" else self.workers
+
     def validate(self, shards: int) -> None:
-        """Raise SettingsError if this layout cannot hold an experiment of that many shards."""
-        if self.workers > shards:
-            raise SettingsError(
-                f"Layout {self} has {self.workers} processes for scheme.shards={shards}. Every process needs at "
-                f"least one shard: use processes:{shards} or fewer, or more --scheme.shards (another result)."
-            )
+        """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
+        for count, role in (
+            (self.workers, "processes"),
+            (len(self.collectors), "collectors"),
+            (len(self.learners), "learners"),
+        ):
+            if count > shards:
+                raise SettingsError(
+                    f"Layout {self} has {count} {role} for scheme.shards={shards}. Each needs at least one shard: use "
+                    f"{shards} or fewer, or more --scheme.shards (another result)."
+                )
+
+
+def _head(head: str, text: str) -> Layout:
+    """What stands before the options."""
+    if head in ("inline", "torchrun"):
+        return Layout(backend=head)  # type: ignore[arg-type]
+    backend, _, rest = head.partition(":")
+    if backend == "processes" and rest.isdigit() and int(rest):
+        return Layout(backend="processes", workers=int(rest))
+    cpu = backend == "cpu" and bool(rest)
+    split = _SPLIT.fullmatch(rest if cpu else head)
+    if split is None:
+        what = "does not state its processes correctly" if backend in ("processes", "inline", "cpu") else "is unknown"
+        raise SettingsError(f"Layout {text!r} {what}. {_HELP}")
+    collectors, learners = (_devices(split[role], cpu, text) for role in ("collectors", "learners"))
+    copies = int(split["copies"] or 1)
+    if copies < 1:
+        raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {_HELP}")
+    gpus = [int(device) for device in collectors + learners if device != "cpu"]
+    step = max(gpus) + 1 if gpus else 0
+    return Layout(
+        backend="split",
+        collectors=tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
+        learners=tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
+    )
+
+
+def _devices(listed: str, cpu: bool, text: str) -> tuple[str, ...]:
+    """`2` behind `cpu:` is a count; elsewhere `0,1,cpu` are devices."""
+    if cpu:
+        if not listed.isdigit() or not int(listed):
+            raise SettingsError(f"Layout {text!r}: behind cpu: stand numbers of processes, as in cpu:a2-l2. {_HELP}")
+        return ("cpu",) * int(listed)
+    devices = tuple(listed.split(","))
+    if not all(device == "cpu" or device.isdigit() for device in devices):
+        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, with commas between. {_HELP}")
+    return devices
+
+
+def _shifted(device: str, by: int) -> str:
+    """The same place in a further copy, which has GPUs of its own."""
+    return device if device == "cpu" else str(int(device) + by)

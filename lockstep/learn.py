@@ -8,16 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Algorithm, Batch
+from lockstep.agent import Agent
+from lockstep.algorithms.base import Batch
 from lockstep.arrays import map_structure
 from lockstep.experiment import Experiment
 from lockstep.ledger import fast_digest
-from lockstep.models.base import PolicyModel
 from lockstep.normalize import Normalizers
 from lockstep.parameters import FlatParameters
 from lockstep.rng import stream
@@ -59,6 +58,15 @@ class UpdateRule:
         self._optimizer.state[self._flat.vector].update({name: t.clone() for name, t in tensors.items()})
 
 
+@dataclass(frozen=True)
+class Filled:
+    """What fills one of the S batch slots of an iteration: a rollout of some shard."""
+
+    rollout: Rollout
+    normalizers: Normalizers
+    """Statistics of the version that began to collect it."""
+
+
 @dataclass
 class LearningReport:
     """What one iteration's gradient steps did; equal on every process, except the shards' own digests."""
@@ -66,65 +74,53 @@ class LearningReport:
     metrics: dict[str, float]
     updates: int
     gradient_digests: dict[int, str]
-    """By shard: digest of its gradient in the iteration's first step, before the reduction. Later steps follow from
-    that, and hashing all of them would cost as much as a tenth of small minibatches' learning."""
+    """By batch slot: digest of its gradient in the iteration's first step, before the reduction. Later steps follow
+    from that, and hashing all of them would cost as much as a tenth of small minibatches' learning."""
 
 
 class Learner:
-    """Computes the gradients of a block of shards and applies the global ones.
+    """Computes the gradients of a block of batch slots and applies the global ones. In slot s is shard s's rollout,
+    unless timing decides.
 
     All values are sums over the global minibatch, reduced by the tree, and divided afterwards. So they cannot depend
-    on how shards are spread over processes.
+    on how slots are spread over processes.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        shards: range,
-        model: PolicyModel,
-        algorithm: Algorithm[Any],
-        flat: FlatParameters,
-        tree: TreeSum,
-        *,
-        alive: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._experiment, self._shards = experiment, shards
-        self._model, self._algorithm, self._flat, self._tree = model, algorithm, flat, tree
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        experiment = agent.experiment
+        self._experiment, self._slots = experiment, slots
+        self._model, self._algorithm, self._flat, self._tree = agent.model, agent.algorithm, agent.flat, tree
         self._alive = alive
         self._sequences = experiment.model.recurrent or experiment.algorithm.sequences
-        self.update = UpdateRule(experiment, flat)
+        self.update = UpdateRule(experiment, agent.flat)
+        self._applied: Normalizers | None = None
+        """The statistics that the model normalizes with at present."""
         self.seconds = 0.0
         """Time spent here since it was last set to 0, waiting for other processes left out."""
 
-    def learn(self, iteration: int, rollouts: dict[int, Rollout], normalizers: Normalizers) -> LearningReport:
-        """Take the iteration's gradient steps on one rollout of every shard.
-
-        Args:
-            iteration: number of this iteration, and of the rollouts.
-            rollouts: by shard.
-            normalizers: statistics of the version that collected them.
-        """
+    def learn(self, iteration: int, filled: dict[int, Filled]) -> LearningReport:
+        """Take the iteration's gradient steps on one rollout in every slot of this learner."""
         begin, waited = time.perf_counter(), self._tree.group.waited
         config = self._experiment.algorithm
         hyper = self._algorithm.hyperparameters(iteration / self._experiment.iterations)
-        normalizers.apply(self._model)
-        whole = {shard: self._prepare(rollouts[shard], normalizers, hyper) for shard in self._shards}
-        plan = {shard: self._plan(shard, iteration) for shard in self._shards}
+        whole = {slot: self._prepare(filled[slot], hyper) for slot in self._slots}
+        plan = {slot: self._plan(slot, iteration) for slot in self._slots}
         moments = self._advantage_moments(whole, plan) if self._algorithm.normalize_advantages else None
         digests: dict[int, str] = {}
         names = self._algorithm.metric_names
         sums, updates, norms = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0
         for step in range(config.epochs * config.minibatches):
-            for shard in self._shards:
-                batch = self._slice(whole[shard], plan[shard][step])
+            for slot in self._slots:
+                batch = self._slice(whole[slot], plan[slot][step])
+                self._normalize_with(filled[slot].normalizers)
                 if moments is not None:
                     mean, deviation = moments[step]
                     assert batch.advantage is not None
                     batch = batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
                 gradient = self._gradient(batch, hyper)
                 if step == 0:
-                    digests[shard] = fast_digest(gradient)
-                self._tree.push(shard, gradient)
+                    digests[slot] = fast_digest(gradient)
+                self._tree.push(slot, gradient)
                 self._alive()
             gradient, tail = self._flat.split(self._tree.finish())
             valid = float(tail[0])
@@ -144,9 +140,15 @@ class Learner:
         self.seconds += time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests)
 
-    def _prepare(self, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:
-        """A shard's whole rollout as one batch, with its advantages."""
-        reward = normalizers.scale_rewards(rollout.reward)
+    def _normalize_with(self, normalizers: Normalizers) -> None:
+        if normalizers is not self._applied:
+            normalizers.apply(self._model)
+            self._applied = normalizers
+
+    def _prepare(self, filled: Filled, hyper: dict[str, float]) -> Batch:
+        """A slot's whole rollout as one batch, with its advantages."""
+        rollout = filled.rollout
+        reward = filled.normalizers.scale_rewards(rollout.reward)
         steps = rollout.reward.shape[0]
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
@@ -171,14 +173,14 @@ class Learner:
             value_target=None if targets is None else targets.value_target,
         )
 
-    def _plan(self, shard: int, iteration: int) -> list[Tensor | None]:
+    def _plan(self, slot: int, iteration: int) -> list[Tensor | None]:
         """Which items of the rollout each gradient step takes: indices of environments where sequences stay whole,
         else of single samples t * B + b. None means all of them, in order."""
         config = self._experiment.algorithm
         if config.minibatches == 1:
             return [None] * config.epochs
         items = self._experiment.envs_per_shard * (1 if self._sequences else config.rollout)
-        draw = stream(self._experiment.seed, "minibatch", shard, iteration)
+        draw = stream(self._experiment.seed, "minibatch", slot, iteration)
         return [
             part
             for _ in range(config.epochs)
@@ -209,17 +211,17 @@ class Learner:
     ) -> list[tuple[float, float]]:
         """Mean and deviation of the valid advantages of every global minibatch, with one reduction for all."""
         sums = {}
-        for shard, batch in whole.items():
+        for slot, batch in whole.items():
             assert batch.advantage is not None
             valid = batch.valid.double()
             advantage = batch.advantage.double() * valid
             parts = torch.stack([valid, advantage, advantage * advantage])
             if self._sequences:
-                columns = [parts.sum(1) if index is None else parts[:, :, index].sum(1) for index in plan[shard]]
+                columns = [parts.sum(1) if index is None else parts[:, :, index].sum(1) for index in plan[slot]]
             else:
                 flat = parts.flatten(1)
-                columns = [flat if index is None else flat[:, index] for index in plan[shard]]
-            sums[shard] = torch.stack([column.sum(1) for column in columns])
+                columns = [flat if index is None else flat[:, index] for index in plan[slot]]
+            sums[slot] = torch.stack([column.sum(1) for column in columns])
         moments = []
         for count, total, square in self._tree.sum(sums).tolist():
             mean = total / max(count, 1.0)

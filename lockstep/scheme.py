@@ -21,6 +21,11 @@ class Scheme:
     """Environments per inference call, a multiple of a shard's; 0 means one shard's. Larger calls are more
     efficient, smaller ones let more processes share the work without padding."""
 
+    @property
+    def slabs(self) -> int:
+        """Rollouts of a shard that may wait to be learned from, the one being collected included."""
+        return self.lag + 1
+
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         if self.shards < 1 or self.shards & (self.shards - 1):

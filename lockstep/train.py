@@ -1,7 +1,8 @@
-"""The loop: read this file first.
+"""The loops: read this file first.
 
-train() makes the run's folder and starts workers as the layout says; work() is what every worker runs. Worker 0
-also records the run: metrics, ledger, checkpoints, display.
+train() makes the run's folder and starts processes as the layout says. learn() is what every learner runs, with
+collectors of its own or of other processes; learner 0 also records the run: metrics, ledger, checkpoints, display.
+collect() is what a collector runs that has a process of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import random
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +20,22 @@ from pathlib import Path
 import torch
 
 from lockstep import envs
+from lockstep.agent import Agent, Version
 from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Versions
-from lockstep.collect import Version
+from lockstep.collect import Collector
 from lockstep.experiment import Experiment
+from lockstep.handover import CollectorEnd, OwnRollouts, RemoteRollouts, Rollouts, RunEnded, collector_slabs
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
-from lockstep.runtime.group import Group
+from lockstep.runtime.channels import Link
 from lockstep.runtime.memory import keep_freed_memory
-from lockstep.runtime.supervisor import StopRequest, run_inline, run_processes, run_torchrun
+from lockstep.runtime.shared import PrivateArena
+from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
+from lockstep.shard import block
+from lockstep.storage.slabs import Slabs
 from lockstep.worker import Worker
 
 
@@ -141,74 +149,122 @@ def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
 
 
 def _start(job: Job) -> Result:
-    runners = {"inline": run_inline, "processes": run_processes, "torchrun": run_torchrun}
+    runners = {"inline": run_inline, "processes": run_processes, "split": run_processes, "torchrun": run_torchrun}
     return runners[job.layout.backend](work, job)
 
 
-def work(job: Job, group: Group, stop: StopRequest) -> Result:
-    """What every worker does, whatever the layout; worker 0 also records."""
-    experiment, options = job.experiment, job.options
+def work(job: Job, seat: Seat, stop: StopRequest) -> Result | None:
+    """What every process of a run does."""
     keep_freed_memory()
-    torch.set_num_threads(experiment.torch_threads)
-    worker = Worker(experiment, job.layout, group, stop.alive)
-    clock = Clock(experiment.scheme.lag, experiment.iterations)
-    versions: Versions[Version] = Versions(clock)
-    resumed = None
-    if job.checkpoint is None:
-        worker.collector.reset()
-        versions.publish(0, worker.version(0))
-    else:
-        resumed = _restore(job.checkpoint, worker, versions, group)
-    start, counts = (resumed.iteration, resumed.counts) if resumed else (0, {"samples": 0, "updates": 0})
-    book = None
-    if group.rank == 0:
-        book = Book(job.folder, experiment, job.layout, options, worker, stop.alive, resumed)
-    done, stopped = start, False
-    group.barrier()
-    try:
-        for iteration in clock.ticks(start, job.stop_after):
-            begin = time.perf_counter()
-            group.waited = worker.learner.seconds = 0.0
-            worker.collector.times.update(env=0.0, inference=0.0)
+    torch.set_num_threads(job.experiment.torch_threads)
+    alive = _paced(stop.alive, job.layout.jitter)
+    if seat.link is not None and seat.link.role == "collector":
+        return collect(job, seat.link, alive)
+    return learn(job, seat, stop, alive)
 
-            acting = versions[clock.collects_with(iteration)]
-            rollouts = worker.collector.collect(iteration, acting)
-            learned = worker.learner.learn(iteration, rollouts, acting.normalizers)
-            stopped = worker.merge_statistics(rollouts, stop=stop.requested())
-            versions.publish(iteration + 1, worker.version(iteration + 1))
+
+def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
+    """A step's sign of life, slowed down at random if the layout asks for it."""
+    if not jitter:
+        return alive
+
+    def slowed() -> None:
+        alive()
+        time.sleep(random.uniform(0.0, jitter))
+
+    return slowed
+
+
+def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) -> Result:
+    """Take rollouts, learn from them, publish the next version; learner 0 also records."""
+    experiment, options, group = job.experiment, job.options, seat.group
+    agent, clock = Agent(experiment), Clock.of(experiment)
+    versions: Versions[Version] = Versions(clock)
+    rollouts: Rollouts
+    if seat.link is None:
+        slabs = Slabs(agent, block(experiment.scheme.shards, group.size, group.rank), 1, PrivateArena())
+        collector = Collector(agent, slabs, env_threads=job.layout.env_threads, alive=alive)
+        rollouts = OwnRollouts(collector, slabs, clock, versions)
+    else:
+        slots = block(experiment.scheme.shards, group.size, group.rank)
+        rollouts = RemoteRollouts(agent, seat.link, slots, versions)
+    worker = Worker(agent, rollouts, versions, group, alive)
+    book = None
+    try:
+        resumed = _begin(job, worker)
+        done, counts = resumed.iteration, resumed.counts
+        if group.rank == 0:
+            book = Book(job.folder, experiment, job.layout, options, worker, stop.alive, resumed)
+        stopped = False
+        group.barrier()
+        for iteration in clock.ticks(done, job.stop_after):
+            begin = time.perf_counter()
+            group.waited = rollouts.waited = 0.0
+
+            arrivals = rollouts.take(iteration)
+            time.sleep(job.layout.learner_delay)
+            learned = worker.learn(iteration, arrivals)
+            stopped = worker.merge_statistics(arrivals, stop=stop.requested())
+            rollouts.publish(agent.version(iteration + 1))
 
             counts["samples"] += experiment.samples_per_iteration
             counts["updates"] += learned.updates
             done = iteration + 1
-            parts = group.gather(part_of(worker, group, rollouts, learned, begin))
+            parts = group.gather(part_of(worker, arrivals, learned, begin))
             if book is not None and parts is not None:
-                book.record(iteration, acting.number, counts, learned, parts, time.perf_counter() - begin)
+                book.record(iteration, counts, learned, parts, time.perf_counter() - begin)
                 book.evaluate(done)
             ended = stopped or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:
-                saved = group.gather(worker.save(job.folder.checkpoints, done, versions))
+                saved = group.gather(worker.save(job.folder.checkpoints, done))
                 if book is not None and saved is not None:
                     book.finish_checkpoint(done, counts, saved)
             if ended:
                 break
-            group.barrier()  # what worker 0 alone did since is no waiting of the next iteration
+            group.barrier()  # what learner 0 alone did since is no waiting of the next iteration
         digest = state_digest(worker.state())
         score = book.score() if book is not None else None
         return Result(job.folder.path, digest, done, score, stopped and done < experiment.iterations)
     finally:
         if book is not None:
             book.close()
-        worker.collector.close()
+        rollouts.close()
 
 
-def _restore(path: Path, worker: Worker, versions: Versions[Version], group: Group) -> Resumed:
-    """Load a checkpoint into a worker, and say how long it took."""
+def _begin(job: Job, worker: Worker) -> Resumed:
+    """Make version 0, or load the checkpoint that is resumed, and start the environments."""
     begin = time.perf_counter()
-    saved = checkpoint.open_checkpoint(path)
-    replayed = group.gather(worker.resume(saved, versions)) or []
+    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
+    if saved is None:
+        worker.versions.publish(0, worker.agent.version(0))
+    else:
+        worker.restore(saved)
+    replayed = worker.group.gather(worker.rollouts.start(saved)) or []
+    if saved is None:
+        return Resumed(0, {"samples": 0, "updates": 0}, None)
     restored = {
         "iteration": saved.iteration,
         "seconds": time.perf_counter() - begin,
         "replayed_steps": sum(replayed),
     }
     return Resumed(saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored})
+
+
+def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
+    """Collect rollouts in a process of its own, until the learners want no more."""
+    experiment = job.experiment
+    agent, clock = Agent(experiment), Clock.of(experiment)
+    slabs = collector_slabs(agent, link, link.index, experiment.scheme.slabs)
+    collector = Collector(agent, slabs, env_threads=job.layout.env_threads, alive=alive)
+    end = CollectorEnd(agent, link, collector)
+    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
+    try:
+        end.start(saved)
+        with contextlib.suppress(RunEnded):
+            for number in clock.ticks(saved.iteration if saved else 0, job.stop_after):
+                version = end.version(clock.collects_with(number))
+                end.deliver(collector.collect(number, lambda _, version=version: version))
+            while True:
+                end.listen(block=True)
+    finally:
+        collector.close()

@@ -1,4 +1,4 @@
-"""A worker: the parts of one process, for its block of shards."""
+"""A learner's process: its agent, its batch slots, the rollouts that fill them, and the tree between learners."""
 
 from __future__ import annotations
 
@@ -8,123 +8,86 @@ from typing import Any
 
 import torch
 
-from lockstep import envs
+from lockstep.agent import Agent, Version
 from lockstep.clock import Versions
-from lockstep.collect import Collector, Version
-from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.learn import Learner
-from lockstep.models.base import PolicyModel
-from lockstep.normalize import Normalizers
-from lockstep.parameters import FlatParameters
+from lockstep.handover import Arrival, Rollouts
+from lockstep.learn import Learner, LearningReport
 from lockstep.runtime.checkpoint import Checkpoint, write_part
 from lockstep.runtime.group import Group
 from lockstep.shard import block
-from lockstep.storage.rollout import Rollout
 from lockstep.tree import TreeSum
 
 
 class Worker:
-    """Collectors, learners and the tree between them; what it computes does not depend on the layout."""
+    """What it computes does not depend on the layout."""
 
-    def __init__(self, experiment: Experiment, layout: Layout, group: Group, alive: Callable[[], None]) -> None:
-        self._alive = alive
-        self.shards = block(experiment.scheme.shards, group.size, group.rank)
-        self.tree = TreeSum(experiment.scheme.shards, group)
-        algorithm = experiment.algorithm.build()
-        observation_space, action_space = envs.spaces(experiment.env)
-        self.model: PolicyModel = experiment.model.build(
-            observation_space,
-            action_space,
-            precision=experiment.precision,
-            normalize_observations=experiment.normalize.observations,
-            observation_clip=experiment.normalize.clip,
-            seed=experiment.seed,
-        )
-        self.flat = FlatParameters(self.model, tail=1 + len(algorithm.metric_names))
-        self.normalizers = Normalizers.initial(experiment, self.model)
-        self.collector = Collector(
-            experiment,
-            self.shards,
-            self.model,
-            self.flat,
-            env_threads=layout.env_threads,
-            bootstrap=algorithm.needs_targets,
-            alive=alive,
-        )
-        self.learner = Learner(experiment, self.shards, self.model, algorithm, self.flat, self.tree, alive=alive)
+    def __init__(
+        self,
+        agent: Agent,
+        rollouts: Rollouts,
+        versions: Versions[Version],
+        group: Group,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        shards = agent.experiment.scheme.shards
+        self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
+        self.slots = block(shards, group.size, group.rank)
+        self._tree = TreeSum(shards, group)
+        self._learner = Learner(agent, self.slots, self._tree, alive=alive)
 
-    def version(self, number: int) -> Version:
-        """A copy of the present state, to collect with later."""
-        return Version(number, self.flat.vector.detach().clone(), self.normalizers)
+    @property
+    def learning_seconds(self) -> float:
+        """Time spent learning in the last iteration, waiting for other processes left out."""
+        return self._learner.seconds
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Everything that `digest:` covers, in named tensors."""
-        return {
-            **{f"parameter.{name}": tensor for name, tensor in self.flat.named().items()},
-            **{f"optimizer.{name}": tensor for name, tensor in self.learner.update.state().items()},
-            **{f"normalizer.{name}": tensor for name, tensor in self.normalizers.state().items()},
-        }
+    def learn(self, iteration: int, arrivals: dict[int, Arrival]) -> LearningReport:
+        """Take the iteration's gradient steps."""
+        self._learner.seconds = 0.0
+        return self._learner.learn(iteration, {slot: arrival.filled for slot, arrival in arrivals.items()})
 
-    def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore what state returned."""
-        parts: dict[str, dict[str, torch.Tensor]] = {"parameter": {}, "optimizer": {}, "normalizer": {}}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            if kind in parts:
-                parts[kind][rest] = tensor
-        self.flat.load(parts["parameter"])
-        self.learner.update.load(parts["optimizer"])
-        self.normalizers = self.normalizers.loaded(parts["normalizer"])
-
-    def merge_statistics(self, rollouts: dict[int, Rollout], *, stop: bool) -> bool:
+    def merge_statistics(self, arrivals: dict[int, Arrival], *, stop: bool) -> bool:
         """Add the rollouts' moments to the normalizers, in tree order, and agree on whether to stop.
 
         Returns:
-            Whether any worker was asked to stop.
+            Whether any learner was asked to stop.
         """
-        seats = self.collector.seats()
         sums = {}
-        for shard in self.shards:
-            moments = self.normalizers.rollout_sums(rollouts[shard], seats[shard][1])
-            asked = torch.tensor([float(stop and shard == self.shards[0])], dtype=torch.float64)
-            sums[shard] = torch.cat([asked, moments])
-        total = self.tree.sum(sums)
-        self.normalizers = self.normalizers.merged(total[1:])
+        for slot in self.slots:
+            asked = torch.tensor([float(stop and slot == self.slots[0])], dtype=torch.float64)
+            sums[slot] = torch.cat([asked, arrivals[slot].delivery.moments])
+        total = self._tree.sum(sums)
+        self.agent.normalizers = self.agent.normalizers.merged(total[1:])
         return bool(total[0] > 0)
 
-    def resume(self, saved: Checkpoint, versions: Versions[Version]) -> int:
-        """Restore a checkpoint that save wrote, under any layout; environments replay their actions.
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that `digest:` covers, in named tensors."""
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in self._learner.update.state().items()}
+        return self.agent.state() | optimizer
 
-        Returns:
-            The environment steps that were replayed.
-        """
+    def restore(self, saved: Checkpoint) -> None:
+        """Load a learner's part that save wrote, under any layout, with the versions that are still due to collect."""
         tensors, meta = saved.part("learner")
-        self.load(tensors)
+        self.agent.load(tensors)
+        optimizer = {name.removeprefix("optimizer."): t for name, t in tensors.items() if name.startswith("optimizer.")}
+        self._learner.update.load(optimizer)
         for number in meta["versions"]:
             prefix = f"version.{number}.normalizer."
             state = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
             vector = tensors[f"version.{number}.parameters"]
-            versions.publish(number, Version(number, vector, self.normalizers.loaded(state)))
-        return sum(
-            batch.load(seat, saved.part(f"shard-{shard:03d}")[0], self._alive)
-            for shard, (batch, seat) in self.collector.seats().items()
-        )
+            self.versions.publish(number, Version(number, vector, self.agent.normalizers.loaded(state)))
 
-    def save(self, directory: Path, iterations: int, versions: Versions[Version]) -> list[dict[str, Any]]:
-        """Write this worker's parts of a checkpoint: its shards and, if it holds shard 0, the learner.
+    def save(self, directory: Path, iterations: int) -> list[dict[str, Any]]:
+        """Write this process's parts of a checkpoint: its shards and, for learner 0, the learner.
 
         Returns:
             What runtime.checkpoint.finish wants to know of each part.
         """
-        parts = []
-        for shard, (batch, seat) in self.collector.seats().items():
-            parts.append(write_part(directory, iterations, f"shard-{shard:03d}", batch.state(seat), {}))
-        if 0 in self.shards:
-            tensors = self.state()
-            for number, version in versions.held().items():
+        parts = self.rollouts.save(directory, iterations)
+        if self.group.rank == 0:
+            tensors, held = self.state(), self.versions.held()
+            for number, version in held.items():
                 tensors[f"version.{number}.parameters"] = version.parameters
                 for name, tensor in version.normalizers.state().items():
                     tensors[f"version.{number}.normalizer.{name}"] = tensor
-            parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(versions.held())}))
+            parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(held)}))
         return parts

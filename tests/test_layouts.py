@@ -20,6 +20,8 @@ import golden
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny import EXPERIMENTS, ITERATIONS, options
 from torch import Tensor
 
@@ -29,12 +31,17 @@ from lockstep.cli.main import main
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
-from lockstep.runtime.group import GlooGroup
-from lockstep.runtime.supervisor import StopRequest
+from lockstep.runtime.channels import Link, links
+from lockstep.runtime.group import GlooGroup, Group
+from lockstep.runtime.supervisor import Seat, StopRequest
 from lockstep.tree import TreeSum
 
 ROOT = Path(__file__).resolve().parents[1]
-PROCESSES = (2, 3, 4)
+COLOCATED = ("processes:2", "processes:3", "processes:4")
+SPLIT = ("cpu:a1-l1", "cpu:a2-l1", "cpu:a1-l2", "cpu:a2-l2", "cpu:a3-l1", "cpu:a1-l3")
+MOST = 4
+"""Processes of the largest of them."""
+EVERYWHERE = ("ppo-lag-1", "impala-lstm-lag-2", "cartpole-lag-1")
 TIMEOUT = 120.0
 
 
@@ -50,60 +57,71 @@ class AllReduce(TreeSum):
 
 @dataclass(frozen=True)
 class Order:
-    """One run for the first `size` worker processes."""
+    """One run, for as many of the processes as its layout has."""
 
     experiment: Experiment
     run: Path
-    size: int
+    layout: Layout
     tree: type[TreeSum] = TreeSum
 
+    @property
+    def learners(self) -> int:
+        return len(self.layout.learners) or self.layout.workers
 
-def _serve(rank: int, orders: Any, answers: Any) -> None:
-    """A worker process of this module, for any number of runs: starting one costs seconds."""
+
+def _serve(number: int, orders: Any, answers: Any) -> None:
+    """A process of this module, for any number of runs: starting one costs seconds."""
     warnings.simplefilter("error")
-    for order in iter(orders.get, None):
-        layout = Layout("processes", order.size)
-        job = lockstep.train.Job(RunFolder(order.run), order.experiment, layout, options(order.run))
+    for order, link in iter(orders.get, None):
+        job = lockstep.train.Job(RunFolder(order.run), order.experiment, order.layout, options(order.run))
         store = f"file://{order.run}.store"
         try:
             with mock.patch("lockstep.worker.TreeSum", order.tree):
-                group = GlooGroup(store, rank, order.size)
+                joins = number < order.learners and order.learners > 1
+                group = GlooGroup(store, number, order.learners) if joins else Group()
                 try:
-                    result = lockstep.train.work(job, group, StopRequest())
+                    result = lockstep.train.work(job, Seat(group, link), StopRequest())
                 finally:
                     group.close()
-            answers.put((order.run, rank, result.digest))
+            answers.put((order.run, number, result and result.digest))
         except BaseException:
-            answers.put((order.run, rank, traceback.format_exc()))
+            answers.put((order.run, number, traceback.format_exc()))
 
 
 class Workers:
-    """Four processes, of which runs use two, three or all."""
+    """Four processes, of which runs use two, three or all; learners come first."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._orders = [context.Queue() for _ in range(max(PROCESSES))]
+        context = self._context = multiprocessing.get_context("spawn")
+        self._orders = [context.Queue() for _ in range(MOST)]
         self._answers = context.Queue()
-        self._answered: dict[Path, dict[int, str]] = {}
+        self._answered: dict[Path, dict[int, str | None]] = {}
         self._processes = [
-            context.Process(target=_serve, args=(rank, orders, self._answers), daemon=True)
-            for rank, orders in enumerate(self._orders)
+            context.Process(target=_serve, args=(number, orders, self._answers), daemon=True)
+            for number, orders in enumerate(self._orders)
         ]
         for process in self._processes:
             process.start()
 
     def start(self, order: Order) -> None:
         """Make the run's folder, and have it run."""
-        lockstep.train.RunFolder.create(order.experiment, Layout("processes", order.size), options(order.run))
-        for orders in self._orders[: order.size]:
-            orders.put(order)
+        lockstep.train.RunFolder.create(order.experiment, order.layout, options(order.run))
+        seats: list[Link | None] = [None] * order.layout.processes
+        if order.layout.backend == "split":
+            learners, collectors = links(self._context, len(order.layout.collectors), order.learners)
+            seats = [*learners, *collectors]
+        for orders, link in zip(self._orders, seats, strict=False):
+            orders.put((order, link))
 
     def digest(self, order: Order) -> str:
-        """Wait for it; every worker must have ended with the same digest."""
-        while len(self._answered.setdefault(order.run, {})) < order.size:
-            run, rank, digest = self._answers.get(timeout=TIMEOUT)
-            self._answered.setdefault(run, {})[rank] = digest
-        found = set(self._answered[order.run].values())
+        """Wait for it; every learner must have ended with the same digest."""
+        answered = self._answered.setdefault(order.run, {})
+        while len(answered) < order.layout.processes:
+            run, number, answer = self._answers.get(timeout=TIMEOUT)
+            self._answered.setdefault(run, {})[number] = answer
+        failures = [answer for answer in answered.values() if answer is not None and "Traceback" in answer]
+        assert not failures, "\n".join(failures)
+        found = {str(answered[number]) for number in range(order.learners)}
         assert len(found) == 1, "\n".join(found)
         (digest,) = found
         assert re.fullmatch("[0-9a-f]{64}", digest), digest
@@ -154,22 +172,54 @@ def _libraries_write_their_logs_to_the_current_folder(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
 
 
-def order(name: str, run: Path, size: int, tree: type[TreeSum] = TreeSum) -> Order:
-    return Order(lockstep.train.prepare(EXPERIMENTS[name](), Layout("processes", size)), run, size, tree)
+def order(name: str, run: Path, layout: str, tree: type[TreeSum] = TreeSum) -> Order:
+    parsed = Layout.parse(layout)
+    return Order(lockstep.train.prepare(EXPERIMENTS[name](), parsed), run, parsed, tree)
+
+
+def layouts(name: str) -> list[str]:
+    """Those that an experiment is tried on: some on all, each on two with separate roles, so that all are covered."""
+    if name in EVERYWHERE:
+        return [*COLOCATED, *SPLIT]
+    turn = list(EXPERIMENTS).index(name)
+    return [*COLOCATED, SPLIT[turn % len(SPLIT)], SPLIT[(turn + 3) % len(SPLIT)]]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_layouts_agree(name: str, workers: Workers, inline: Callable[[str], Ran], tmp_path: Path) -> None:
-    orders = [order(name, tmp_path / str(size), size) for size in PROCESSES]
+    orders = [order(name, tmp_path / layout.replace(":", "-"), layout) for layout in layouts(name)]
     for each in orders:
         workers.start(each)
     alone = inline(name)
     for each in orders:
-        assert workers.digest(each) == alone.digest, f"{each.size} processes"
-        assert Ran("", each.run).ledger == alone.ledger, f"{each.size} processes"
+        assert workers.digest(each) == alone.digest, str(each.layout)
+        assert Ran("", each.run).ledger == alone.ledger, str(each.layout)
     _, lines = ledger.read(RunFolder(alone.run).ledger)
     versions = [tuple(line["parameters"].values()) for line in lines]
     assert len(set(versions)) == ITERATIONS, "every iteration changed the parameters"
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["cartpole-lag-1", "memory-gru-lag-2", "cartpole-8-shards"]),
+    layout=st.sampled_from(["processes:2", *SPLIT]),
+    jitter=st.sampled_from([0.001, 0.005, 0.02]),
+    learner_delay=st.sampled_from([0.0, 0.2]),
+)
+def test_timing_decides_nothing(
+    name: str,
+    layout: str,
+    jitter: float,
+    learner_delay: float,
+    workers: Workers,
+    inline: Callable[[str], Ran],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    slowed = f"{layout},jitter={jitter},learner_delay={learner_delay}"
+    each = order(name, tmp_path_factory.mktemp("slowed") / "run", slowed)
+    workers.start(each)
+    assert workers.digest(each) == inline(name).digest
+    assert Ran("", each.run).ledger == inline(name).ledger
 
 
 def test_another_seed_gives_another_result(inline: Callable[[str], Ran], tmp_path: Path) -> None:
@@ -179,7 +229,7 @@ def test_another_seed_gives_another_result(inline: Callable[[str], Ran], tmp_pat
 
 def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[str], Ran], tmp_path: Path) -> None:
     """In fp32 with 4 processes the same gradients, added in another order, make another agent."""
-    ordinary = order("ppo", tmp_path / "run", 4, AllReduce)
+    ordinary = order("ppo", tmp_path / "run", "processes:4", AllReduce)
     workers.start(ordinary)
     alone = inline("ppo")
     assert workers.digest(ordinary) != alone.digest
@@ -199,7 +249,7 @@ def test_digests_are_the_recorded_ones(
         return
     with capsys.disabled():
         print(f"\nNo golden digests for this platform (make golden records them): {name} inline and in processes.")
-    other = order(name, tmp_path / "run", 4)
+    other = order(name, tmp_path / "run", "processes:4")
     workers.start(other)
     assert workers.digest(other) == inline(name).digest
 

@@ -62,10 +62,12 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ppo-acting-batch-of-two-shards": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"acting_batch": 2}),
     "a2c": lambda: cut(recipes.a2c_atari, epochs=1, env={"num_envs": 4}),
     "impala-bf16": lambda: cut(recipes.impala_atari, epochs=1, precision="bf16"),
+    "impala-lstm-lag-2": lambda: cut(recipes.impala_atari, epochs=1, model={"core": "lstm"}, scheme={"lag": 2}),
     "appo": lambda: cut(recipes.appo_atari),
     "mujoco-normalized": lambda: cut(recipes.ppo_mujoco, rollout=16),
     "tuple-dict-mask": lambda: cut(tuple_bandit),
     "memory-gru-lag-2": lambda: cut(recipes.ppo_memory, rollout=16, model={"core": "gru"}, scheme={"lag": 2}),
+    "cartpole-lag-1": lambda: cut(recipes.ppo_cartpole, env={"adapter": "gymnasium"}, scheme={"lag": 1}),
     "cartpole-8-shards": lambda: cut(
         recipes.ppo_cartpole, rollout=32, env={"num_envs": 16, "adapter": "gymnasium"}, scheme={"shards": 8}
     ),

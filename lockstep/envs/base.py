@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from lockstep.runtime.shared import Arena, PrivateArena
 from lockstep.settings import Options, SettingsError
 
 Observation = Any
@@ -130,9 +131,13 @@ class ShardEnv(ABC):
         """Release threads and memory."""
 
 
-def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...]) -> Any:
-    """Zeros for observations of a space, [*leading, ...]: a tensor, or a dict of them for a Dict space."""
+def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], arena: Arena | None = None) -> Any:
+    """Zeros for observations of a space, [*leading, ...]: a tensor, or a dict of them for a Dict space.
+
+    arena: where the memory is; by default it is this process's own.
+    """
+    arena = arena or PrivateArena()
     if isinstance(space, gymnasium.spaces.Dict):
-        return {key: allocate_observation(entry, leading) for key, entry in space.spaces.items()}
+        return {key: allocate_observation(entry, leading, arena) for key, entry in space.spaces.items()}
     assert space.shape is not None
-    return torch.from_numpy(np.zeros((*leading, *space.shape), space.dtype))
+    return arena.zeros((*leading, *space.shape), torch.from_numpy(np.zeros(0, space.dtype)).dtype)

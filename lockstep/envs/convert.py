@@ -161,27 +161,38 @@ class ActionLog:
     """The actions of a shard's latest steps, from which its environments can be rebuilt."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[np.ndarray, ...]] = []
-        self._trim_at = 1024
+        self._parts: list[np.ndarray] = []
+        """By component of the action: [capacity, B, ...], of which the first `_length` steps are filled."""
+        self._length = 0
 
     def append(self, action: tuple[np.ndarray, ...], needed: np.ndarray | None = None) -> None:
         """Add one step; needed [B] says how many steps before it each environment has made since its seeded reset."""
-        if needed is not None and len(self._steps) >= self._trim_at:
-            del self._steps[: len(self._steps) - int(needed.max())]
-            # Trimming only once the log has doubled keeps its cost per step constant.
-            self._trim_at = 2 * len(self._steps) + 1024
-        self._steps.append(tuple(np.array(part) for part in action))
+        if not self._parts:
+            self._parts = [np.empty((1024, *np.shape(part)), np.asarray(part).dtype) for part in action]
+        capacity = len(self._parts[0])
+        if self._length == capacity:
+            keep = self._length if needed is None else int(needed.max())
+            # Room for as much again keeps the cost of trimming per step constant.
+            size = max(1024, 2 * keep)
+            for i, part in enumerate(self._parts):
+                self._parts[i] = np.empty((size, *part.shape[1:]), part.dtype)
+                self._parts[i][:keep] = part[self._length - keep : self._length]
+            self._length = keep
+        for part, new in zip(self._parts, action, strict=True):
+            part[self._length] = new
+        self._length += 1
 
     def clear(self) -> None:
-        self._steps.clear()
+        self._length = 0
 
     def last(self, count: int) -> dict[str, np.ndarray]:
         """The last `count` steps as arrays [count, B, ...], one for each component of the action."""
-        steps = self._steps[len(self._steps) - count :]
-        return {f"actions.{i}": np.stack(parts) for i, parts in enumerate(zip(*steps, strict=True))}
+        if not count:
+            return {}
+        return {f"actions.{i}": part[self._length - count : self._length].copy() for i, part in enumerate(self._parts)}
 
     def load(self, state: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
         """Replace the log by what last returned; returns its steps."""
-        parts = [state[f"actions.{i}"] for i in range(sum(key.startswith("actions.") for key in state))]
-        self._steps = list(zip(*parts, strict=True))
-        return self._steps
+        self._parts = [state[f"actions.{i}"] for i in range(sum(key.startswith("actions.") for key in state))]
+        self._length = len(self._parts[0]) if self._parts else 0
+        return list(zip(*self._parts, strict=True))

@@ -1,4 +1,4 @@
-"""Starting workers, watching them, and ending with a clear word whatever happens to them."""
+"""Starting processes, watching them, and ending with a clear word whatever happens to them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstep.layout import Layout
+from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
     from lockstep.train import Job, Result
 
-Work = Callable[["Job", Group, "StopRequest"], "Result"]
+Work = Callable[["Job", "Seat", "StopRequest"], "Result | None"]
 
 _GRACE = 5.0
 """Seconds that the other workers get to end by themselves after one has failed."""
@@ -39,6 +41,16 @@ _STARTUP = 120.0
 
 class WorkerError(RuntimeError):
     """A worker raised, died or stalled; the text holds its traceback or signal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """A process's place among those of its run."""
+
+    group: Group = dataclasses.field(default_factory=Group)
+    """Those that learn together."""
+    link: Link | None = None
+    """To the other role, in a split layout."""
 
 
 class StopRequest:
@@ -96,7 +108,7 @@ def run_inline(work: Work, job: Job) -> Result:
     stop = StopRequest()
     try:
         with _stopping_on_signals(stop):
-            return work(job, Group(), stop)
+            return _result(work(job, Seat(), stop))
     finally:
         torch.set_num_threads(threads)
 
@@ -117,34 +129,65 @@ def run_torchrun(work: Work, job: Job) -> Result:
         folder, checkpoint = group.broadcast((job.folder, job.checkpoint))
         job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, layout=layout)
         with _stopping_on_signals(stop):
-            return work(job, group, stop)
+            return _result(work(job, Seat(group), stop))
     finally:
         group.close()
 
 
+def _result(result: Result | None) -> Result:
+    assert result is not None, "learners have one"
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What a process is told of where it stands."""
+
+    name: str
+    """For people."""
+    rank: int = 0
+    """Among those that learn together."""
+    size: int = 0
+    """Of those; 0 for a process that does not learn."""
+    link: Link | None = None
+
+
+def _places(layout: Layout, context: Any) -> list[_Place]:
+    """Every process of a layout, the one with the result first."""
+    if layout.backend == "processes":
+        size = layout.workers
+        return [_Place(f"Worker {rank} of {size}", rank, size) for rank in range(size)]
+    collectors, learners = len(layout.collectors), len(layout.learners)
+    of_learners, of_collectors = links(context, collectors, learners)
+    return [
+        *(_Place(f"Learner {i} of {learners}", i, learners, link) for i, link in enumerate(of_learners)),
+        *(_Place(f"Collector {i} of {collectors}", link=link) for i, link in enumerate(of_collectors)),
+    ]
+
+
 def run_processes(work: Work, job: Job) -> Result:
-    """Workers as child processes of this one, which watches them and does nothing else.
+    """Workers, or learners and collectors, as child processes of this one, which watches them and does nothing else.
 
     Raises:
-        WorkerError: with the traceback of the first worker that failed.
+        WorkerError: with the traceback of the first process that failed.
     """
-    size = job.layout.workers
     context = multiprocessing.get_context("spawn")
-    flag, progress = context.RawValue("b", 0), context.RawArray("Q", size)
     rendezvous = os.path.join(tempfile.gettempdir(), f"lockstep-{uuid.uuid4().hex}")
+    places = _places(job.layout, context)
+    flag, progress = context.RawValue("b", 0), context.RawArray("Q", len(places))
     pipes: list[Connection] = []
     processes: list[Any] = []
     stop = StopRequest(flag)
     try:
         with _stopping_on_signals(stop):
             if job.options.display != "none":
-                print(f"Starting {size} worker processes …", file=sys.stderr, flush=True)
-            for rank in range(size):
+                print(f"Starting {len(places)} processes …", file=sys.stderr, flush=True)
+            for index, place in enumerate(places):
                 ours, theirs = context.Pipe()
                 process = context.Process(
                     target=_child,
-                    args=(work, job, rank, size, rendezvous, theirs, flag, progress),
-                    name=f"lockstep-worker-{rank}",
+                    args=(work, job, place, rendezvous, theirs, StopRequest(flag, progress, index)),
+                    name=f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
                 # A Ctrl-C reaches workers too: they must not hear it even before they can say so themselves.
                 resource_tracker.ensure_running()  # or it would be started now, and unblock the signals
@@ -156,7 +199,10 @@ def run_processes(work: Work, job: Job) -> Result:
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
-            return _watch(processes, pipes, progress, job.layout.stall_timeout)
+            for place in places:
+                if place.link is not None:
+                    place.link.close()
+            return _watch([place.name for place in places], processes, pipes, progress, job.layout)
     finally:
         for process in processes:
             if process.is_alive():
@@ -166,9 +212,9 @@ def run_processes(work: Work, job: Job) -> Result:
         shutil.rmtree(rendezvous, ignore_errors=True)
 
 
-def _watch(processes: list[Any], pipes: list[Connection], progress: Any, stall_timeout: float) -> Result:
-    """Wait until every worker has answered; raise as soon as one fails, dies or all stand still."""
-    results: dict[int, Result] = {}
+def _watch(names: list[str], processes: list[Any], pipes: list[Connection], progress: Any, layout: Layout) -> Result:
+    """Wait until every process has answered; raise as soon as one fails, dies or all stand still."""
+    results: dict[int, Result | None] = {}
     last, moved = list(progress), time.monotonic()
     while len(results) < len(processes):
         open_ranks = [rank for rank in range(len(processes)) if rank not in results]
@@ -191,20 +237,21 @@ def _watch(processes: list[Any], pipes: list[Connection], progress: Any, stall_t
                 processes[rank].join(_GRACE)
                 failures[rank] = _obituary(processes[rank])
         if failures:
-            raise WorkerError(_first_cause(failures, processes, pipes, results))
+            raise WorkerError(_first_cause(failures, names, processes, pipes, results))
         now = list(progress)
         if now != last:
             last, moved = now, time.monotonic()
             continue
-        patience = stall_timeout if any(now) else max(stall_timeout, _STARTUP)
+        patience = layout.stall_timeout if any(now) else max(layout.stall_timeout, _STARTUP)
         if time.monotonic() - moved > patience:
             slowest = processes[now.index(min(now))]
+            longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
             raise WorkerError(
-                f"No worker has made progress for {patience:g} seconds (Layout.stall_timeout); the workers' "
-                f"step counts are {now}. An environment or the machine hangs: find it with py-spy dump --pid "
-                f"{slowest.pid}, or allow longer with --layout processes:{len(processes)},stall_timeout=SECONDS."
+                f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
+                f"{dict(zip(names, now, strict=True))}. An environment or the machine hangs: find it with py-spy dump "
+                f"--pid {slowest.pid}, or allow longer with --layout {longer},stall_timeout=SECONDS."
             )
-    return results[0]
+    return _result(results[0])
 
 
 def _obituary(process: Any) -> str:
@@ -220,7 +267,11 @@ def _obituary(process: Any) -> str:
 
 
 def _first_cause(
-    failures: dict[int, str], processes: list[Any], pipes: list[Connection], results: dict[int, Any]
+    failures: dict[int, str],
+    names: list[str],
+    processes: list[Any],
+    pipes: list[Connection],
+    results: dict[int, Any],
 ) -> str:
     """The failure to show. When one worker dies, its peers fail a moment later with a broken connection; a death or
     an error of another kind explains more than that."""
@@ -240,13 +291,11 @@ def _first_cause(
         time.sleep(0.05)
     consequences = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
     rank, text = min(failures.items(), key=lambda item: any(phrase in item[1] for phrase in consequences))
-    return f"Worker {rank} of {len(processes)} {text}"
+    return f"{names[rank]} {text}"
 
 
-def _child(
-    work: Work, job: Job, rank: int, size: int, rendezvous: str, pipe: Connection, flag: Any, progress: Any
-) -> None:
-    """A worker process: joins the group, works, and tells how it ended."""
+def _child(work: Work, job: Job, place: _Place, rendezvous: str, pipe: Connection, stop: StopRequest) -> None:
+    """A process of a run: joins the others, works, and tells how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -256,9 +305,9 @@ def _child(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         group: Group = Group()
-        if size > 1:
-            group = GlooGroup(f"file://{rendezvous}/store", rank, size)
-        result = work(job, group, StopRequest(flag, progress, rank))
+        if place.size > 1:
+            group = GlooGroup(f"file://{rendezvous}/store", place.rank, place.size)
+        result = work(job, Seat(group, place.link), stop)
         pipe.send(("result", result))
         pipe.close()
         group.close()
