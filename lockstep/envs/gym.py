@@ -17,6 +17,7 @@ from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
+_REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks"}
 _EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "vizdoom": "vizdoom"}
 
 
@@ -37,8 +38,9 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
     if is_callable(config.id):
         with _unknown_options(config):
             return load_object(config.id)(**options)
-    if config.id.startswith("ALE/"):
-        importlib.import_module("ale_py")
+    for prefix, module in _REGISTERED_BY.items():
+        if config.id.startswith(prefix):
+            importlib.import_module(module)
     try:
         with (
             warnings.catch_warnings(),

@@ -8,7 +8,7 @@ import functools
 import importlib
 import importlib.util
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,9 @@ import numpy as np
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.settings import SettingsError, load_object
+
+if TYPE_CHECKING:
+    from lockstep.envs.subprocess import SteppingPool
 
 _PACKAGES = {"ale": "ale_py", "envpool": "envpool", "gymnasium": "gymnasium"}
 _EXTRAS = {"ale": "atari", "envpool": "envpool"}
@@ -30,6 +33,7 @@ def make(
     threads: int = 1,
     purpose: str = "train",
     render: bool = False,
+    pool: SteppingPool | None = None,
 ) -> ShardEnv:
     """Make one shard's environments.
 
@@ -41,11 +45,22 @@ def make(
         threads: threads that step them (ALE and EnvPool).
         purpose: "train", "eval", …: environments with different purposes never share a seed.
         render: whether pictures will be asked for.
+        pool: child processes that step them instead of this one (gymnasium). They draw no pictures.
 
     Raises:
-        SettingsError: an unknown id or option, or a library that is not installed.
+        SettingsError: an unknown id or option, a library that is not installed, or a pool with another adapter.
     """
     config = resolve(config)
+    if pool is not None:
+        from lockstep.envs.subprocess import PooledShard
+
+        if config.adapter != "gymnasium":
+            raise SettingsError(
+                f"Environment processes step what --env.adapter gymnasium makes, but env.id={config.id} is served by "
+                f"{config.adapter}, which steps in threads of its own: use env_threads=N in --layout, or --env.adapter "
+                "gymnasium (another result)."
+            )
+        return PooledShard(config, seed=seed, purpose=purpose, first_index=first_index, num_envs=num_envs, pool=pool)
     seeds = Seeds(seed, purpose, first_index)
     if config.adapter == "ale":
         from lockstep.envs.ale import AleShard
