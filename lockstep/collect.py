@@ -18,6 +18,7 @@ from lockstep import envs
 from lockstep.agent import Agent, Version
 from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv
+from lockstep.envs.subprocess import SteppingPool
 from lockstep.ledger import structure_digests
 from lockstep.models.base import PolicyModel
 from lockstep.rng import stream
@@ -223,7 +224,9 @@ class Collector:
     Args:
         agent: whose model acts; the collector has a copy of its own for that.
         slabs: of the shards that it collects for.
-        env_threads: threads that step a shard's environments.
+        env_threads: threads that step a shard's environments (native adapters).
+        env_processes: processes that step all environments (gymnasium); 0 steps them here.
+        jitter: seconds that those pause for at most before each step.
         alive: called at every step: tells whoever watches this process that it makes progress.
     """
 
@@ -233,6 +236,8 @@ class Collector:
         slabs: Slabs,
         *,
         env_threads: int = 1,
+        env_processes: int = 0,
+        jitter: float = 0.0,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         experiment = self._experiment = agent.experiment
@@ -243,11 +248,17 @@ class Collector:
         self._alive = alive
         self._loaded: int | None = None
         self._slabs = slabs
+        self._pool = SteppingPool(env_processes, jitter) if env_processes else None
 
         def make(shard: int) -> ShardEnv:
             first, count = shard * experiment.envs_per_shard, experiment.envs_per_shard
             return envs.make(
-                experiment.env, seed=experiment.seed, first_index=first, num_envs=count, threads=env_threads
+                experiment.env,
+                seed=experiment.seed,
+                first_index=first,
+                num_envs=count,
+                threads=env_threads,
+                pool=self._pool,
             )
 
         self._batches = [ActingBatch(agent, group, of_group, make) for group, of_group in slabs.groups]
@@ -323,6 +334,8 @@ class Collector:
     def close(self) -> None:
         for _, seat in self.seats().values():
             seat.env.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:

@@ -14,7 +14,7 @@ _HELP = (
     "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), or torchrun "
     "(under torchrun only)."
 )
-_OPTIONS = {"env_threads": int, "stall_timeout": float, "jitter": float, "learner_delay": float}
+_OPTIONS = {"env_threads": int, "env_processes": int, "stall_timeout": float, "jitter": float, "learner_delay": float}
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
@@ -31,6 +31,8 @@ class Layout:
     """Devices of processes that only learn."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
+    env_processes: int = 0
+    """Processes of each collector that step its Python environments; 0 steps them in the collector itself."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run is ended with an error instead of waiting on."""
     jitter: float = 0.0
@@ -61,8 +63,8 @@ class Layout:
         layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
         if layout.env_threads < 1 or layout.stall_timeout <= 0:
             raise SettingsError(f"Layout {text!r}: env_threads and stall_timeout must be positive.")
-        if layout.jitter < 0 or layout.learner_delay < 0:
-            raise SettingsError(f"Layout {text!r}: jitter and learner_delay must be at least 0 seconds.")
+        if min(layout.env_processes, layout.jitter, layout.learner_delay) < 0:
+            raise SettingsError(f"Layout {text!r}: env_processes, jitter and learner_delay must not be negative.")
         return layout
 
     def __str__(self) -> str:

@@ -34,6 +34,7 @@ from lockstep.runtime.channels import Link
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
+from lockstep.settings import SettingsError
 from lockstep.shard import block
 from lockstep.storage.slabs import Slabs
 from lockstep.worker import Worker
@@ -140,6 +141,12 @@ def prepare(experiment: Experiment, layout: Layout) -> Experiment:
     experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
     experiment.validate()
     layout.validate(experiment.scheme.shards)
+    if layout.env_processes and experiment.env.adapter != "gymnasium":
+        raise SettingsError(
+            f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
+            f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
+            "(another result)."
+        )
     return experiment
 
 
@@ -183,7 +190,7 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
     rollouts: Rollouts
     if seat.link is None:
         slabs = Slabs(agent, block(experiment.scheme.shards, group.size, group.rank), 1, PrivateArena())
-        collector = Collector(agent, slabs, env_threads=job.layout.env_threads, alive=alive)
+        collector = _collector(job, agent, slabs, alive)
         rollouts = OwnRollouts(collector, slabs, clock, versions)
     else:
         slots = block(experiment.scheme.shards, group.size, group.rank)
@@ -231,6 +238,18 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
         rollouts.close()
 
 
+def _collector(job: Job, agent: Agent, slabs: Slabs, alive: Callable[[], None]) -> Collector:
+    layout = job.layout
+    return Collector(
+        agent,
+        slabs,
+        env_threads=layout.env_threads,
+        env_processes=layout.env_processes,
+        jitter=layout.jitter,
+        alive=alive,
+    )
+
+
 def _begin(job: Job, worker: Worker) -> Resumed:
     """Make version 0, or load the checkpoint that is resumed, and start the environments."""
     begin = time.perf_counter()
@@ -255,7 +274,7 @@ def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     experiment = job.experiment
     agent, clock = Agent(experiment), Clock.of(experiment)
     slabs = collector_slabs(agent, link, link.index, experiment.scheme.slabs)
-    collector = Collector(agent, slabs, env_threads=job.layout.env_threads, alive=alive)
+    collector = _collector(job, agent, slabs, alive)
     end = CollectorEnd(agent, link, collector)
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
     try:

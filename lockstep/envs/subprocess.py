@@ -33,8 +33,8 @@ from lockstep.settings import SettingsError
 
 _SPIN = 50e-6
 """Seconds for which an answer is polled for before the wait for it blocks, where cores are to spare: waking up takes
-about as long. Where they are not, polling takes a core from those that step (measured: steps took 1.2 to 2.3 times as
-long)."""
+about as long. Where they are not, polling takes a core from those that step (measured: steps took from as long to five
+times as long)."""
 
 _LOOK = 0.1
 """Seconds after which a blocked wait looks whether all processes still live."""

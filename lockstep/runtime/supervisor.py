@@ -15,7 +15,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.layout import Layout
+from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
 from lockstep.settings import SettingsError
@@ -189,13 +189,7 @@ def run_processes(work: Work, job: Job) -> Result:
                     args=(work, job, place, rendezvous, theirs, StopRequest(flag, progress, index)),
                     name=f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
-                # A Ctrl-C reaches workers too: they must not hear it even before they can say so themselves.
-                resource_tracker.ensure_running()  # or it would be started now, and unblock the signals
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-                try:
-                    process.start()
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                children.start(process)
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
@@ -232,10 +226,10 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
                     else:
                         failures[rank] = value
                 elif gone:
-                    failures[rank] = _obituary(processes[rank])
+                    failures[rank] = children.obituary(processes[rank])
             except EOFError:
                 processes[rank].join(_GRACE)
-                failures[rank] = _obituary(processes[rank])
+                failures[rank] = children.obituary(processes[rank])
         if failures:
             raise WorkerError(_first_cause(failures, names, processes, pipes, results))
         now = list(progress)
@@ -252,18 +246,6 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
                 f"--pid {slowest.pid}, or allow longer with --layout {longer},stall_timeout=SECONDS."
             )
     return _result(results[0])
-
-
-def _obituary(process: Any) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        hint = " (the system may have run out of memory: see dmesg)" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
-    return (
-        f"ended without a word, with exit code {code}. What it printed last stands above; a script that starts "
-        'workers needs its call below if __name__ == "__main__":'
-    )
 
 
 def _first_cause(
@@ -287,7 +269,7 @@ def _first_cause(
                         failures[rank] = value
                     continue
             if not process.is_alive():
-                failures[rank] = _obituary(process)
+                failures[rank] = children.obituary(process)
         time.sleep(0.05)
     consequences = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
     rank, text = min(failures.items(), key=lambda item: any(phrase in item[1] for phrase in consequences))
@@ -296,12 +278,10 @@ def _first_cause(
 
 def _child(work: Work, job: Job, place: _Place, rendezvous: str, pipe: Connection, stop: StopRequest) -> None:
     """A process of a run: joins the others, works, and tells how it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    children.leave_signals_to_parent()
     # Made here, since only workers outlive a main process that is killed, and so can remove it.
     os.makedirs(rendezvous, mode=0o700, exist_ok=True)
-    _die_with_parent(rendezvous)
+    children.die_with_parent(lambda: shutil.rmtree(rendezvous, ignore_errors=True))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         group: Group = Group()
@@ -320,16 +300,3 @@ def _child(work: Work, job: Job, place: _Place, rendezvous: str, pipe: Connectio
             pipe.close()
         sys.stdout.flush()
         os._exit(1)
-
-
-def _die_with_parent(rendezvous: str) -> None:
-    """End this process as soon as the parent is gone, however that came about, and even if it went before this call."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        shutil.rmtree(rendezvous, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

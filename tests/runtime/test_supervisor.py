@@ -88,7 +88,7 @@ def test_a_worker_that_is_killed(env: Callable[..., str]) -> None:
 
 
 def test_a_worker_that_hangs(env: Callable[..., str]) -> None:
-    with pytest.raises(WorkerError, match=r"No worker has made progress for 3 seconds(.|\n)*py-spy"):
+    with pytest.raises(WorkerError, match=r"No process has made progress for 3 seconds(.|\n)*py-spy"):
         run(env("if self.steps == 13 and first(): time.sleep(1000)"), "processes:2,stall_timeout=3")
 
 
