@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.experiment import Experiment as Experiment
     from lockstep.experiment import NormalizeConfig as NormalizeConfig
     from lockstep.layout import Layout as Layout
+    from lockstep.replay import replay as replay
     from lockstep.run import RunOptions as RunOptions
     from lockstep.scheme import Scheme as Scheme
     from lockstep.settings import SettingsError as SettingsError
@@ -36,6 +37,7 @@ _HOME = {
     "resume": "lockstep.train",
     "evaluate": "lockstep.evaluation.scores",
     "verify": "lockstep.verify",
+    "replay": "lockstep.replay",
     "diff": "lockstep.verify",
     "recipes": "lockstep.recipes",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "diff",
     "evaluate",
     "recipes",
+    "replay",
     "resume",
     "train",
     "verify",
@@ -68,7 +71,7 @@ class _CallableModule(ModuleType):
 class _Package(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         # Importing lockstep.train binds the module to the name that the public function has; it may act as both.
-        if name in ("train", "verify") and isinstance(value, ModuleType):
+        if name in ("train", "verify", "replay") and isinstance(value, ModuleType):
             value.__class__ = _CallableModule
         super().__setattr__(name, value)
 

@@ -11,6 +11,7 @@ from lockstep.collect import Delivery
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.handover import Arrival
+from lockstep.lags import Lags
 from lockstep.layout import Layout
 from lockstep.learn import LearningReport
 from lockstep.ledger import Ledger, fast_digest, ledger_head
@@ -37,10 +38,21 @@ class Part:
 def part_of(worker: Worker, arrivals: dict[int, Arrival], learned: LearningReport, begin: float) -> Part:
     """A learner's part of an iteration that began at `begin` (time.perf_counter)."""
     rollouts = worker.rollouts
-    times = {**rollouts.spent, "learning": worker.learning_seconds, "waiting": worker.group.waited + rollouts.waited}
+    times = {**rollouts.spent(), "learning": worker.learning_seconds, "waiting": worker.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     deliveries = {slot: arrival.delivery for slot, arrival in arrivals.items()}
     return Part(deliveries, learned.gradient_digests, [times, *rollouts.collectors()], rollouts.waited)
+
+
+def _waits(parts: list[Part]) -> dict[str, float]:
+    """Who waited for whom, where collectors have processes of their own: seconds, mean over the processes of a role."""
+    collectors = [times for part in parts for times in part.times[1:]]
+    if not collectors:
+        return {}
+    return {
+        "rollouts": sum(part.waited for part in parts) / len(parts),
+        "parameters": sum(times["waiting"] for times in collectors) / len(collectors),
+    }
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,7 @@ class Book:
         else:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
             folder.truncate_metrics(resumed.iteration)
+        self._lags = Lags(experiment)
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
 
     def score(self) -> float | None:
@@ -96,11 +109,17 @@ class Book:
             deliveries |= part.deliveries
             gradients |= part.gradient_digests
         slots = sorted(deliveries)
-        collected_with = deliveries[0].versions[0][1]
+        acted = [deliveries[slot] for slot in slots]
+        if self._experiment.scheme.free_running:
+            decided: dict[str, Any] = {
+                "events": [{"shard": d.shard, "rollout": d.number, "versions": list(d.versions)} for d in acted]
+            }
+        else:
+            decided = {"collected_with": acted[0].versions[0][1]}
         self._ledger.append(
             {
                 "iteration": iteration,
-                "collected_with": collected_with,
+                **decided,
                 "rollout": {str(slot): deliveries[slot].digests for slot in slots},
                 "gradient": {str(slot): gradients[slot] for slot in slots},
                 "parameters": {name: fast_digest(tensor) for name, tensor in agent.flat.named().items()},
@@ -119,7 +138,8 @@ class Book:
                 episodes=[episode for slot in slots for episode in deliveries[slot].episodes],
                 times=times,
                 seconds=seconds,
-                policy_lag=iteration - collected_with,
+                lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted),
+                waits=_waits(parts),
             )
         )
 

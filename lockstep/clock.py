@@ -1,19 +1,31 @@
-"""The clock: which version collects which rollout.
+"""The clock: which version collects which rollout, and which rollouts an iteration learns from.
 
-Version v is the state after v iterations. A scheme's lag k says that rollout i is collected with version
-max(0, i - k). Nothing here depends on time.
+Version v is the state after v iterations. A scheme's lag k says that rollout i of every shard is collected with version
+max(0, i - k), and learned from in iteration i. Nothing of that depends on time. Where timing decides instead
+(lockstep.freerun), the ledger records what it decided, and a Recorded clock says it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from lockstep.experiment import Experiment
 
 T = TypeVar("T")
+
+Acting = tuple[tuple[int, int], ...]
+"""(step, version) for each version that acts in a rollout, from its first step on."""
+
+
+class Fill(NamedTuple):
+    """What fills a batch slot of an iteration: a shard's rollout, by its number."""
+
+    shard: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -21,12 +33,15 @@ class Clock:
     """Counts iterations and names versions."""
 
     lag: int
+    """Versions that data may at most be behind."""
     iterations: int
+    shards: int = 1
 
     @staticmethod
     def of(experiment: Experiment) -> Clock:
-        """The clock of an experiment."""
-        return Clock(experiment.scheme.lag, experiment.iterations)
+        """The clock of an experiment. Where timing decides it only counts iterations and bounds the lag."""
+        scheme = experiment.scheme
+        return Clock(scheme.slabs - 1, experiment.iterations, scheme.shards)
 
     def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
         """Iterations from start to the end, or until stop_after of them exist in all."""
@@ -34,12 +49,57 @@ class Clock:
         return iter(range(start, end))
 
     def collects_with(self, rollout: int) -> int:
-        """The version that acts in a rollout."""
+        """The version that acts in a rollout, or the oldest that may."""
         return max(0, rollout - self.lag)
+
+    def acting(self, fill: Fill) -> Acting:
+        """The versions that act in a rollout."""
+        return ((0, self.collects_with(fill.number)),)
+
+    def fills(self, iteration: int) -> list[Fill]:
+        """What an iteration learns from, by batch slot."""
+        return [Fill(shard, iteration) for shard in range(self.shards)]
+
+    def slot(self, fill: Fill) -> int:
+        """The batch slot that a rollout fills, whichever the iteration."""
+        return fill.shard
+
+
+@dataclass(frozen=True)
+class Recorded(Clock):
+    """A clock that repeats what a free-running run recorded."""
+
+    events: Sequence[Sequence[Mapping[str, Any]]] = ()
+    """By iteration and batch slot: `shard`, `rollout`, and the `versions` that acted in it, as in the ledger."""
+
+    def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
+        recorded = len(self.events)
+        return super().ticks(start, recorded if stop_after is None else min(recorded, stop_after))
+
+    def acting(self, fill: Fill) -> Acting:
+        return self._acting[fill]
+
+    def slot(self, fill: Fill) -> int:
+        return self._slots[fill]
+
+    def fills(self, iteration: int) -> list[Fill]:
+        return [Fill(event["shard"], event["rollout"]) for event in self.events[iteration]]
+
+    @functools.cached_property
+    def _slots(self) -> dict[Fill, int]:
+        return {fill: slot for i in range(len(self.events)) for slot, fill in enumerate(self.fills(i))}
+
+    @functools.cached_property
+    def _acting(self) -> dict[Fill, Acting]:
+        return {
+            Fill(event["shard"], event["rollout"]): tuple((t, v) for t, v in event["versions"])
+            for slots in self.events
+            for event in slots
+        }
 
 
 class Versions(Generic[T]):
-    """The versions that some coming rollout is still to be collected with."""
+    """The versions that some coming rollout is still to be collected with, or learned with the statistics of."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -6,7 +6,7 @@ Shape legend: T time, B environments of a shard, A rows of an acting batch (one 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ from torch import Tensor
 from lockstep import envs
 from lockstep.agent import Agent, Version
 from lockstep.arrays import map_structure
+from lockstep.clock import Acting, Fill
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
+from lockstep.layout import Layout
 from lockstep.ledger import structure_digests
 from lockstep.models.base import PolicyModel
 from lockstep.rng import stream
+from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import ActingGroup, Slab, Slabs
 
 
@@ -32,8 +35,9 @@ class Delivery:
     shard: int
     number: int
     """Which of the shard's rollouts this is, counted from 0."""
-    versions: tuple[tuple[int, int], ...]
-    """(step, version) for each version that acted in it, from its first step on."""
+    lap: int
+    """The same, counted from where slabs are: differs after a free-running run was resumed."""
+    versions: Acting
     moments: Tensor
     """float64: what it adds to the normalizers."""
     digests: dict[str, str]
@@ -54,6 +58,8 @@ class ShardSeat:
         """Discounted return in flight, for return normalisation."""
         self.episodes: list[tuple[float, int]] = []
         """(raw score, length in steps) of the episodes that ended in the last rollout."""
+        self.offset = 0
+        """Number of the rollout that is collected in lap 0."""
 
 
 class _Open:
@@ -100,9 +106,9 @@ class ActingBatch:
             seat.env.reset(self._open.rows(-1, seat))
         self._open.slab.whole.start[-1] = True
 
-    def begin(self, number: int) -> None:
+    def begin(self, lap: int) -> None:
         """Carry the last step of the rollout before over to the first of this one, and draw its randomness."""
-        before, self._open = self._open, self._slabs[number % len(self._slabs)]
+        before, self._open = self._open, self._slabs[lap % len(self._slabs)]
         slab = self._open.slab
         _carry_over(before.slab, slab)
         for seat in self.seats:
@@ -111,7 +117,7 @@ class ActingBatch:
                 slab.whole.start[0, seat.rows] = True
                 seat.score[:], seat.length[:] = 0, 0
                 seat.return_carry.zero_()
-            draw = stream(self._experiment.seed, "action", seat.shard, number)
+            draw = stream(self._experiment.seed, "action", seat.shard, lap + seat.offset)
             noise = self._noise[:, seat.rows]
             noise.copy_(torch.from_numpy(draw.random(noise.shape, np.float32)))
         slab.whole.core_state.copy_(self._state)
@@ -225,8 +231,7 @@ class Collector:
         agent: whose model acts; the collector has a copy of its own for that.
         slabs: of the shards that it collects for.
         env_threads: threads that step a shard's environments (native adapters).
-        env_processes: processes that step all environments (gymnasium); 0 steps them here.
-        jitter: seconds that those pause for at most before each step.
+        pool: processes that step the environments (gymnasium); by default they are stepped here.
         alive: called at every step: tells whoever watches this process that it makes progress.
     """
 
@@ -236,8 +241,7 @@ class Collector:
         slabs: Slabs,
         *,
         env_threads: int = 1,
-        env_processes: int = 0,
-        jitter: float = 0.0,
+        pool: SteppingPool | None = None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         experiment = self._experiment = agent.experiment
@@ -248,7 +252,6 @@ class Collector:
         self._alive = alive
         self._loaded: int | None = None
         self._slabs = slabs
-        self._pool = SteppingPool(env_processes, jitter) if env_processes else None
 
         def make(shard: int) -> ShardEnv:
             first, count = shard * experiment.envs_per_shard, experiment.envs_per_shard
@@ -258,7 +261,7 @@ class Collector:
                 first_index=first,
                 num_envs=count,
                 threads=env_threads,
-                pool=self._pool,
+                pool=pool,
             )
 
         self._batches = [ActingBatch(agent, group, of_group, make) for group, of_group in slabs.groups]
@@ -274,18 +277,18 @@ class Collector:
     def frames_per_step(self) -> int:
         return self._batches[0].seats[0].env.frames_per_step
 
-    def collect(self, number: int, version_at: Callable[[int], Version]) -> list[Delivery]:
-        """Fill rollout `number` of every shard, step t acting with version_at(t). The rollouts themselves are
-        overwritten when their slab's turn comes again."""
-        acted, version = self._play(number, version_at)
-        return [self._delivery(shard, number, acted, version) for shard in self.seats()]
+    def collect(self, lap: int, version_at: Callable[[int], Version]) -> list[Delivery]:
+        """Fill one rollout of every shard, step t acting with version_at(t). The rollouts themselves are overwritten
+        when their slab's turn comes again."""
+        acted, version = self._play(lap, version_at)
+        return [self._delivery(shard, lap, acted, version) for shard in self.seats()]
 
     @torch.inference_mode()
-    def _play(self, number: int, version_at: Callable[[int], Version]) -> tuple[tuple[tuple[int, int], ...], Version]:
+    def _play(self, lap: int, version_at: Callable[[int], Version]) -> tuple[Acting, Version]:
         """Returns (step, version) for each version that acted, and the last of them."""
         acted: list[tuple[int, int]] = []
         for batch in self._batches:
-            batch.begin(number)
+            batch.begin(lap)
         steps = self._experiment.algorithm.rollout
         version = None
         for t in range(steps):
@@ -312,30 +315,32 @@ class Collector:
         assert version is not None
         return tuple(acted), version
 
-    def _delivery(self, shard: int, number: int, acted: tuple[tuple[int, int], ...], version: Version) -> Delivery:
+    def _delivery(self, shard: int, lap: int, acted: Acting, version: Version) -> Delivery:
         _, seat = self.seats()[shard]
-        rollout = self._slabs.rollout(shard, number)
+        rollout = self._slabs.rollout(shard, lap)
         moments = version.normalizers.rollout_sums(rollout, seat)
-        return Delivery(shard, number, acted, moments, structure_digests(rollout), seat.episodes)
+        digests = structure_digests(rollout)
+        return Delivery(shard, lap + seat.offset, lap, acted, moments, digests, seat.episodes)
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
         """Every shard with the acting batch that it sits in."""
         return {seat.shard: (batch, seat) for batch in self._batches for seat in batch.seats}
 
-    def state(self) -> dict[int, dict[str, Tensor]]:
-        """By shard: all that outlives a rollout."""
-        return {shard: batch.state(seat) for shard, (batch, seat) in self.seats().items()}
-
-    def load(self, shard: int, tensors: dict[str, Tensor]) -> int:
-        """Restore a shard from what state returned; returns the environment steps that were replayed for it."""
+    def state(self, shard: int) -> dict[str, Tensor]:
+        """All of a shard that outlives a rollout."""
         batch, seat = self.seats()[shard]
+        return batch.state(seat)
+
+    def load(self, shard: int, tensors: dict[str, Tensor], offset: int = 0) -> int:
+        """Restore a shard from what state returned, to go on with lap 0 as its rollout `offset`; returns the
+        environment steps that were replayed for it."""
+        batch, seat = self.seats()[shard]
+        seat.offset = offset
         return batch.load(seat, tensors, self._alive)
 
     def close(self) -> None:
         for _, seat in self.seats().values():
             seat.env.close()
-        if self._pool is not None:
-            self._pool.close()
 
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:
@@ -345,3 +350,63 @@ class Collector:
             parameter.copy_(named[name])
         version.normalizers.apply(self._actor)
         self._loaded = version.number
+
+
+class Collectors:
+    """All that one process collects with: one collector for all of its shards or, where each shard acts with versions
+    of its own, one for each.
+
+    Args:
+        slabs: of each collector.
+        layout: how environments are stepped.
+    """
+
+    def __init__(
+        self, agent: Agent, slabs: list[Slabs], layout: Layout, alive: Callable[[], None] = lambda: None
+    ) -> None:
+        self._slabs = {shard: each for each in slabs for shard in each.shards}
+        self._pool = SteppingPool(layout.env_processes, layout.jitter) if layout.env_processes else None
+        self._all = [
+            Collector(agent, each, env_threads=layout.env_threads, pool=self._pool, alive=alive) for each in slabs
+        ]
+        self._by_shard = {shard: collector for collector in self._all for shard in collector.seats()}
+        self.shards = list(self._by_shard)
+        self.frames_per_step = self._all[0].frames_per_step
+
+    def collect(self, fill: Fill, version_at: Callable[[int], Version]) -> list[Delivery]:
+        """Collect a rollout, by its lap, and those of all shards that act together with it."""
+        return self._by_shard[fill.shard].collect(fill.number, version_at)
+
+    def rollout(self, delivery: Delivery) -> Rollout:
+        """What was delivered, while its slab is not used again."""
+        return self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds spent since this was last asked, by what on."""
+        total = {name: sum(collector.times[name] for collector in self._all) for name in self._all[0].times}
+        for collector in self._all:
+            collector.times.update(env=0.0, inference=0.0)
+        return total
+
+    def reset(self) -> None:
+        """Start all environments from their first seeds."""
+        for collector in self._all:
+            collector.reset()
+
+    def state(self, shards: Iterable[int]) -> dict[int, dict[str, Tensor]]:
+        """By shard: all that outlives a rollout."""
+        return {shard: self._by_shard[shard].state(shard) for shard in shards}
+
+    def offset(self, shard: int) -> int:
+        """Number of the shard's rollout in lap 0."""
+        return self._by_shard[shard].seats()[shard][1].offset
+
+    def load(self, shard: int, tensors: dict[str, Tensor], offset: int) -> int:
+        """As Collector.load."""
+        return self._by_shard[shard].load(shard, tensors, offset)
+
+    def close(self) -> None:
+        for collector in self._all:
+            collector.close()
+        if self._pool is not None:
+            self._pool.close()

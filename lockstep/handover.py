@@ -3,12 +3,15 @@
 In one process (OwnRollouts) that is a call. Between processes (RemoteRollouts here, CollectorEnd there) rollouts and
 parameters lie in memory that both sides map, and messages say what is ready. Nobody can overwrite what another still
 reads: with a lag of k there are k + 1 slabs and k + 1 places for versions, and rollout i, which takes the slab of
-rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for.
+rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for. Free-running processes
+have max_lag + 1 of both, and learn from no rollout that is further behind than max_lag (lockstep.freerun).
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +20,13 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, Version
-from lockstep.clock import Clock, Versions
-from lockstep.collect import Collector, Delivery
+from lockstep.clock import Acting, Clock, Fill, Recorded, Versions
+from lockstep.collect import Collectors, Delivery
+from lockstep.freerun import Admission, may_take
 from lockstep.learn import Filled
 from lockstep.runtime.channels import Link
 from lockstep.runtime.checkpoint import Checkpoint, write_part
+from lockstep.runtime.group import Group
 from lockstep.runtime.shared import Arena
 from lockstep.shard import block
 from lockstep.storage.slabs import Slabs
@@ -47,8 +52,6 @@ class Rollouts(Protocol):
 
     waited: float
     """Seconds spent waiting for rollouts since it was last set to 0."""
-    spent: dict[str, float]
-    """Seconds that this process spent on the rollouts that were last taken, by what on."""
     frames_per_step: int
 
     def start(self, saved: Checkpoint | None) -> int:
@@ -60,7 +63,11 @@ class Rollouts(Protocol):
         ...
 
     def publish(self, version: Version) -> None:
-        """Let collectors act with a version."""
+        """Let collectors act with a version. What was taken before may be overwritten from now on."""
+        ...
+
+    def spent(self) -> dict[str, float]:
+        """Seconds that this process spent on the rollouts that were last taken, by what on."""
         ...
 
     def collectors(self) -> list[dict[str, float]]:
@@ -76,54 +83,90 @@ class Rollouts(Protocol):
         ...
 
 
-def save_shards(directory: Path, iterations: int, states: dict[int, dict[str, Tensor]]) -> Parts:
-    """Write shards' states into a checkpoint."""
+def acting_with(acting: Acting, version: Callable[[int], Version]) -> Callable[[int], Version]:
+    """What Collector.collect wants to know, for versions that were decided before; version gets one by its number."""
+    begins = dict(acting)
+    present: list[Version] = []
+
+    def at(t: int) -> Version:
+        if t in begins:
+            present[:] = [version(begins[t])]
+        return present[0]
+
+    return at
+
+
+def save_shards(
+    directory: Path, iterations: int, states: dict[int, dict[str, Tensor]], number: dict[int, int]
+) -> Parts:
+    """Write shards' states into a checkpoint; number: by shard, of the rollout that comes next."""
     return [
-        write_part(directory, iterations, f"shard-{shard:03d}", state, {}) for shard, state in sorted(states.items())
+        write_part(directory, iterations, f"shard-{shard:03d}", state, {"rollouts": number[shard]})
+        for shard, state in sorted(states.items())
     ]
 
 
-def restore_shards(saved: Checkpoint, collector: Collector) -> int:
-    """Load a collector's shards from a checkpoint; returns the environment steps that were replayed."""
-    return sum(collector.load(shard, saved.part(f"shard-{shard:03d}")[0]) for shard in collector.seats())
+def restore_shards(saved: Checkpoint, collectors: Collectors, lap: int) -> int:
+    """Load shards from a checkpoint, to go on with this lap; returns the environment steps that were replayed."""
+    replayed = 0
+    for shard in collectors.shards:
+        tensors, meta = saved.part(f"shard-{shard:03d}")
+        replayed += collectors.load(shard, tensors, meta.get("rollouts", saved.iteration) - lap)
+    return replayed
+
+
+def slabs_apart(agent: Agent, shards: range, clock: Clock, arena: Arena) -> list[Slabs]:
+    """Slabs for each collector of one process: one collector if its shards always act with the same version."""
+    if isinstance(clock, Recorded):
+        return [Slabs(agent, range(shard, shard + 1), clock.lag + 1, arena) for shard in shards]
+    return [Slabs(agent, shards, clock.lag + 1, arena)]
 
 
 class OwnRollouts:
     """Collected in the learner's own process, between its updates."""
 
-    def __init__(self, collector: Collector, slabs: Slabs, clock: Clock, versions: Versions[Version]) -> None:
-        self._collector, self._slabs, self._clock, self._versions = collector, slabs, clock, versions
+    def __init__(self, collectors: Collectors, slots: range, clock: Clock, versions: Versions[Version]) -> None:
+        self._collectors, self._slots, self._clock, self._versions = collectors, slots, clock, versions
+        self._collected: dict[Fill, Delivery] = {}
+        self._next = dict.fromkeys(collectors.shards, 0)
         self.waited = 0.0
-        self.spent = collector.times
-        self.frames_per_step = collector.frames_per_step
+        self.frames_per_step = collectors.frames_per_step
 
     def start(self, saved: Checkpoint | None) -> int:
         if saved is not None:
-            return restore_shards(saved, self._collector)
-        self._collector.reset()
+            self._next = dict.fromkeys(self._collectors.shards, saved.iteration)
+            return restore_shards(saved, self._collectors, saved.iteration)
+        self._collectors.reset()
         return 0
 
     def take(self, iteration: int) -> dict[int, Arrival]:
-        version = self._versions[self._clock.collects_with(iteration)]
-        self._collector.times.update(env=0.0, inference=0.0)
-        return {
-            delivery.shard: Arrival(
-                delivery, Filled(self._slabs.rollout(delivery.shard, iteration), version.normalizers)
-            )
-            for delivery in self._collector.collect(iteration, lambda _: version)
-        }
+        arrivals = {}
+        fills = self._clock.fills(iteration)
+        for slot in self._slots:
+            if fills[slot] not in self._collected:
+                acting = acting_with(self._clock.acting(fills[slot]), self._versions.__getitem__)
+                for delivery in self._collectors.collect(fills[slot], acting):
+                    self._collected[Fill(delivery.shard, delivery.number)] = delivery
+            delivery = self._collected.pop(fills[slot])
+            self._next[delivery.shard] = delivery.number + 1
+            normalizers = self._versions[delivery.versions[0][1]].normalizers
+            arrivals[slot] = Arrival(delivery, Filled(self._collectors.rollout(delivery), normalizers))
+        return arrivals
 
     def publish(self, version: Version) -> None:
         self._versions.publish(version.number, version)
+
+    def spent(self) -> dict[str, float]:
+        return self._collectors.take_times()
 
     def collectors(self) -> list[dict[str, float]]:
         return []
 
     def save(self, directory: Path, iterations: int) -> Parts:
-        return save_shards(directory, iterations, self._collector.state())
+        return save_shards(directory, iterations, self._collectors.state(self._collectors.shards), self._next)
 
     def close(self) -> None:
-        self._collector.close()
+        self._collectors.close()
 
 
 class VersionBoard:
@@ -152,95 +195,144 @@ class VersionBoard:
         return Version(number, parameters, self._initial.loaded(state))
 
 
-def collector_slabs(agent: Agent, link: Link, index: int, count: int) -> Slabs:
+def collector_slabs(agent: Agent, link: Link, index: int, clock: Clock) -> list[Slabs]:
     """The slabs of one collector of a split layout, as every process that asks for them sees them."""
     shards = block(agent.experiment.scheme.shards, link.collectors, index)
-    return link.rollouts[index].map(lambda arena: Slabs(agent, shards, count, arena))
+    return link.rollouts[index].map(lambda arena: slabs_apart(agent, shards, clock, arena))
+
+
+def admission(agent: Agent, link: Link) -> Admission:
+    """What free-running processes agree on, as every process that asks for it sees it."""
+    scheme = agent.experiment.scheme
+    return Admission(link.admission, link.lock, scheme.shards, scheme.slabs)
 
 
 class RemoteRollouts:
     """Collected by processes of their own, for one of the learners. Learner 0 also speaks for all of them."""
 
-    def __init__(self, agent: Agent, link: Link, slots: range, versions: Versions[Version]) -> None:
-        self._link, self._slots, self._versions = link, slots, versions
-        scheme = agent.experiment.scheme
+    def __init__(
+        self, agent: Agent, link: Link, group: Group, clock: Clock, versions: Versions[Version], *, free: bool
+    ) -> None:
+        self._link, self._group, self._clock, self._versions = link, group, clock, versions
+        self._shards = agent.experiment.scheme.shards
+        self._slots = block(self._shards, group.size, group.rank)
         self._slabs = {
             shard: slabs
-            for slabs in (collector_slabs(agent, link, c, scheme.slabs) for c in range(link.collectors))
+            for c in range(link.collectors)
+            for slabs in collector_slabs(agent, link, c, clock)
             for shard in slabs.shards
         }
-        self._blocks = [block(scheme.shards, link.collectors, c) for c in range(link.collectors)]
-        self._sources = [c for c, shards in enumerate(self._blocks) if set(shards) & set(slots)]
-        self._speaks = link.index == 0
-        self._board = VersionBoard(agent, link, scheme.slabs) if self._speaks else None
+        self._everyone = range(link.collectors)
+        self._speaks = group.rank == 0
+        self._board = VersionBoard(agent, link, clock.lag + 1) if self._speaks else None
+        self._admission = admission(agent, link) if free else None
         self._delivered: dict[tuple[int, int], Delivery] = {}
-        """By shard and number: rollouts that have arrived and were not taken."""
+        """By shard and lap, in order of arrival: rollouts that were not taken yet."""
+        self._taken: list[Delivery] = []
+        """By batch slot, of all learners if timing decides: what the present iteration learns from."""
+        self._last = dict.fromkeys(range(self._shards), -1)
+        """By shard: the last lap that was learned from."""
         self._answers: dict[int, Any] = {}
-        self._times: dict[int, dict[str, float]] = {}
+        self._times: dict[int, Counter[str]] = {}
         self.waited = 0.0
-        self.spent: dict[str, float] = {}
         self.frames_per_step = 0
 
     def start(self, saved: Checkpoint | None) -> int:
-        everyone = range(self._link.collectors)
-        ready = self._ask(everyone) if self._speaks else {}
+        if saved is not None and self._admission is None:
+            self._last = dict.fromkeys(self._last, saved.iteration - 1)
+        ready = self._ask() if self._speaks else {}
         self.frames_per_step = ready[0][1] if ready else 0
-        for version in self._versions.held().values():
+        held = list(self._versions.held().values())
+        for version in held[-1:] if self._admission is not None else held:
             self._send_out(version)
         return sum(replayed for replayed, _ in ready.values())
 
     def take(self, iteration: int) -> dict[int, Arrival]:
-        begin = time.perf_counter()
-        while not all((slot, iteration) in self._delivered for slot in self._slots):
-            self._receive(self._sources)
-        self.waited += time.perf_counter() - begin
-        arrivals = {}
-        for slot in self._slots:
-            delivery = self._delivered.pop((slot, iteration))
-            version = self._versions[delivery.versions[0][1]]
-            rollout = self._slabs[slot].rollout(slot, iteration)
-            arrivals[slot] = Arrival(delivery, Filled(rollout, version.normalizers))
-        return arrivals
+        if self._admission is not None:
+            chosen = self._choose(iteration, self._admission) if self._speaks else None
+            self._taken = self._group.broadcast(chosen)
+            taken = {slot: self._taken[slot] for slot in self._slots}
+        else:
+            fills = self._clock.fills(iteration)
+            self._await(lambda: all(fills[slot] in self._delivered for slot in self._slots))
+            taken = {slot: self._delivered.pop(fills[slot]) for slot in self._slots}
+            self._last.update(fills)
+        return {slot: Arrival(delivery, self._filled(delivery)) for slot, delivery in taken.items()}
 
     def publish(self, version: Version) -> None:
         self._versions.publish(version.number, version)
+        self._last.update({delivery.shard: delivery.lap for delivery in self._taken})
         self._send_out(version)
 
+    def spent(self) -> dict[str, float]:
+        return {}
+
     def collectors(self) -> list[dict[str, float]]:
-        # The learner that learns from a collector's first shard reports it.
-        return [self._times[c] for c in self._sources if self._blocks[c][0] in self._slots]
+        times, self._times = self._times, {}
+        return [dict(spent) for spent in times.values()] if self._speaks else []
 
     def save(self, directory: Path, iterations: int) -> Parts:
         if not self._speaks:
             return []
-        everyone = range(self._link.collectors)
-        for collector in everyone:
-            self._link.send(("save", directory, iterations), collector)
-        return [part for parts in self._ask(everyone).values() for part in parts]
+        for collector in self._everyone:
+            self._link.send(("save", directory, iterations, self._last), collector)
+        return [part for parts in self._ask().values() for part in parts]
 
     def close(self) -> None:
         if self._speaks:
-            for collector in range(self._link.collectors):
+            for collector in self._everyone:
                 self._link.send(("end",), collector)
+
+    def _filled(self, delivery: Delivery) -> Filled:
+        rollout = self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
+        return Filled(rollout, self._versions[delivery.versions[0][1]].normalizers)
+
+    def _choose(self, iteration: int, admission: Admission) -> list[Delivery]:
+        """Take the first rollouts that arrived, as far as none becomes too old by that."""
+        chosen: list[Delivery] = []
+        lag, in_flight = self._clock.lag, admission.in_flight()
+        while len(chosen) < self._shards:
+            taken = {Fill(delivery.shard, delivery.lap) for delivery in chosen}
+            pending = Counter(version + lag for key, version in in_flight.items() if key not in taken)
+            places = self._shards - len(chosen)
+            for key in self._delivered:
+                if may_take(in_flight[key] + lag, pending, iteration, places, self._shards):
+                    chosen.append(self._delivered.pop(key))
+                    break
+            else:
+                arrived = len(self._delivered)
+                self._await(lambda arrived=arrived: len(self._delivered) > arrived)
+                in_flight = admission.in_flight()
+        return chosen
 
     def _send_out(self, version: Version) -> None:
         if self._board is not None:
             self._board.write(version)
-            for collector in range(self._link.collectors):
+            if self._admission is not None:
+                self._admission.publish(version.number, [delivery.shard for delivery in self._taken])
+            for collector in self._everyone:
                 self._link.send(("version", version.number), collector)
 
-    def _ask(self, collectors: range) -> dict[int, Any]:
+    def _await(self, met: Callable[[], bool]) -> None:
+        """Take in rollouts until a condition is met."""
+        begin = time.perf_counter()
+        while not met():
+            self._receive()
+        self.waited += time.perf_counter() - begin
+
+    def _ask(self) -> dict[int, Any]:
         """Wait for every collector's answer."""
-        while not all(collector in self._answers for collector in collectors):
-            self._receive(collectors)
+        while not all(collector in self._answers for collector in self._everyone):
+            self._receive()
         answers, self._answers = self._answers, {}
         return answers
 
-    def _receive(self, collectors: Any) -> None:
-        for collector, (kind, *content) in self._link.receive(collectors):
+    def _receive(self) -> None:
+        for collector, (kind, *content) in self._link.receive(self._everyone):
             if kind == "rollout":
-                deliveries, self._times[collector] = content
-                self._delivered |= {(delivery.shard, delivery.number): delivery for delivery in deliveries}
+                deliveries, spent = content
+                self._times.setdefault(collector, Counter()).update(spent)
+                self._delivered |= {Fill(delivery.shard, delivery.lap): delivery for delivery in deliveries}
             else:
                 self._answers[collector] = content[0]
 
@@ -248,31 +340,31 @@ class RemoteRollouts:
 class CollectorEnd:
     """A collector's side: what it is told by learner 0, and what it tells the learners."""
 
-    def __init__(self, agent: Agent, link: Link, collector: Collector) -> None:
-        scheme = agent.experiment.scheme
-        self._link, self._collector = link, collector
-        self._board = VersionBoard(agent, link, scheme.slabs)
+    def __init__(self, agent: Agent, link: Link, collectors: Collectors, clock: Clock, *, free: bool) -> None:
+        self._link, self._collectors, self._clock = link, collectors, clock
+        self._board = VersionBoard(agent, link, clock.lag + 1)
+        self._admission = admission(agent, link) if free else None
         self._published = -1
-        self._keep = scheme.slabs + 1
-        self._states: dict[int, dict[int, dict[str, Tensor]]] = {}
-        """By rollout: the shards' states after it. Collection may be ahead of the iteration to be saved."""
-        learners = range(len(link.peers))
-        blocks = {learner: block(scheme.shards, len(link.peers), learner) for learner in learners}
-        own = set(collector.seats())
-        self._learners = {learner: own & set(slots) for learner, slots in blocks.items() if own & set(slots)}
+        self._newest: Version | None = None
+        self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
+        """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
+        of the iteration that is to be saved."""
+        self._shards = agent.experiment.scheme.shards
         self.waited = 0.0
-        """Seconds spent waiting for versions since the last delivery."""
+        """Seconds spent waiting for versions, or for free slabs, since the last delivery."""
         self._since = time.perf_counter()
 
-    def start(self, saved: Checkpoint | None) -> None:
-        """Start the environments, or restore them, and say so."""
-        replayed, number = 0, -1
+    def start(self, saved: Checkpoint | None) -> int:
+        """Start the environments, or restore them, and say so; returns the lap to go on with."""
+        replayed, lap = 0, 0
         if saved is None:
-            self._collector.reset()
+            self._collectors.reset()
         else:
-            replayed, number = restore_shards(saved, self._collector), saved.iteration - 1
-        self._remember(number)
-        self._link.send(("ready", (replayed, self._collector.frames_per_step)), 0)
+            lap = 0 if self._admission is not None else saved.iteration
+            replayed = restore_shards(saved, self._collectors, lap)
+        self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
+        self._link.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
+        return lap
 
     def version(self, number: int) -> Version:
         """Wait for a version.
@@ -281,21 +373,53 @@ class CollectorEnd:
             RunEnded: it will not come.
         """
         begin = time.perf_counter()
+        self.listen()
         while self._published < number:
             self.listen(block=True)
         self.waited += time.perf_counter() - begin
         return self._board.read(number)
 
+    def admit(self, lap: int) -> Version:
+        """Wait for a free slab of every shard; returns the version to begin the rollout with.
+
+        Raises:
+            RunEnded: no more rollouts are wanted.
+        """
+        admission, begun = self._admission, None
+        assert admission is not None
+        begin = time.perf_counter()
+        self.listen()
+        while self._published < 0 or (begun := admission.begin(self._collectors.shards, lap)) is None:
+            self.listen(block=True)
+        self.waited += time.perf_counter() - begin
+        self._newest = self._board.read(begun)
+        return self._newest
+
+    def newest(self) -> Version:
+        """The newest version, in a rollout that was admitted."""
+        assert self._admission is not None and self._newest is not None
+        number = self._admission.newest
+        if number != self._newest.number:
+            self._newest = self._board.read(number)
+        return self._newest
+
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Tell the learners that a rollout of every shard is in its slab, and where the time went."""
-        self._remember(deliveries[0].number)
+        """Tell the learners that rollouts are in their slabs, and where the time went."""
+        self._remember(deliveries[0].lap, {delivery.shard: delivery.number + 1 for delivery in deliveries})
         now = time.perf_counter()
-        times = {**self._collector.times, "waiting": self.waited}
+        times = {**self._collectors.take_times(), "waiting": self.waited}
         times["other"] = max(0.0, now - self._since - sum(times.values()))
         self._since, self.waited = now, 0.0
-        self._collector.times.update(env=0.0, inference=0.0)
-        for learner, shards in self._learners.items():
-            self._link.send(("rollout", [d for d in deliveries if d.shard in shards], times), learner)
+        learners = len(self._link.peers)
+        for learner in range(learners):
+            slots = block(self._shards, learners, learner)
+            for_it = [delivery for delivery in deliveries if self._slot(delivery) in slots]
+            if for_it or learner == 0:  # learner 0 reports the times
+                self._link.send(("rollout", for_it, times), learner)
+
+    def _slot(self, delivery: Delivery) -> int:
+        """The batch slot that decides who is told; where timing decides, learner 0 is."""
+        return 0 if self._admission is not None else self._clock.slot(Fill(delivery.shard, delivery.number))
 
     def listen(self, *, block: bool = False) -> None:
         """Do what learner 0 has asked for, waiting for it if block is set.
@@ -307,12 +431,48 @@ class CollectorEnd:
             if kind == "version":
                 (self._published,) = content
             elif kind == "save":
-                directory, iterations = content
-                parts = save_shards(directory, iterations, self._states[iterations - 1])
+                directory, iterations, laps = content
+                states = {shard: states[laps[shard]] for shard, states in self._states.items()}
+                tensors = {shard: state for shard, (_, state) in states.items()}
+                parts = save_shards(directory, iterations, tensors, {s: number for s, (number, _) in states.items()})
                 self._link.send(("saved", parts), 0)
             else:
                 raise RunEnded
 
-    def _remember(self, number: int) -> None:
-        self._states[number] = self._collector.state()
-        self._states.pop(number - self._keep, None)
+    def _remember(self, lap: int, numbers: dict[int, int]) -> None:
+        """Keep the states of as many laps as there are slabs, and the one before them."""
+        states = self._collectors.state(numbers)
+        for shard, number in numbers.items():
+            self._states[shard][lap] = number, states[shard]
+            self._states[shard].pop(lap - self._clock.lag - 2, None)
+
+
+def serve(end: CollectorEnd, collectors: Collectors, clock: Clock, iterations: Iterable[int]) -> None:
+    """Collect what the clock says, in the order in which it is learned from.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    for iteration in iterations:
+        collected: set[Fill] = set()
+        for fill in clock.fills(iteration):
+            if fill.shard in collectors.shards and fill not in collected:
+                deliveries = collectors.collect(fill, acting_with(clock.acting(fill), end.version))
+                end.deliver(deliveries)
+                collected |= {Fill(delivery.shard, delivery.number) for delivery in deliveries}
+    while True:
+        end.listen(block=True)
+
+
+def run_free(end: CollectorEnd, collectors: Collectors, *, refresh: bool) -> None:
+    """Collect whenever a slab is free, with the newest version; refresh: look for a newer one at every step.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    lap = 0
+    while True:
+        version = end.admit(lap)
+        at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
+        end.deliver(collectors.collect(Fill(collectors.shards[0], lap), at))
+        lap += 1

@@ -44,8 +44,11 @@ class IterationReport:
     """Seconds of this iteration, mean over workers: env, inference, learning, waiting, other."""
     seconds: float
     """Wall time of this iteration."""
-    policy_lag: float
-    """Versions between the policy that collected and the one that learned, mean over samples."""
+    lags: dict[str, float]
+    """How old its data was: `policy_versions` and, where timing decides, more (see lockstep.lags)."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
+    own."""
 
 
 class _Sink(Protocol):
@@ -206,7 +209,7 @@ class Recorder:
             episodes=self._totals.episodes,
             history=list(self._totals.history),
             shares={name: value / busy if busy > 0 else 0.0 for name, value in times.items()},
-            policy_lag=report.policy_lag,
+            policy_lag=report.lags["policy_versions"],
             metrics=dict(report.metrics),
             layout=self._layout,
             shards=self._experiment.scheme.shards,
@@ -232,7 +235,8 @@ def _line(report: IterationReport, status: Status) -> dict[str, float]:
         "episodes": status.episodes,
         "speed/samples_per_second": status.samples_per_second,
         "speed/frames_per_second": status.frames_per_second,
-        "lag/policy_versions": report.policy_lag,
+        **{f"lag/{name}": value for name, value in report.lags.items()},
+        **{f"wait/{name}": seconds for name, seconds in report.waits.items()},
     }
     if status.score is not None and status.length is not None:
         line |= {"score/mean": status.score, "score/length": status.length}

@@ -22,10 +22,20 @@ import torch
 from lockstep import envs
 from lockstep.agent import Agent, Version
 from lockstep.book import Book, Resumed, part_of
-from lockstep.clock import Clock, Versions
-from lockstep.collect import Collector
+from lockstep.clock import Clock, Recorded, Versions
+from lockstep.collect import Collectors
 from lockstep.experiment import Experiment
-from lockstep.handover import CollectorEnd, OwnRollouts, RemoteRollouts, Rollouts, RunEnded, collector_slabs
+from lockstep.handover import (
+    CollectorEnd,
+    OwnRollouts,
+    RemoteRollouts,
+    Rollouts,
+    RunEnded,
+    collector_slabs,
+    run_free,
+    serve,
+    slabs_apart,
+)
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
 from lockstep.run import RunFolder, RunOptions
@@ -36,7 +46,6 @@ from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
 from lockstep.settings import SettingsError
 from lockstep.shard import block
-from lockstep.storage.slabs import Slabs
 from lockstep.worker import Worker
 
 
@@ -64,6 +73,17 @@ class Job:
     options: RunOptions
     checkpoint: Path | None = None
     stop_after: int | None = None
+    recorded: Recorded | None = None
+    """What a free-running run recorded, to be repeated."""
+
+    @property
+    def clock(self) -> Clock:
+        return self.recorded or Clock.of(self.experiment)
+
+    @property
+    def free(self) -> bool:
+        """Whether timing decides."""
+        return self.experiment.scheme.free_running and self.recorded is None
 
 
 def train(
@@ -72,6 +92,7 @@ def train(
     options: RunOptions | None = None,
     *,
     stop_after: int | None = None,
+    recorded: Recorded | None = None,
 ) -> Result:
     """Train from the beginning.
 
@@ -80,17 +101,18 @@ def train(
         layout: how to spread the work; it cannot change the result. Default: inline.
         options: where the run is kept and how it is shown.
         stop_after: end after so many iterations, without changing the schedules that total_steps defines.
+        recorded: what a free-running run recorded, to do the same again (see lockstep.replay).
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
         WorkerError: a worker process raised, died or stalled.
     """
     layout, options = layout or Layout(), options or RunOptions()
-    experiment = prepare(experiment, layout)
+    experiment = prepare(experiment, layout, recorded)
     options.validate()
     folder = RunFolder.create(experiment, layout, options)
     with _writing(folder, layout):
-        return _start(Job(folder, experiment, layout, options, None, stop_after))
+        return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
 
 
 def resume(
@@ -109,6 +131,11 @@ def resume(
         CheckpointError: the checkpoint is damaged; the text offers the one before.
     """
     folder = RunFolder.open(run)
+    if (folder.path / "replay.json").exists():
+        raise SettingsError(
+            f"{folder.path} repeats another run, and ended where that one did: there is nothing to resume. Resume "
+            "the run that replay.json in it names."
+        )
     layout, options = layout or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
     options.validate()
@@ -136,7 +163,7 @@ def _leads(layout: Layout) -> bool:
     return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
 
 
-def prepare(experiment: Experiment, layout: Layout) -> Experiment:
+def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
     """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
     experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
     experiment.validate()
@@ -146,6 +173,18 @@ def prepare(experiment: Experiment, layout: Layout) -> Experiment:
             f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
             f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
             "(another result)."
+        )
+    free = experiment.scheme.free_running
+    if free and recorded is None and layout.backend != "split":
+        raise SettingsError(
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own. Use "
+            "--layout cpu:a1-l1 (one collector, one learner) or more of them, or --scheme.lag 1, which overlaps "
+            "collecting and learning too and gives the same result on any layout."
+        )
+    if recorded is not None and layout.backend not in ("inline", "split"):
+        raise SettingsError(
+            f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
+            "cpu:aC-lL with C collectors and L learners."
         )
     return experiment
 
@@ -185,16 +224,15 @@ def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
 def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) -> Result:
     """Take rollouts, learn from them, publish the next version; learner 0 also records."""
     experiment, options, group = job.experiment, job.options, seat.group
-    agent, clock = Agent(experiment), Clock.of(experiment)
+    agent, clock = Agent(experiment), job.clock
     versions: Versions[Version] = Versions(clock)
     rollouts: Rollouts
     if seat.link is None:
-        slabs = Slabs(agent, block(experiment.scheme.shards, group.size, group.rank), 1, PrivateArena())
-        collector = _collector(job, agent, slabs, alive)
-        rollouts = OwnRollouts(collector, slabs, clock, versions)
-    else:
         slots = block(experiment.scheme.shards, group.size, group.rank)
-        rollouts = RemoteRollouts(agent, seat.link, slots, versions)
+        collectors = Collectors(agent, slabs_apart(agent, slots, clock, PrivateArena()), job.layout, alive)
+        rollouts = OwnRollouts(collectors, slots, clock, versions)
+    else:
+        rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
     worker = Worker(agent, rollouts, versions, group, alive)
     book = None
     try:
@@ -238,18 +276,6 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
         rollouts.close()
 
 
-def _collector(job: Job, agent: Agent, slabs: Slabs, alive: Callable[[], None]) -> Collector:
-    layout = job.layout
-    return Collector(
-        agent,
-        slabs,
-        env_threads=layout.env_threads,
-        env_processes=layout.env_processes,
-        jitter=layout.jitter,
-        alive=alive,
-    )
-
-
 def _begin(job: Job, worker: Worker) -> Resumed:
     """Make version 0, or load the checkpoint that is resumed, and start the environments."""
     begin = time.perf_counter()
@@ -271,19 +297,16 @@ def _begin(job: Job, worker: Worker) -> Resumed:
 
 def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
-    experiment = job.experiment
-    agent, clock = Agent(experiment), Clock.of(experiment)
-    slabs = collector_slabs(agent, link, link.index, experiment.scheme.slabs)
-    collector = _collector(job, agent, slabs, alive)
-    end = CollectorEnd(agent, link, collector)
+    agent, clock = Agent(job.experiment), job.clock
+    collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive)
+    end = CollectorEnd(agent, link, collectors, clock, free=job.free)
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
     try:
-        end.start(saved)
+        begin = end.start(saved)
         with contextlib.suppress(RunEnded):
-            for number in clock.ticks(saved.iteration if saved else 0, job.stop_after):
-                version = end.version(clock.collects_with(number))
-                end.deliver(collector.collect(number, lambda _, version=version: version))
-            while True:
-                end.listen(block=True)
+            if job.free:
+                run_free(end, collectors, refresh=job.experiment.scheme.refresh == "step")
+            else:
+                serve(end, collectors, clock, clock.ticks(begin, job.stop_after))
     finally:
-        collector.close()
+        collectors.close()

@@ -12,6 +12,7 @@ from lockstep import ledger
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
+from lockstep.replay import recorded_clock
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError, to_json
@@ -153,7 +154,8 @@ def _rerun(
         options = RunOptions(
             run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
         )
-        result = train(experiment, layout, options, stop_after=count)
+        recorded = recorded_clock(experiment, lines[:count])
+        result = train(experiment, layout, options, stop_after=count, recorded=recorded)
         if result.stopped:
             raise KeyboardInterrupt
         again = ledger.read(RunFolder(scratch / "run").ledger)

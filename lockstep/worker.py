@@ -85,6 +85,8 @@ class Worker:
         parts = self.rollouts.save(directory, iterations)
         if self.group.rank == 0:
             tensors, held = self.state(), self.versions.held()
+            if self.agent.experiment.scheme.free_running:  # collectors go on with the newest
+                held = {iterations: held[iterations]}
             for number, version in held.items():
                 tensors[f"version.{number}.parameters"] = version.parameters
                 for name, tensor in version.normalizers.state().items():

@@ -39,7 +39,7 @@ def report(iteration: int, scores: list[float] | None = None, **changes: Any) ->
         "episodes": [(score, int(10 * score)) for score in scores or []],
         "times": {"learning": 0.3, "env": 0.1, "inference": 0.05, "other": 0.0, "waiting": 0.05},
         "seconds": 0.5,
-        "policy_lag": 1.0,
+        "lags": {"policy_versions": 1.0},
     }
     return IterationReport(**{**values, **changes})
 

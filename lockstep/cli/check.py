@@ -1,15 +1,17 @@
-"""`lockstep verify RUN` and `lockstep diff RUN_A RUN_B`."""
+"""`lockstep verify RUN`, `lockstep replay RUN` and `lockstep diff RUN_A RUN_B`."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.layout import Layout
+from lockstep.run import RunOptions
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,19 @@ class VerifyArguments:
     """Iterations to run again, or all. Default: 3. More prove more and take longer."""
     seed: int | None = None
     """Repeat with another seed, to see where that makes a difference."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class ReplayArguments:
+    """Repeat a run with every decision that timing made in it, and compare every digest in its ledger."""
+
+    recorded: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """The folder of the run to repeat."""
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    layout: str = "inline"
+    """Layout of the repetition: inline, or split as in cpu:a2-l1. It need not be that of the run."""
     json: bool = False
     """Print JSON."""
 
@@ -55,6 +70,26 @@ def verify(arguments: list[str]) -> int:
             say(f"warning: {verdict.warning}")
         say(verdict.message)
     return 0 if verdict.ok else 1
+
+
+def replay(arguments: list[str]) -> int:
+    """Run `lockstep replay`; 0 if every bit came out again, else 1."""
+    given = parse(ReplayArguments, "replay", arguments)
+    layout = Layout.parse(given.layout)
+    from lockstep.replay import replay as repeat
+
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        found = repeat(given.recorded, layout, given.options)
+    if given.json:
+        say_json({**dataclasses.asdict(found), "run": str(found.run)})
+        return 0 if found.ok else 1
+    say(f"run: {found.run}")
+    if found.difference is None:
+        say(f"Replayed: all {found.iterations:,} recorded iterations of {given.recorded} gave the same bits.")
+    else:
+        say(f"The replay is not what {given.recorded} recorded. {found.difference}")
+    say(f"digest: {found.digest}")
+    return 0 if found.ok else 1
 
 
 def diff(arguments: list[str]) -> int:

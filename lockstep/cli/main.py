@@ -19,6 +19,7 @@ VERBS = {
     "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),
     "plot": ("lockstep.cli.evaluate", "draw the learning curves of one or more runs"),
     "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
+    "replay": ("lockstep.cli.check", "repeat a free-running run with every decision that timing made in it"),
     "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),

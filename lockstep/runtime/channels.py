@@ -24,6 +24,10 @@ class Link:
     """By collector: its slabs."""
     versions: SharedMemory
     """The newest versions, written by learner 0."""
+    admission: SharedMemory
+    """What free-running processes agree on."""
+    lock: Any
+    """For that."""
 
     @property
     def collectors(self) -> int:
@@ -41,7 +45,7 @@ class Link:
             raise self._gone(to) from None
 
     def receive(self, origins: Sequence[int], *, block: bool = True) -> list[tuple[int, Any]]:
-        """Messages that have arrived from any of the origins, each with its sender; waits for one if it shall.
+        """All messages that have arrived from any of the origins, each with its sender; waits for one if it shall.
 
         Raises:
             ConnectionError: one of the origins is gone.
@@ -52,6 +56,8 @@ class Link:
             if self.peers[origin] in ready:
                 try:
                     messages.append((origin, self.peers[origin].recv()))
+                    while self.peers[origin].poll():
+                        messages.append((origin, self.peers[origin].recv()))
                 except (EOFError, OSError):
                     raise self._gone(origin) from None
         return messages
@@ -65,18 +71,18 @@ class Link:
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 peer.close()
-        for memory in (*self.rollouts, self.versions):
+        for memory in (*self.rollouts, self.versions, self.admission):
             memory.close()
 
 
 def links(context: Any, collectors: int, learners: int) -> tuple[list[Link], list[Link]]:
     """The ends of all learners and of all collectors, for the process that starts them."""
     pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
-    rollouts, versions = [SharedMemory() for _ in range(collectors)], SharedMemory()
+    rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory(), context.Lock())
     of_learners = [
-        Link("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, versions) for i in range(learners)
+        Link("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared) for i in range(learners)
     ]
     of_collectors = [
-        Link("collector", c, [pipes[c][i][1] for i in range(learners)], rollouts, versions) for c in range(collectors)
+        Link("collector", c, [pipes[c][i][1] for i in range(learners)], rollouts, *shared) for c in range(collectors)
     ]
     return of_learners, of_collectors
