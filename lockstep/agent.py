@@ -28,10 +28,15 @@ class Version:
 
 
 class Agent:
-    """An experiment's model with its state: built anew it is version 0, the same bits in every process."""
+    """An experiment's model with its state: built anew it is version 0, the same bits in every process.
 
-    def __init__(self, experiment: Experiment) -> None:
+    Args:
+        device: where it computes, as torch names it.
+    """
+
+    def __init__(self, experiment: Experiment, device: str = "cpu") -> None:
         self.experiment = experiment
+        self.device = torch.device(device)
         self.observation_space, self.action_space = envs.spaces(experiment.env)
         self.algorithm: Algorithm[Any] = experiment.algorithm.build()
         self.model: PolicyModel = experiment.model.build(
@@ -42,6 +47,7 @@ class Agent:
             observation_clip=experiment.normalize.clip,
             seed=experiment.seed,
         )
+        self.model.to(self.device)
         self.flat = FlatParameters(self.model, tail=1 + len(self.algorithm.metric_names))
         self.normalizers = Normalizers.initial(experiment, self.model)
 

@@ -22,7 +22,7 @@ from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.layout import Layout
 from lockstep.ledger import structure_digests
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.rng import stream
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import ActingGroup, Slab, Slabs
@@ -93,9 +93,10 @@ class ActingBatch:
         self._slabs = [_Open(slab) for slab in slabs]
         self._open = self._slabs[0]
         """The one that was written last, or is being written."""
+        self._device = agent.device
         self._noise = torch.zeros(steps, size, self._distribution.noise_size)
-        self._policy = torch.zeros(steps, size, self._distribution.num_params)
-        self._state = torch.zeros(size, agent.model.state_size)
+        self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
+        self._state = torch.zeros(size, agent.model.state_size, device=self._device)
         self._raw_rewards = np.zeros((steps, size), np.float32)
         self._ended = np.zeros((steps, size), bool)
         """Episodes over for the score: a lost life does not count."""
@@ -126,15 +127,9 @@ class ActingBatch:
         """Choose a_t for all rows and send it to the environments."""
         slab, now = self._open.slab, slice(t, t + 1)
         rollout = slab.whole
-        out, self._state = actor(
-            map_structure(lambda leaf: leaf[now], rollout.obs),
-            rollout.start[now],
-            self._state,
-            slab.actions[now] if self._previous else None,
-            slab.rewards[now] if self._previous else None,
-        )
+        out, self._state = self._evaluate(slab, now, actor)
         policy = out.policy[0]
-        action = self._distribution.sample(policy, self._noise[t])
+        action = self._distribution.sample(policy, self._to_device(self._noise[t]))
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
         action_np = rollout.action[t].numpy()
         for seat in self.seats:
@@ -159,17 +154,24 @@ class ActingBatch:
         slab = self._open.slab
         rollout = slab.whole
         if bootstrap:
-            out, _ = actor(
-                map_structure(lambda leaf: leaf[-1:], rollout.obs),
-                rollout.start[-1:],
-                self._state,
-                slab.actions[-1:] if self._previous else None,
-                slab.rewards[-1:] if self._previous else None,
-            )
+            out, _ = self._evaluate(slab, slice(-1, None), actor)
             rollout.value[-1] = out.value[0]
-        rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
+        rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
         for seat in self.seats:
             self._score(seat)
+
+    def _evaluate(self, slab: Slab, at: slice, actor: PolicyModel) -> tuple[ModelOutput, Tensor]:
+        """What the policy makes of the observations of one step, and its next state."""
+        return actor(
+            map_structure(lambda leaf: self._to_device(leaf[at]), slab.whole.obs),
+            self._to_device(slab.whole.start[at]),
+            self._state,
+            self._to_device(slab.actions[at]) if self._previous else None,
+            self._to_device(slab.rewards[at]) if self._previous else None,
+        )
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x if self._device.type == "cpu" else x.to(self._device, non_blocking=True)
 
     def state(self, seat: ShardSeat) -> dict[str, Tensor]:
         """All of a shard that outlives a rollout."""
@@ -286,14 +288,14 @@ class Collector:
     @torch.inference_mode()
     def _play(self, lap: int, version_at: Callable[[int], Version]) -> tuple[Acting, Version]:
         """Returns (step, version) for each version that acted, and the last of them."""
-        acted: list[tuple[int, int]] = []
+        version = version_at(0)  # may be waited for, and with it for the slab to be free
+        acted = [(0, version.number)]
         for batch in self._batches:
             batch.begin(lap)
         steps = self._experiment.algorithm.rollout
-        version = None
         for t in range(steps):
-            version = version_at(t)
-            if not acted or version.number != acted[-1][1]:
+            version = version_at(t) if t else version
+            if version.number != acted[-1][1]:
                 acted.append((t, version.number))
             self._load(version)
             for batch in self._batches:
@@ -312,7 +314,6 @@ class Collector:
             batch.finish(self._actor, bootstrap=self._bootstrap)
             self.times["env"] += received - begin
             self.times["inference"] += time.perf_counter() - received
-        assert version is not None
         return tuple(acted), version
 
     def _delivery(self, shard: int, lap: int, acted: Acting, version: Version) -> Delivery:

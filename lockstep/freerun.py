@@ -11,7 +11,6 @@ for the urgent ones. With max_lag + 1 slabs a shard that test can always be pass
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,13 +44,13 @@ class Admission:
     once lap n - slabs was learned from.
     """
 
-    def __init__(self, memory: SharedMemory, lock: Any, shards: int, slabs: int) -> None:
+    def __init__(self, memory: SharedMemory, shards: int, slabs: int) -> None:
         def layout(arena: Arena) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             count = arena.zeros((shards,), torch.int64)
             done = arena.zeros((shards,), torch.int64)
             return arena.zeros((1,), torch.int64), count, done, arena.zeros((shards, slabs), torch.int64)
 
-        self._lock, self._slabs = lock, slabs
+        self._memory, self._slabs = memory, slabs
         newest, begun, returned, versions = memory.map(layout)
         self._newest, self._begun, self._returned = newest.numpy(), begun.numpy(), returned.numpy()
         self._versions = versions.numpy()
@@ -67,7 +66,7 @@ class Admission:
         Returns:
             The version to begin with. It and its successors stay readable until the rollouts were learned from.
         """
-        with self._lock:
+        with self._memory.locked():
             if any(lap >= self._returned[shard] + self._slabs for shard in shards):
                 return None
             version = self.newest
@@ -79,7 +78,7 @@ class Admission:
 
     def in_flight(self) -> dict[tuple[int, int], int]:
         """(shard, lap) of every rollout that has begun and was not given back, with the version that it began with."""
-        with self._lock:
+        with self._memory.locked():
             return {
                 (shard, lap): int(self._versions[shard, lap % self._slabs])
                 for shard in range(len(self._begun))
@@ -88,7 +87,7 @@ class Admission:
 
     def publish(self, version: int, learned: list[int]) -> None:
         """Announce a version, and give back a slab for each entry of learned, a shard."""
-        with self._lock:
+        with self._memory.locked():
             self._newest[0] = version
             for shard in learned:
                 self._returned[shard] += 1

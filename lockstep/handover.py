@@ -198,13 +198,15 @@ class VersionBoard:
 def collector_slabs(agent: Agent, link: Link, index: int, clock: Clock) -> list[Slabs]:
     """The slabs of one collector of a split layout, as every process that asks for them sees them."""
     shards = block(agent.experiment.scheme.shards, link.collectors, index)
-    return link.rollouts[index].map(lambda arena: slabs_apart(agent, shards, clock, arena))
+    return link.rollouts[index].map(
+        lambda arena: slabs_apart(agent, shards, clock, arena), pinned=agent.device.type != "cpu"
+    )
 
 
 def admission(agent: Agent, link: Link) -> Admission:
     """What free-running processes agree on, as every process that asks for it sees it."""
     scheme = agent.experiment.scheme
-    return Admission(link.admission, link.lock, scheme.shards, scheme.slabs)
+    return Admission(link.admission, scheme.shards, scheme.slabs)
 
 
 class RemoteRollouts:

@@ -14,7 +14,15 @@ _HELP = (
     "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), or torchrun "
     "(under torchrun only)."
 )
-_OPTIONS = {"env_threads": int, "env_processes": int, "stall_timeout": float, "jitter": float, "learner_delay": float}
+_OPTIONS = {
+    "device": str,
+    "env_threads": int,
+    "env_processes": int,
+    "stall_timeout": float,
+    "jitter": float,
+    "learner_delay": float,
+}
+_EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
@@ -29,6 +37,8 @@ class Layout:
     """Devices of processes that only collect, one each: cpu, or a number for a GPU."""
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
+    device: str = "cpu"
+    """Where processes compute that collect and learn: cpu, or a number for a GPU."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
     env_processes: int = 0
@@ -52,19 +62,23 @@ class Layout:
         parts = text.strip().split(",")
         options = [part for part in parts if "=" in part]
         head = ",".join(part for part in parts if "=" not in part)
-        settings: dict[str, float] = {}
+        settings: dict[str, str | int | float] = {}
         for option in options:
             name, _, value = option.partition("=")
             try:
                 settings[name] = _OPTIONS[name](value)
             except (KeyError, ValueError):
-                allowed = ", ".join(f"{name}={'N' if kind is int else 'SECONDS'}" for name, kind in _OPTIONS.items())
+                allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in _OPTIONS.items())
                 raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
         layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
         if layout.env_threads < 1 or layout.stall_timeout <= 0:
             raise SettingsError(f"Layout {text!r}: env_threads and stall_timeout must be positive.")
         if min(layout.env_processes, layout.jitter, layout.learner_delay) < 0:
             raise SettingsError(f"Layout {text!r}: env_processes, jitter and learner_delay must not be negative.")
+        if not (layout.device == "cpu" or layout.device.isdigit()):
+            raise SettingsError(f"Layout {text!r}: device={layout.device} must be cpu, or the number of a GPU.")
+        if layout.device != "cpu" and layout.backend == "split":
+            raise SettingsError(f"Layout {text!r} names its devices already, as in a0-l1: leave device= out.")
         return layout
 
     def __str__(self) -> str:
@@ -77,9 +91,17 @@ class Layout:
             text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
         default = Layout()
         for name in _OPTIONS:
-            if getattr(self, name) != getattr(default, name):
-                text += f",{name}={getattr(self, name):g}"
+            value = getattr(self, name)
+            if value != getattr(default, name):
+                text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:g}"
         return text
+
+    def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
+        """torch's name of the device that a process computes on; index: among the processes of its role."""
+        device = self.device
+        if self.backend == "split":
+            device = (self.collectors if role == "collector" else self.learners)[index]
+        return device if device == "cpu" else f"cuda:{device}"
 
     @property
     def processes(self) -> int:
@@ -97,6 +119,16 @@ class Layout:
                 raise SettingsError(
                     f"Layout {self} has {count} {role} for scheme.shards={shards}. Each needs at least one shard: use "
                     f"{shards} or fewer, or more --scheme.shards (another result)."
+                )
+        gpus = {int(device) for device in (self.device, *self.collectors, *self.learners) if device != "cpu"}
+        if gpus:
+            from torch import cuda
+
+            if max(gpus) >= cuda.device_count():
+                raise SettingsError(
+                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {cuda.device_count()} that torch can "
+                    "use (numbers start at 0; see lockstep doctor). On the CPU the same is cpu:aC-lL, with C "
+                    "collectors and L learners."
                 )
 
 

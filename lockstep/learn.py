@@ -55,7 +55,11 @@ class UpdateRule:
         return {name: torch.as_tensor(value) for name, value in self._optimizer.state[self._flat.vector].items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        self._optimizer.state[self._flat.vector].update({name: t.clone() for name, t in tensors.items()})
+        device = self._flat.vector.device
+        fused = isinstance(self._optimizer, torch.optim.Adam)  # then the count of steps is on the device too
+        self._optimizer.state[self._flat.vector].update(
+            {name: t.to(device, copy=True) if fused or t.ndim else t.clone() for name, t in tensors.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Learner:
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
         experiment = agent.experiment
         self._experiment, self._slots = experiment, slots
+        self._device = agent.device
         self._model, self._algorithm, self._flat, self._tree = agent.model, agent.algorithm, agent.flat, tree
         self._alive = alive
         self._sequences = experiment.model.recurrent or experiment.algorithm.sequences
@@ -122,7 +127,8 @@ class Learner:
                     digests[slot] = fast_digest(gradient)
                 self._tree.push(slot, gradient)
                 self._alive()
-            gradient, tail = self._flat.split(self._tree.finish())
+            gradient, tail = self._flat.split(self._tree.finish().to(self._device))
+            tail = tail.cpu()
             valid = float(tail[0])
             if self._algorithm.mean_loss:
                 gradient /= max(valid, 1.0)
@@ -148,7 +154,9 @@ class Learner:
     def _prepare(self, filled: Filled, hyper: dict[str, float]) -> Batch:
         """A slot's whole rollout as one batch, with its advantages."""
         rollout = filled.rollout
-        reward = filled.normalizers.scale_rewards(rollout.reward)
+        reward = filled.normalizers.scale_rewards(rollout.reward).to(self._device)
+        if self._device.type != "cpu":
+            rollout = rollout.map(lambda leaf: leaf.to(self._device, non_blocking=True))
         steps = rollout.reward.shape[0]
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
@@ -184,7 +192,7 @@ class Learner:
         return [
             part
             for _ in range(config.epochs)
-            for part in torch.from_numpy(draw.permutation(items)).chunk(config.minibatches)
+            for part in torch.from_numpy(draw.permutation(items)).to(self._device).chunk(config.minibatches)
         ]
 
     def _slice(self, whole: Batch, index: Tensor | None) -> Batch:

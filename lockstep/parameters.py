@@ -14,7 +14,7 @@ class FlatParameters:
     """Moves a module's parameters and gradients into two contiguous fp32 vectors; the module keeps views of them.
 
     Args:
-        module: all its parameters must be fp32.
+        module: all its parameters must be fp32, on one device.
         tail: numbers behind the gradient, reduced together with it (counts and metric sums).
     """
 
@@ -26,7 +26,7 @@ class FlatParameters:
             assert parameter.dtype == torch.float32, name
             self._slices[name] = (size, parameter.shape)
             size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-        self.vector = nn.Parameter(torch.zeros(size))
+        self.vector = nn.Parameter(torch.zeros(size, device=next(iter(named.values())).device))
         self._parameters = named
         self._tail = tail
         for name, parameter in named.items():
@@ -41,7 +41,7 @@ class FlatParameters:
     def zero(self) -> None:
         """Start a new gradient and tail at zero; one that was taken is left as it is."""
         size = self.vector.numel()
-        self._gradient_and_tail = torch.zeros(size + self._tail)
+        self._gradient_and_tail = torch.zeros(size + self._tail, device=self.vector.device)
         self.gradient = self._gradient_and_tail[:size]
         self.tail = self._gradient_and_tail[size:]
         for name, parameter in self._parameters.items():

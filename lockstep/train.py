@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -224,12 +225,13 @@ def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
 def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) -> Result:
     """Take rollouts, learn from them, publish the next version; learner 0 also records."""
     experiment, options, group = job.experiment, job.options, seat.group
-    agent, clock = Agent(experiment), job.clock
+    agent, clock = _agent(job, "learner", group.rank), job.clock
     versions: Versions[Version] = Versions(clock)
     rollouts: Rollouts
     if seat.link is None:
         slots = block(experiment.scheme.shards, group.size, group.rank)
-        collectors = Collectors(agent, slabs_apart(agent, slots, clock, PrivateArena()), job.layout, alive)
+        arena = PrivateArena(pinned=agent.device.type != "cpu")
+        collectors = Collectors(agent, slabs_apart(agent, slots, clock, arena), job.layout, alive)
         rollouts = OwnRollouts(collectors, slots, clock, versions)
     else:
         rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
@@ -276,6 +278,16 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
         rollouts.close()
 
 
+def _agent(job: Job, role: Literal["collector", "learner"], index: int) -> Agent:
+    """The agent of one process, on its device."""
+    device = job.layout.device_of(role, index)
+    if device != "cpu":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS's sums may differ between calls
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.cuda.set_device(device)
+    return Agent(job.experiment, device)
+
+
 def _begin(job: Job, worker: Worker) -> Resumed:
     """Make version 0, or load the checkpoint that is resumed, and start the environments."""
     begin = time.perf_counter()
@@ -297,7 +309,7 @@ def _begin(job: Job, worker: Worker) -> Resumed:
 
 def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
-    agent, clock = Agent(job.experiment), job.clock
+    agent, clock = _agent(job, "collector", link.index), job.clock
     collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive)
     end = CollectorEnd(agent, link, collectors, clock, free=job.free)
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)

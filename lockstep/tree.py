@@ -41,6 +41,7 @@ class TreeSum:
         self._subtrees = []
         if self.group.size == 1:
             return subtrees[0, self._shards]
+        subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
             return self._halve_and_double(total)

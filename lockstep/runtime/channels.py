@@ -26,8 +26,6 @@ class Link:
     """The newest versions, written by learner 0."""
     admission: SharedMemory
     """What free-running processes agree on."""
-    lock: Any
-    """For that."""
 
     @property
     def collectors(self) -> int:
@@ -78,7 +76,7 @@ class Link:
 def links(context: Any, collectors: int, learners: int) -> tuple[list[Link], list[Link]]:
     """The ends of all learners and of all collectors, for the process that starts them."""
     pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
-    rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory(), context.Lock())
+    rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory())
     of_learners = [
         Link("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared) for i in range(learners)
     ]

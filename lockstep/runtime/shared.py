@@ -5,11 +5,13 @@ It has no name in a file system, so nothing can be left behind, and the limits o
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from typing import Any
 
@@ -41,10 +43,14 @@ class Arena:
 
 
 class PrivateArena(Arena):
-    """Gives out tensors of this process alone."""
+    """Gives out tensors of this process alone; pinned ones can be copied to a GPU while it computes."""
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        super().__init__()
+        self._pinned = pinned
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, pin_memory=self._pinned)
 
 
 class SharedMemory:
@@ -58,14 +64,30 @@ class SharedMemory:
             descriptor = _anonymous_file()
         self._descriptor = descriptor
 
-    def map(self, layout: Callable[[Arena], Any]) -> Any:
-        """What layout allocates from an arena, in this memory; every process must give the same layout."""
+    def map(self, layout: Callable[[Arena], Any], *, pinned: bool = False) -> Any:
+        """What layout allocates from an arena, in this memory; every process must give the same layout.
+
+        pinned: whether this process will copy it to and from a GPU.
+        """
         count = Arena()
         layout(count)
         size = max(1, count.size)
         if os.fstat(self._descriptor).st_size < size:
             os.ftruncate(self._descriptor, size)
-        return layout(Arena(torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)))
+        buffer = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)
+        if pinned:
+            runtime: Any = torch.cuda.cudart()
+            torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), size, 0))
+        return layout(Arena(buffer))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out that ask for the same; the lock goes with the process."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Forget the file; what is mapped stays."""
