@@ -142,8 +142,9 @@ def _head(head: str, text: str) -> Layout:
     cpu = backend == "cpu" and bool(rest)
     split = _SPLIT.fullmatch(rest if cpu else head)
     if split is None:
-        what = "does not state its processes correctly" if backend in ("processes", "inline", "cpu") else "is unknown"
-        raise SettingsError(f"Layout {text!r} {what}. {_HELP}")
+        if backend in ("processes", "inline", "torchrun", "cpu"):
+            raise SettingsError(f"Layout {text!r} does not state its processes correctly. {_HELP}")
+        raise SettingsError(f"Unknown layout {text!r}. {_HELP}")
     collectors, learners = (_devices(split[role], cpu, text) for role in ("collectors", "learners"))
     copies = int(split["copies"] or 1)
     if copies < 1:

@@ -90,6 +90,7 @@ class Recorder:
         self._totals = _Totals(**state)
         self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
+        self._waits: deque[dict[str, float]] = deque(maxlen=32)
         self._not_finite: set[str] = set()
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
@@ -202,7 +203,7 @@ class Recorder:
             samples_per_second=sum(entry[0] for entry in self._recent) / seconds,
             frames_per_second=sum(entry[1] for entry in self._recent) / seconds,
             seconds=self._totals.seconds,
-            iteration_seconds=report.seconds,
+            iteration_seconds=seconds / len(self._recent),
             score=self.score(),
             best=self.best_score(),
             length=statistics.fmean(length for _, length in self._window) if self._window else None,
@@ -213,7 +214,14 @@ class Recorder:
             metrics=dict(report.metrics),
             layout=self._layout,
             shards=self._experiment.scheme.shards,
+            waits=self._mean_waits(report),
+            free_running=self._experiment.scheme.free_running,
         )
+
+    def _mean_waits(self, report: IterationReport) -> dict[str, float]:
+        """Over the recent iterations, since single ones say little."""
+        self._waits.append(report.waits)
+        return {name: statistics.fmean(waits[name] for waits in self._waits) for name in report.waits}
 
     def _warn_once(self, report: IterationReport) -> None:
         bad = {name for name, value in report.metrics.items() if not math.isfinite(value)} - self._not_finite

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -48,6 +48,11 @@ class Status:
     metrics: dict[str, float]
     layout: Layout
     shards: int
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds of an iteration, recent mean: of learners for `rollouts`, of collectors for `parameters`, if these are
+    processes of their own."""
+    free_running: bool = False
+    """Whether timing decides, so that another layout gives another result."""
 
     @property
     def eta(self) -> float:
@@ -67,6 +72,8 @@ def bottleneck(status: Status, available_cores: int) -> str:
     part = max(status.shares, key=lambda name: status.shares[name])
     share = f"{status.shares[part]:.0%}"
     layout, more = status.layout, min(status.shards, available_cores)
+    if status.waits:
+        return _balance(status)
     if layout.backend == "inline" and more > 1 and part != "waiting":
         names = {"env": "stepping environments", "inference": "choosing actions", "learning": "gradient steps"}
         return (
@@ -101,6 +108,24 @@ def bottleneck(status: Status, available_cores: int) -> str:
     }
     what, remedy = advice.get(part, (f"{part} takes {share}", "see docs/metrics.md"))
     return f"{what}: {remedy}."
+
+
+def _balance(status: Status) -> str:
+    """The same for collectors and learners of their own: who waits for whom."""
+    layout, seconds = status.layout, max(1e-9, status.iteration_seconds)
+    rollouts, parameters = (status.waits[name] / seconds for name in ("rollouts", "parameters"))
+    result = "may change the result" if status.free_running else "gives the same result"
+    roles = {
+        "rollouts": (rollouts, "Learners wait {} of the time for rollouts", "collectors", layout.collectors),
+        "parameters": (parameters, "Collectors wait {} of the time for parameters", "learners", layout.learners),
+    }
+    share, what, role, present = max(roles.values(), key=lambda entry: entry[0])
+    if share < 0.1:
+        return "Collectors and learners keep each other busy: neither waits a tenth of the time."
+    remedy = f"more {role} ({len(present)} now), on cores of their own, would help, which {result}"
+    if len(present) >= status.shards:
+        remedy = f"there is one for each shard already: more shards allow more {role}, but change the result"
+    return f"{what.format(f'{share:.0%}')}: {remedy}."
 
 
 def sparkline(values: list[float], width: int) -> str:
@@ -273,6 +298,7 @@ def panel(
         Text(),
         _shares_bar(status.shares, inner),
         _shares_legend(status.shares),
+        *([_waits_line(status.waits)] if status.waits else []),
         Text(),
         losses,
         Text("▸ " + bottleneck(status, available_cores), "italic"),
@@ -292,6 +318,13 @@ def make_display(kind: Literal["auto", "live", "plain", "none"], title: str, fol
 def _losses(status: Status, most: int = 8) -> dict[str, float]:
     shown = [(name, value) for name, value in status.metrics.items() if not name.startswith("hyper/")]
     return dict(shown[:most])
+
+
+def _waits_line(waits: dict[str, float]) -> Text:
+    line = Text()
+    for name, who in (("rollouts", "learners"), ("parameters", "collectors")):
+        line.append(f"{who} wait for {name}\u00a0", "bright_black").append(f"{waits[name]:.3g}\u00a0s   ")
+    return line
 
 
 def _shares_bar(shares: dict[str, float], width: int) -> Text:

@@ -76,6 +76,12 @@ def test_panel_shows_everything_a_person_wants_to_know() -> None:
     assert "hyper/clip" not in text
 
 
+def test_panel_says_who_waits_for_whom() -> None:
+    text = draw(status(waits={"rollouts": 0.25, "parameters": 0.003}, layout=Layout.parse("cpu:a1-l1")))
+    text = text.replace("\u00a0", " ")
+    assert "learners wait for rollouts 0.25 s" in text and "collectors wait for parameters 0.003 s" in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
 def test_panel_fits_the_terminal(width: int) -> None:
     rows = draw(status(), width).splitlines()
@@ -119,6 +125,22 @@ def test_plain_line_is_one_line_with_the_same_facts() -> None:
         ({"shares": {"waiting": 0.9}, "layout": Layout("processes", 3)}, 4, r"divides --scheme.shards"),
         ({"shares": {"other": 0.9}}, 2, r"Bookkeeping takes 90%"),
         ({"shares": {"env": 0.0}}, 2, r"No time measured"),
+        (
+            {"waits": {"rollouts": 0.4, "parameters": 0.0}, "layout": Layout.parse("cpu:a1-l1")},
+            2,
+            r"Learners wait 40% of the time for rollouts: more collectors \(1 now\).*gives the same result",
+        ),
+        (
+            {"waits": {"rollouts": 0.0, "parameters": 0.3}, "layout": Layout.parse("cpu:a2-l1"), "free_running": True},
+            2,
+            r"Collectors wait 30%.*more learners \(1 now\).*may change the result",
+        ),
+        (
+            {"waits": {"rollouts": 0.3, "parameters": 0.0}, "layout": Layout.parse("cpu:a4-l1")},
+            8,
+            r"one for each shard already",
+        ),
+        ({"waits": {"rollouts": 0.0, "parameters": 0.05}, "layout": Layout.parse("cpu:a2-l1")}, 2, r"keep each other"),
     ],
 )
 def test_bottleneck_names_the_largest_share_and_says_what_changes_the_result(
