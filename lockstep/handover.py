@@ -9,6 +9,7 @@ have max_lag + 1 of both, and learn from no rollout that is further behind than 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -283,7 +284,8 @@ class RemoteRollouts:
     def close(self) -> None:
         if self._speaks:
             for collector in self._everyone:
-                self._link.send(("end",), collector)
+                with contextlib.suppress(ConnectionError):  # what ended the run may have been that it is gone
+                    self._link.send(("end",), collector)
 
     def _filled(self, delivery: Delivery) -> Filled:
         rollout = self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
@@ -406,7 +408,11 @@ class CollectorEnd:
         return self._newest
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Tell the learners that rollouts are in their slabs, and where the time went."""
+        """Tell the learners that rollouts are in their slabs, and where the time went.
+
+        Raises:
+            RunEnded: no more rollouts are wanted.
+        """
         self._remember(deliveries[0].lap, {delivery.shard: delivery.number + 1 for delivery in deliveries})
         now = time.perf_counter()
         times = {**self._collectors.take_times(), "waiting": self.waited}
@@ -417,7 +423,11 @@ class CollectorEnd:
             slots = block(self._shards, learners, learner)
             for_it = [delivery for delivery in deliveries if self._slot(delivery) in slots]
             if for_it or learner == 0:  # learner 0 reports the times
-                self._link.send(("rollout", for_it, times), learner)
+                try:
+                    self._link.send(("rollout", for_it, times), learner)
+                except ConnectionError:  # it has ended, and learner 0 says so or is gone itself
+                    while True:
+                        self.listen(block=True)
 
     def _slot(self, delivery: Delivery) -> int:
         """The batch slot that decides who is told; where timing decides, learner 0 is."""
