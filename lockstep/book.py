@@ -44,14 +44,15 @@ def part_of(worker: Worker, arrivals: dict[int, Arrival], learned: LearningRepor
     return Part(deliveries, learned.gradient_digests, [times, *rollouts.collectors()], rollouts.waited)
 
 
-def _waits(parts: list[Part]) -> dict[str, float]:
+def _waits(parts: list[Part], layout: Layout) -> dict[str, float]:
     """Who waited for whom, where collectors have processes of their own: seconds, mean over the processes of a role."""
-    collectors = [times for part in parts for times in part.times[1:]]
-    if not collectors:
+    if layout.backend != "split":
         return {}
+    collectors = [times["waiting"] for part in parts for times in part.times[1:]]
     return {
         "rollouts": sum(part.waited for part in parts) / len(parts),
-        "parameters": sum(times["waiting"] for times in collectors) / len(collectors),
+        # Where timing decides, an iteration may learn from what had arrived before it.
+        "parameters": sum(collectors) / max(1, len(collectors)),
     }
 
 
@@ -79,7 +80,7 @@ class Book:
         alive: Callable[[], None],
         resumed: Resumed,
     ) -> None:
-        self._folder, self._experiment, self._options = folder, experiment, options
+        self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
         self._worker, self._alive = worker, alive
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment))
@@ -139,7 +140,7 @@ class Book:
                 times=times,
                 seconds=seconds,
                 lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted),
-                waits=_waits(parts),
+                waits=_waits(parts, self._layout),
             )
         )
 

@@ -116,11 +116,14 @@ def restore_shards(saved: Checkpoint, collectors: Collectors, lap: int) -> int:
     return replayed
 
 
-def slabs_apart(agent: Agent, shards: range, clock: Clock, arena: Arena) -> list[Slabs]:
-    """Slabs for each collector of one process: one collector if its shards always act with the same version."""
+def slabs_of(agent: Agent, shards: range, clock: Clock, arena: Arena, *, ahead: bool) -> list[Slabs]:
+    """Slabs for each collector of one process: one collector if its shards always act with the same version.
+
+    ahead: whether rollouts are collected before the ones before them were learned from.
+    """
     if isinstance(clock, Recorded):
         return [Slabs(agent, range(shard, shard + 1), clock.lag + 1, arena) for shard in shards]
-    return [Slabs(agent, shards, clock.lag + 1, arena)]
+    return [Slabs(agent, shards, clock.lag + 1 if ahead else 1, arena)]
 
 
 class OwnRollouts:
@@ -200,7 +203,7 @@ def collector_slabs(agent: Agent, link: Link, index: int, clock: Clock) -> list[
     """The slabs of one collector of a split layout, as every process that asks for them sees them."""
     shards = block(agent.experiment.scheme.shards, link.collectors, index)
     return link.rollouts[index].map(
-        lambda arena: slabs_apart(agent, shards, clock, arena), pinned=agent.device.type != "cpu"
+        lambda arena: slabs_of(agent, shards, clock, arena, ahead=True), pinned=agent.device.type != "cpu"
     )
 
 

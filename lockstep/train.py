@@ -35,7 +35,7 @@ from lockstep.handover import (
     collector_slabs,
     run_free,
     serve,
-    slabs_apart,
+    slabs_of,
 )
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
@@ -231,7 +231,7 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
     if seat.link is None:
         slots = block(experiment.scheme.shards, group.size, group.rank)
         arena = PrivateArena(pinned=agent.device.type != "cpu")
-        collectors = Collectors(agent, slabs_apart(agent, slots, clock, arena), job.layout, alive)
+        collectors = Collectors(agent, slabs_of(agent, slots, clock, arena, ahead=False), job.layout, alive)
         rollouts = OwnRollouts(collectors, slots, clock, versions)
     else:
         rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
