@@ -91,6 +91,7 @@ class Recorder:
         self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
         self._waits: deque[dict[str, float]] = deque(maxlen=32)
+        self._times: deque[dict[str, float]] = deque(maxlen=32)
         self._not_finite: set[str] = set()
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
@@ -190,8 +191,8 @@ class Recorder:
         self._recent.append((report.samples - totals.samples, report.frames - totals.frames, report.seconds))
         totals.samples, totals.frames = report.samples, report.frames
         seconds = max(1e-9, sum(entry[2] for entry in self._recent))
-        times = {name: report.times[name] for name in PARTS if name in report.times}
-        busy = sum(times.values())
+        self._times.append(report.times)
+        times = {name: sum(times[name] for times in self._times) for name in report.times}
         iterations = self._experiment.iterations
         return Status(
             iteration=report.iteration,
@@ -209,7 +210,7 @@ class Recorder:
             length=statistics.fmean(length for _, length in self._window) if self._window else None,
             episodes=self._totals.episodes,
             history=list(self._totals.history),
-            shares={name: value / busy if busy > 0 else 0.0 for name, value in times.items()},
+            shares=_shares(times),
             policy_lag=report.lags["policy_versions"],
             metrics=dict(report.metrics),
             layout=self._layout,
@@ -253,8 +254,13 @@ def _line(report: IterationReport, status: Status) -> dict[str, float]:
     if report.episodes:
         scores = [score for score, _ in report.episodes]
         line |= {"score/iteration_mean": statistics.fmean(scores), "score/iteration_max": max(scores)}
-    line |= {f"time/{name}": share for name, share in status.shares.items()}
+    line |= {f"time/{name}": share for name, share in _shares(report.times).items()}
     return line | report.metrics
+
+
+def _shares(times: dict[str, float]) -> dict[str, float]:
+    busy = sum(times[name] for name in PARTS if name in times)
+    return {name: times[name] / busy if busy > 0 else 0.0 for name in PARTS if name in times}
 
 
 def _title(experiment: Experiment, layout: Layout) -> str:
