@@ -57,7 +57,8 @@ class Link:
                     while self.peers[origin].poll():
                         messages.append((origin, self.peers[origin].recv()))
                 except (EOFError, OSError):
-                    raise self._gone(origin) from None
+                    if not messages:  # else what was sent before counts first
+                        raise self._gone(origin) from None
         return messages
 
     def _gone(self, index: int) -> ConnectionError:
