@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.clock import Clock, Versions
+from lockstep.clock import Clock, Fill, Recorded, Versions
+from lockstep.recipes import ppo_cartpole
+from lockstep.scheme import Scheme
 from lockstep.shard import block, holder
 
 
@@ -42,3 +44,36 @@ def test_versions_keep_just_what_coming_rollouts_need(lag: int) -> None:
         versions.publish(i + 1, f"v{i + 1}")
         assert len(versions.held()) <= lag + 1
         assert list(versions.held()) == sorted(versions.held())
+
+
+EVENTS = [
+    [{"shard": 1, "rollout": 0, "versions": [[0, 0]]}, {"shard": 1, "rollout": 1, "versions": [[0, 0]]}],
+    [{"shard": 0, "rollout": 0, "versions": [[0, 0], [3, 1]]}, {"shard": 1, "rollout": 2, "versions": [[0, 1]]}],
+    [{"shard": 0, "rollout": 1, "versions": [[0, 0], [5, 2]]}, {"shard": 0, "rollout": 2, "versions": [[0, 1]]}],
+]
+"""Of two shards, for three iterations."""
+
+
+def test_a_recorded_clock_repeats_what_was_decided() -> None:
+    clock = Recorded(2, iterations=10, shards=2, events=EVENTS)
+    assert [clock.fills(i) for i in range(3)] == [[(1, 0), (1, 1)], [(0, 0), (1, 2)], [(0, 1), (0, 2)]]
+    assert clock.acting(Fill(0, 0)) == ((0, 0), (3, 1))
+    assert clock.acting(Fill(1, 2)) == ((0, 1),)
+    assert [clock.slot(Fill(0, number)) for number in range(3)] == [0, 0, 1]
+    assert [clock.slot(Fill(1, number)) for number in range(3)] == [0, 1, 1]
+
+
+def test_a_recorded_clock_ends_where_the_record_ends() -> None:
+    clock = Recorded(2, iterations=10, shards=2, events=EVENTS)
+    assert list(clock.ticks(0)) == list(clock.ticks(0, stop_after=9)) == [0, 1, 2]
+    assert list(clock.ticks(1, stop_after=2)) == [1]
+    assert list(Recorded(2, iterations=2, shards=2, events=EVENTS).ticks(0)) == [0, 1]
+
+
+@pytest.mark.parametrize(("scheme", "lag"), [(Scheme(lag=1), 1), (Scheme(lag="async", max_lag=3), 3)])
+def test_the_clock_of_an_experiment(scheme: Scheme, lag: int) -> None:
+    clock = Clock.of(ppo_cartpole().replace(scheme=scheme))
+    assert (clock.lag, clock.shards) == (lag, 4)
+    assert clock.fills(7) == [(shard, 7) for shard in range(4)]
+    assert clock.acting(Fill(2, 7)) == ((0, 7 - lag),)
+    assert [clock.slot(fill) for fill in clock.fills(7)] == [0, 1, 2, 3]

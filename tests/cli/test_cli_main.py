@@ -60,7 +60,7 @@ def test_unknown_verb_names_close_ones(given: str, meant: str, capsys: Captured)
     assert f"Did you mean {meant}" in complaint(capsys, given)
 
 
-@pytest.mark.parametrize("verb", ["eval", "record", "plot", "verify", "resume"])
+@pytest.mark.parametrize("verb", ["eval", "record", "plot", "verify", "replay", "resume"])
 def test_folder_that_is_no_run(verb: str, capsys: Captured) -> None:
     assert "runs/nothing does not exist" in complaint(capsys, verb, "runs/nothing")
 
