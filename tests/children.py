@@ -68,6 +68,22 @@ class Child:
                         alive.add(int(entry.name))
         return alive
 
+    def tree(self) -> dict[str, list[int]]:
+        """Process ids by kind, oldest first, of a split layout with one learner, as far as they have been started."""
+        born, parents = {}, {}
+        for process in self.members():
+            with contextlib.suppress(OSError):  # it has ended
+                if b"resource_tracker" not in Path(f"/proc/{process}/cmdline").read_bytes():
+                    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                    parents[process], born[process] = int(fields[1]), (int(fields[19]), process)
+        workers = sorted((p for p in parents if parents[p] == self.process.pid), key=born.__getitem__)
+        return {
+            "main": [self.process.pid],
+            "learner": workers[:1],
+            "collector": workers[1:],
+            "environment": sorted((p for p in parents if parents[p] in workers), key=born.__getitem__),
+        }
+
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition while the main process lives."""
 
@@ -75,7 +91,7 @@ class Child:
             assert self.process.poll() is None, f"ended before: {what}\n{self.output()}"
             return condition()
 
-        until(met, what)
+        until(met, what, 0.01)
 
     def signal(self, number: int) -> None:
         """To the main process alone."""

@@ -12,6 +12,7 @@ import select
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
@@ -41,6 +42,8 @@ _LOOK = 0.1
 
 _GRACE = 1.0
 """Seconds that processes get to close their environments at the end."""
+
+_WHAT = "An environment process"
 
 
 class SteppingPool:
@@ -76,6 +79,8 @@ class SteppingPool:
             children.start(process)
             theirs.close()
             self._steppers.append(_Stepper(process, ours))
+        pool = weakref.ref(self)
+        children.watch([stepper.process for stepper in self._steppers], _WHAT, lambda: getattr(pool(), "failed", True))
 
     def enroll(self, num_envs: int) -> tuple[int, list[tuple[_Stepper, slice]]]:
         """A number for a new shard, and contiguous blocks of its environments with the processes that step them: the
@@ -121,7 +126,7 @@ class SteppingPool:
         if kind == "mistake":
             raise SettingsError(value)
         if kind == "error":
-            raise RuntimeError(f"An environment process failed:\n{value}")
+            raise RuntimeError(f"{_WHAT} failed:\n{value}")
         return value
 
     def _wait(self, stepper: _Stepper, waiting: Callable[[], None]) -> None:
@@ -137,7 +142,7 @@ class SteppingPool:
     def _bury(self, stepper: _Stepper) -> NoReturn:
         self.failed = True
         stepper.process.join(_GRACE)  # its pipe closes a moment before it has an exit code
-        raise RuntimeError(f"An environment process {children.obituary(stepper.process)}")
+        raise RuntimeError(f"{_WHAT} {children.obituary(stepper.process)}")
 
     def close(self) -> None:
         """Close all environments and end the processes."""
@@ -364,8 +369,7 @@ class _Slice:
 
 def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
     """A process of the pool: serves requests until the other end of the pipe is closed."""
-    children.leave_signals_to_parent()
-    children.die_with_parent()
+    children.behave()
     torch.set_num_threads(threads)
     pause = np.random.default_rng()
     slices: dict[int, _Slice] = {}

@@ -89,6 +89,11 @@ class SharedMemory:
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
+    @property
+    def path(self) -> str:
+        """Where this process can open the file, until it closes it."""
+        return f"/proc/self/fd/{self._descriptor}"
+
     def close(self) -> None:
         """Forget the file; what is mapped stays."""
         if self._descriptor >= 0:

@@ -6,14 +6,11 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import RawArray, RawValue
@@ -25,6 +22,7 @@ from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
+from lockstep.runtime.shared import SharedMemory
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -37,6 +35,11 @@ _GRACE = 5.0
 
 _STARTUP = 120.0
 """Seconds that workers may take to import everything and make their environments, whatever the stall timeout is."""
+
+_EXPLAINING = 2.0
+"""Seconds that a process whose end explains a broken connection may take to be seen to end."""
+
+_CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 
 
 class WorkerError(RuntimeError):
@@ -172,7 +175,7 @@ def run_processes(work: Work, job: Job) -> Result:
         WorkerError: with the traceback of the first process that failed.
     """
     context = multiprocessing.get_context("spawn")
-    rendezvous = os.path.join(tempfile.gettempdir(), f"lockstep-{uuid.uuid4().hex}")
+    rendezvous = SharedMemory()
     places = _places(job.layout, context)
     flag, progress = context.RawValue("b", 0), context.RawArray("Q", len(places))
     pipes: list[Connection] = []
@@ -198,12 +201,12 @@ def run_processes(work: Work, job: Job) -> Result:
                     place.link.close()
             return _watch([place.name for place in places], processes, pipes, progress, job.layout)
     finally:
+        rendezvous.close()
         for process in processes:
             if process.is_alive():
                 process.kill()
         for process in processes:
             process.join()
-        shutil.rmtree(rendezvous, ignore_errors=True)
 
 
 def _watch(names: list[str], processes: list[Any], pipes: list[Connection], progress: Any, layout: Layout) -> Result:
@@ -238,12 +241,13 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
             continue
         patience = layout.stall_timeout if any(now) else max(layout.stall_timeout, _STARTUP)
         if time.monotonic() - moved > patience:
-            slowest = processes[now.index(min(now))]
+            for rank in open_ranks:
+                children.show_stack(processes[rank], names[rank])
             longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
             raise WorkerError(
                 f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
-                f"{dict(zip(names, now, strict=True))}. An environment or the machine hangs: find it with py-spy dump "
-                f"--pid {slowest.pid}, or allow longer with --layout {longer},stall_timeout=SECONDS."
+                f"{dict(zip(names, now, strict=True))}. Where each of them stands is printed above: one hangs, and the "
+                f"others wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
             )
     return _result(results[0])
 
@@ -257,8 +261,12 @@ def _first_cause(
 ) -> str:
     """The failure to show. When one worker dies, its peers fail a moment later with a broken connection; a death or
     an error of another kind explains more than that."""
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
+
+    def follows(text: str) -> bool:
+        return any(phrase in text for phrase in _CONSEQUENCES)
+
+    deadline = time.monotonic() + _EXPLAINING
+    while all(map(follows, failures.values())) and time.monotonic() < deadline:
         for rank, process in enumerate(processes):
             if rank in failures or rank in results:
                 continue
@@ -271,32 +279,34 @@ def _first_cause(
             if not process.is_alive():
                 failures[rank] = children.obituary(process)
         time.sleep(0.05)
-    consequences = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
-    rank, text = min(failures.items(), key=lambda item: any(phrase in item[1] for phrase in consequences))
+    rank, text = min(failures.items(), key=lambda item: follows(item[1]))
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, job: Job, place: _Place, rendezvous: str, pipe: Connection, stop: StopRequest) -> None:
+def _child(work: Work, job: Job, place: _Place, rendezvous: SharedMemory, pipe: Connection, stop: StopRequest) -> None:
     """A process of a run: joins the others, works, and tells how it ended."""
-    children.leave_signals_to_parent()
-    # Made here, since only workers outlive a main process that is killed, and so can remove it.
-    os.makedirs(rendezvous, mode=0o700, exist_ok=True)
-    children.die_with_parent(lambda: shutil.rmtree(rendezvous, ignore_errors=True))
+    children.behave()
+    telling = threading.Lock()
+
+    def end(kind: str, text: str) -> None:
+        telling.acquire()  # and keep it: the first to come has the last word
+        with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
+            pipe.send((kind, text))
+            pipe.close()
+        sys.stdout.flush()
+        os._exit(1)
+
+    children.report_losses(lambda text: end("error", f"failed: {text}"))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         group: Group = Group()
         if place.size > 1:
-            group = GlooGroup(f"file://{rendezvous}/store", place.rank, place.size)
+            group = GlooGroup(f"file://{rendezvous.path}", place.rank, place.size)
         result = work(job, Seat(group, place.link), stop)
         pipe.send(("result", result))
         pipe.close()
         group.close()
-    except BaseException as error:
-        message = ("error", "failed:\n" + traceback.format_exc())
-        if isinstance(error, SettingsError):
-            message = ("mistake", str(error))
-        with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
-            pipe.send(message)
-            pipe.close()
-        sys.stdout.flush()
-        os._exit(1)
+    except SettingsError as error:
+        end("mistake", str(error))
+    except BaseException:
+        end("error", "failed:\n" + traceback.format_exc())
