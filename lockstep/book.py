@@ -45,12 +45,12 @@ def part_of(worker: Worker, arrivals: dict[int, Arrival], learned: LearningRepor
 
 
 def _waits(parts: list[Part], layout: Layout) -> dict[str, float]:
-    """Who waited for whom, where collectors have processes of their own: seconds, mean over the processes of a role."""
+    """Seconds that a learner, the one that did so longest, waited for collectors, and these on average for versions."""
     if layout.backend != "split":
         return {}
     collectors = [times["waiting"] for part in parts for times in part.times[1:]]
     return {
-        "rollouts": sum(part.waited for part in parts) / len(parts),
+        "rollouts": max(part.waited for part in parts),  # where timing decides, learner 0 waits for all
         # Where timing decides, an iteration may learn from what had arrived before it.
         "parameters": sum(collectors) / max(1, len(collectors)),
     }

@@ -139,7 +139,7 @@ def platform() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- file
 
 
-_ORDER = ("iteration", "collected_with", "rollout", "gradient", "parameters")
+_ORDER = ("iteration", "collected_with", "events", "rollout", "gradient", "parameters")
 
 
 def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -358,7 +358,8 @@ def _where(name: str) -> str:
         return f"gradient of shard {rest}"
     if kind == "parameters":
         return f"parameter {rest}"
-    return {"collected_with": "the version that collected"}.get(name, name)
+    words = {"collected_with": "the version that collected", "events": "what timing decided"}
+    return words.get(name, name)
 
 
 def compare(

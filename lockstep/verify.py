@@ -58,7 +58,9 @@ def verify(
     """
     folder = RunFolder.open(run)
     if layout.backend == "torchrun":
-        raise SettingsError("verify starts its own workers: use --layout inline or processes:N, without torchrun.")
+        raise SettingsError(
+            "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
+        )
     experiment = folder.experiment()
     try:
         head, lines = ledger.read(folder.ledger)

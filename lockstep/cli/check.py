@@ -21,7 +21,7 @@ class VerifyArguments:
     run: tyro.conf.Positional[str]
     """The run's folder."""
     layout: str = "inline"
-    """Layout of the repetition: inline or processes:N."""
+    """Layout of the repetition: any that suits the run, but torchrun."""
     iterations: int | Literal["all"] | None = None
     """Iterations to run again, or all. Default: 3. More prove more and take longer."""
     seed: int | None = None

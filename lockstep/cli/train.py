@@ -30,7 +30,8 @@ class TrainArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
-    """inline, processes:N or torchrun, with options as in processes:2,env_threads=2. Never changes the result."""
+    """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs) or torchrun, with options as in
+    processes:2,env_threads=2. Changes the result only where timing decides (--scheme.lag async)."""
     dry_run: bool = False
     """Print the resolved settings and what follows from them, and do nothing."""
     json: bool = False
