@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ LAGS = (0, 1, 2, 4)
 SEEDS = range(1, 11)
 EPISODES = 30
 """Episodes of the separate evaluation of each final policy."""
+UNTRAINED = {"CartPole-v1": 20.0, "Acrobot-v1": -500.0, "Hopper-v4": 14.0}
+"""What the initial policy scores, from which gains are counted."""
 _POINTS = 80
 """Points of a drawn curve."""
 
@@ -121,7 +124,8 @@ class Group:
     samples: np.ndarray
     """[I], at the end of each iteration."""
     curves: np.ndarray
-    """[seeds, I]: mean score of the episodes that ended in an iteration, interpolated where none did."""
+    """[seeds, I]: mean score of the episodes that ended in an iteration, interpolated where none did; UNTRAINED before
+    the first."""
     final: np.ndarray
     """[seeds]: the final policy's score in the separate evaluation."""
     kl: float
@@ -132,21 +136,23 @@ class Group:
         """[seeds]: mean score over the whole run."""
         return self.curves.mean(axis=1)
 
-    def delayed(self, lag: int) -> np.ndarray:
+    def delayed(self, lag: int, untrained: float) -> np.ndarray:
         """[seeds]: what area would be if every curve only came `lag` iterations later."""
-        first = np.repeat(self.curves[:, :1], lag, axis=1)
-        return np.concatenate([first, self.curves[:, : self.curves.shape[1] - lag]], axis=1).mean(axis=1)
+        iterations = self.curves.shape[1]
+        return (self.curves[:, : iterations - lag].sum(axis=1) + lag * untrained) / iterations
 
 
-def read(root: Path, name: str, lag: int) -> Group:
+def read(root: Path, name: str, lag: int) -> Group | None:
+    """All seeds at one lag, None if one of them is not finished."""
     curves, final, kl, samples = [], [], [], np.empty(0)
     for seed in SEEDS:
         path = folder(root, name, lag, seed)
         score = _evaluation(path, experiment(name, lag, seed))
         if score is None:
-            raise SystemExit(f"{path} is not finished, or has other settings: python benchmarks/lag.py run")
+            return None
         samples, divergence = read_curve(path, "samples", "policy/approx_kl")
-        curves.append(np.interp(samples, *read_curve(path, "samples", "score/iteration_mean")))
+        scores = read_curve(path, "samples", "score/iteration_mean")
+        curves.append(np.interp(samples, *scores, left=UNTRAINED[CASES[name].task]))
         final.append(score)
         kl.append(divergence.mean())
     return Group(samples, np.stack(curves), np.array(final), float(np.mean(kl)))
@@ -182,7 +188,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a lag changes, in percent of what lag 0 gains over its first episodes."""
+    """What a lag changes, in percent of what lag 0 gains over the initial policy."""
 
     area: Change
     """In the mean training score over the whole run."""
@@ -192,104 +198,106 @@ class Cost:
     """In the final policy's score."""
 
 
-def cost(groups: dict[int, Group], lag: int) -> Cost:
+def cost(groups: dict[int, Group], lag: int, untrained: float) -> Cost:
     base, other = groups[0], groups[lag]
-    start = base.curves[:, 0].mean()
-    area_gain, final_gain = base.area.mean() - start, base.final.mean() - start
+    area_gain, final_gain = base.area.mean() - untrained, base.final.mean() - untrained
     return Cost(
         Change(100 * (other.area - base.area) / area_gain),
-        float(100 * (base.delayed(lag) - base.area).mean() / area_gain),
+        float(100 * (base.delayed(lag, untrained) - base.area).mean() / area_gain),
         Change(100 * (other.final - base.final) / final_gain),
     )
 
 
-def pooled(costs: list[Cost]) -> Cost:
-    """The mean over tasks, seed by seed."""
-    return Cost(
-        Change(np.mean([c.area.values for c in costs], axis=0)),
-        float(np.mean([c.delay for c in costs])),
-        Change(np.mean([c.final.values for c in costs], axis=0)),
-    )
+Groups = dict[str, dict[int, Group]]
+"""By case and lag."""
+Costs = dict[str, dict[int, Cost]]
+"""By case and lag, from lag 1 on."""
 
 
 def report(root: Path) -> None:
-    """Write tables, numbers and pictures of all runs, which must be finished."""
+    """Write tables, numbers and pictures of the cases whose runs are all finished."""
     RESULTS.mkdir(exist_ok=True)
-    groups = {name: {lag: read(root, name, lag) for lag in LAGS} for name in CASES}
-    costs = {name: {lag: cost(groups[name], lag) for lag in LAGS[1:]} for name in CASES}
-    overall = {
-        label: {lag: pooled([costs[n][lag] for n in CASES if CASES[n].label == label]) for lag in LAGS[1:]}
-        for label in LABELS
+    groups: Groups = {}
+    for name in CASES:
+        found = {lag: group for lag in LAGS if (group := read(root, name, lag)) is not None}
+        if len(found) == len(LAGS):
+            groups[name] = found
+        else:
+            print(f"{name} is left out: not all of its runs are finished")
+    if not groups:
+        raise SystemExit("No case is finished: python benchmarks/lag.py run")
+    costs = {
+        name: {lag: cost(by_lag, lag, UNTRAINED[CASES[name].task]) for lag in LAGS[1:]}
+        for name, by_lag in groups.items()
     }
-    tables = _tables(groups, costs, overall)
+    tables = _tables(groups, costs)
     (RESULTS / "tables.md").write_text(tables)
-    (RESULTS / "lag.json").write_text(json.dumps(_numbers(groups, costs, overall), indent=1) + "\n")
+    (RESULTS / "lag.json").write_text(json.dumps(_numbers(groups, costs), indent=1) + "\n")
     with mpl.rc_context(_STYLE):
         _draw_curves(groups).savefig(RESULTS / "curves.png")
-        _draw_costs(overall).savefig(RESULTS / "cost.png")
+        _draw_costs(costs).savefig(RESULTS / "cost.png")
     print(tables)
 
 
-def _tables(
-    groups: dict[str, dict[int, Group]], costs: dict[str, dict[int, Cost]], overall: dict[str, dict[int, Cost]]
-) -> str:
-    lines = ["| | lag | whole run, % | of which delay | final policy, % |", "|---|---|---|---|---|"]
-    for label, by_lag in overall.items():
-        lines += [f"| {label} | {lag} | {c.area} | {c.delay:+.1f} | {c.final} |" for lag, c in by_lag.items()]
-    lines += ["", "| | | lag | KL | mean score of the run | whole run, % | of which delay | final score | final, % |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
-    for name, case in CASES.items():
-        for lag, group in groups[name].items():
-            c = costs[name].get(lag)
-            area, delay, final = (str(c.area), f"{c.delay:+.1f}", str(c.final)) if c else ("", "", "")
-            lines.append(
-                f"| {case.label} | {case.task} | {lag} | {group.kl:.4f} | {group.area.mean():.1f} | {area} | {delay} "
-                f"| {group.final.mean():.1f} | {final} |"
-            )
+def _tables(groups: Groups, costs: Costs) -> str:
+    lags = LAGS[1:]
+    lines = []
+    for title, final in (("Mean score of the whole run", False), ("Score of the final policy", True)):
+        lines += [f"{title}: at lag 0, and the change in % of what lag 0 gains over the initial policy", ""]
+        lines.append("| | | lag 0 | " + " | ".join(f"lag {lag}" for lag in lags) + " |")
+        lines.append("|---" * (3 + len(lags)) + "|")
+        for name, by_lag in groups.items():
+            level = (by_lag[0].final if final else by_lag[0].area).mean()
+            changes = [str(costs[name][lag].final if final else costs[name][lag].area) for lag in lags]
+            lines.append(f"| {CASES[name].label} | {CASES[name].task} | {level:.1f} | " + " | ".join(changes) + " |")
+        lines.append("")
+    lines += ["Mean of policy/approx_kl over the run", ""]
+    lines.append("| | | " + " | ".join(f"lag {lag}" for lag in LAGS) + " |")
+    lines.append("|---" * (2 + len(LAGS)) + "|")
+    for name, by_lag in groups.items():
+        cells = " | ".join(f"{group.kl:.1e}" for group in by_lag.values())
+        lines.append(f"| {CASES[name].label} | {CASES[name].task} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
-def _numbers(
-    groups: dict[str, dict[int, Group]], costs: dict[str, dict[int, Cost]], overall: dict[str, dict[int, Cost]]
-) -> dict[str, Any]:
-    def to_json(c: Cost) -> dict[str, Any]:
-        return {"area": c.area.to_json(), "delay": c.delay, "final": c.final.to_json()}
+def _numbers(groups: Groups, costs: Costs) -> dict[str, Any]:
+    def percent(c: Cost) -> dict[str, Any]:
+        return {"whole_run": c.area.to_json(), "delay_alone": c.delay, "final": c.final.to_json()}
 
-    cases = {
+    return {
         f"{name}-lag{lag}": {
-            "identity_seed1": experiment(name, lag, 1).identity(),
             "iterations": len(group.samples),
             "samples": int(group.samples[-1]),
             "approx_kl": group.kl,
-            "area": group.area.tolist(),
+            "whole_run": group.area.tolist(),
             "final": group.final.tolist(),
-            "curve": {"samples": group.samples.tolist(), "mean": group.curves.mean(axis=0).round(2).tolist()},
-            **({"percent": to_json(costs[name][lag])} if lag else {}),
+            **({"percent_of_gain": percent(costs[name][lag])} if lag else {}),
         }
-        for name in CASES
-        for lag, group in groups[name].items()
-    }
-    return {
-        "pooled_percent": {f"{label}-lag{lag}": to_json(c) for label, row in overall.items() for lag, c in row.items()},
-        "cases": cases,
+        for name, by_lag in groups.items()
+        for lag, group in by_lag.items()
     }
 
 
-def _draw_curves(groups: dict[str, dict[int, Group]]) -> Figure:
-    tasks = list(dict.fromkeys(case.task for case in CASES.values()))
+def _tasks(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(CASES[name].task for name in names))
+
+
+def _draw_curves(groups: Groups) -> Figure:
+    tasks = _tasks(groups)
     figure = Figure(figsize=(11, 8.4), dpi=130, layout="constrained")
     grid = figure.subplots(len(LABELS), len(tasks), sharex="col", sharey="col", squeeze=False)
-    for name, case in CASES.items():
+    for name, by_lag in groups.items():
+        case = CASES[name]
         row, column = LABELS.index(case.label), tasks.index(case.task)
         axes: Axes = grid[row, column]
-        for number, (lag, group) in enumerate(groups[name].items()):
+        for number, (lag, group) in enumerate(by_lag.items()):
             chosen = np.linspace(0, len(group.samples) - 1, min(_POINTS, len(group.samples))).round().astype(int)
             smoothed = np.stack([smooth(curve, len(curve) // 12) for curve in group.curves])[:, chosen]
             band = np.array([bootstrap_interval(scores, resamples=1000) for scores in smoothed.T])
             color = _COLORS[number]
             axes.plot(group.samples[chosen], smoothed.mean(axis=0), color=color, label=f"lag {lag}", linewidth=1.8)
             axes.fill_between(group.samples[chosen], band[:, 0], band[:, 1], color=color, alpha=0.15, linewidth=0)
-        axes.set_title(f"{case.label} · {case.task}")
+        axes.set_title(f"{case.label} · {case.task}", fontsize=10)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.01)
         if row == len(LABELS) - 1:
@@ -300,28 +308,30 @@ def _draw_curves(groups: dict[str, dict[int, Group]]) -> Figure:
     return figure
 
 
-def _draw_costs(overall: dict[str, dict[int, Cost]]) -> Figure:
-    figure = Figure(figsize=(8.5, 4.2), dpi=150, layout="constrained")
-    for axes, title, whole in zip(
-        figure.subplots(1, 2, sharey=True), ("Whole run", "Final policy"), (True, False), strict=True
-    ):
-        axes.axhline(0, color="#888888", linewidth=1)
-        for number, (label, by_lag) in enumerate(overall.items()):
-            changes = [c.area if whole else c.final for c in by_lag.values()]
+def _draw_costs(costs: Costs) -> Figure:
+    tasks = _tasks(costs)
+    figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
+    grid = figure.subplots(2, len(tasks), sharex=True, sharey="row", squeeze=False)
+    for name, by_lag in costs.items():
+        number = LABELS.index(CASES[name].label)
+        place = np.arange(len(by_lag)) + 0.22 * (number - 1)
+        column, style = tasks.index(CASES[name].task), {"color": _COLORS[number], "label": LABELS[number]}
+        for row, changes in enumerate(([c.area for c in by_lag.values()], [c.final for c in by_lag.values()])):
             mean = np.array([c.mean for c in changes])
             low, high = np.array([c.interval for c in changes]).T
-            place = np.arange(len(mean)) + 0.22 * (number - 1)
-            color = _COLORS[number]
-            axes.errorbar(place, mean, (mean - low, high - mean), fmt="o", color=color, capsize=3, label=label)
-            if whole:
-                delay = [c.delay for c in by_lag.values()]
-                note = "delay alone" if number == len(overall) - 1 else None
-                axes.scatter(place, delay, marker="_", s=160, color="#333333", zorder=3, label=note)
-        axes.set_xticks(range(len(LAGS) - 1), [f"lag {lag}" for lag in LAGS[1:]])
-        axes.set_title(title)
-        axes.grid(axis="x", visible=False)
-    figure.axes[0].set_ylabel("Change from lag 0, % of what lag 0 learns")
-    figure.axes[0].legend(loc="lower left", labelcolor="#333333")
+            grid[row, column].errorbar(place, mean, (mean - low, high - mean), fmt="o", capsize=3, **style)
+        delay = [c.delay for c in by_lag.values()]
+        note = "a later start alone" if number == column == 0 else None
+        grid[0, column].scatter(place, delay, marker="_", s=140, color="#333333", zorder=3, label=note)
+    for column, task in enumerate(tasks):
+        for axes in grid[:, column]:
+            axes.axhline(0, color="#888888", linewidth=1)
+            axes.grid(axis="x", visible=False)
+        grid[0, column].set_title(task)
+        grid[1, column].set_xticks(range(len(LAGS) - 1), [f"lag {lag}" for lag in LAGS[1:]])
+    for axes, title in zip(grid[:, 0], ("Whole run", "Final policy"), strict=True):
+        axes.set_ylabel(f"{title}: change, % of lag 0's gain")
+    grid[0, 0].legend(loc="lower left", labelcolor="#333333")
     return figure
 
 
