@@ -11,7 +11,7 @@ from lockstep import ledger
 from lockstep.clock import Clock, Recorded
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.ledger import Difference
+from lockstep.ledger import Difference, LedgerError
 from lockstep.run import RunFolder, RunOptions
 from lockstep.settings import SettingsError
 
@@ -31,10 +31,26 @@ class Replay:
 
 
 def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]]) -> Recorded | None:
-    """The decisions in a ledger's lines; None for an experiment in which timing decides nothing."""
+    """The decisions in a ledger's lines; None for an experiment in which timing decides nothing.
+
+    Raises:
+        LedgerError: they are none that a run could have made: to repeat them could take for ever.
+    """
     if not experiment.scheme.free_running:
         return None
     clock = Clock.of(experiment)
+    number = dict.fromkeys(range(clock.shards), 0)
+    for iteration, line in enumerate(lines):
+        for event in line["events"]:
+            shard, acting = event["shard"], event["versions"]
+            in_order = event["rollout"] == number.get(shard) and acting and acting[0][0] == 0
+            if not in_order or not iteration - clock.lag <= acting[0][1] <= acting[-1][1] <= iteration:
+                raise LedgerError(
+                    f"The ledger records for iteration {iteration} what cannot have been decided: {event}. It was "
+                    "edited, or experiment.json was: restore both from a copy.",
+                    iteration,
+                )
+            number[shard] += 1
     return Recorded(clock.lag, clock.iterations, clock.shards, tuple(line["events"] for line in lines))
 
 

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 import pytest
 import torch
 from children import Child
+from workers import Workers
 
 torch.set_num_threads(1)
 
@@ -40,3 +41,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
     yield begin
     for child in children:
         child.close()
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    """Processes for the runs of all tests that ask for them."""
+    workers = Workers()
+    yield workers
+    workers.close()

@@ -1,0 +1,332 @@
+"""Where timing decides, the ledger says what it decided: repeated on any layout, a run ends with the same bits."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import Child
+from tiny import cut, options
+from workers import Ran, Workers, ran_of
+
+from lockstep import ledger, recipes
+from lockstep.algorithms import APPOConfig, IMPALAConfig
+from lockstep.cli.main import main
+from lockstep.clock import Clock, Recorded
+from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.layout import Layout
+from lockstep.ledger import LedgerError
+from lockstep.replay import replay
+from lockstep.run import RunFolder
+from lockstep.runtime import checkpoint
+from lockstep.settings import SettingsError
+from lockstep.train import resume, train
+from lockstep.verify import verify
+
+INLINE = Layout()
+FLAGS = (
+    *("train", "ppo-cartpole", "--env.adapter", "gymnasium", "--env.num-envs", "8", "--scheme.lag", "async"),
+    *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
+    *("--scheme.acting-batch", "0", "--total-steps", "1M", "--display", "plain", "--no-tensorboard"),
+)
+
+
+def free(
+    iterations: int = 6, *, lstm: bool = False, normalize: bool = False, appo: bool = False, **scheme: Any
+) -> Experiment:
+    """CartPole, with four shards of two environments and rollouts of eight steps."""
+    tiny = cut(
+        recipes.ppo_cartpole,
+        env={"adapter": "gymnasium"},
+        model={"core": "lstm" if lstm else "none"},
+        scheme={"lag": "async", "max_lag": 2, **scheme},
+    )
+    return tiny.replace(
+        algorithm=APPOConfig(rollout=8, epochs=2, minibatches=2) if appo else IMPALAConfig(rollout=8, minibatches=2),
+        normalize=NormalizeConfig(observations=normalize, returns=normalize),
+        total_steps=iterations * 8 * 8,
+    )
+
+
+def atari() -> Experiment:
+    scheme = {"lag": "async", "max_lag": 1, "shards": 2}
+    return cut(recipes.impala_atari, epochs=1, env={"num_envs": 4}, scheme=scheme)
+
+
+FREE: dict[str, tuple[Callable[[], Experiment], str, str]] = {
+    "lstm": (lambda: free(lstm=True), "cpu:a2-l1", "cpu:a1-l2"),
+    "normalized-each-step": (
+        lambda: free(10, normalize=True, refresh="step"),
+        "cpu:a2-l2,jitter=0.003",
+        "cpu:a3-l1,jitter=0.003",
+    ),
+    "appo": (lambda: free(appo=True, max_lag=0, acting_batch=4), "cpu:a3-l1", "cpu:a2-l2"),
+    "atari": (atari, "cpu:a2-l1", "cpu:a1-l2"),
+}
+"""Each with the layout that it ran on, and another to repeat it on."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _processes_are_there_already(workers: Workers) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lockstep.train.run_processes", workers.run)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """Free-running runs, to be read only."""
+    folder = tmp_path_factory.mktemp("free")
+
+    @functools.cache
+    def ran(name: str) -> Ran:
+        make, layout, _ = FREE[name]
+        return ran_of(train(make(), Layout.parse(layout), options(folder / name, checkpoint_every=4)))
+
+    return ran
+
+
+def events(run: Path) -> list[list[dict[str, Any]]]:
+    """By iteration and batch slot."""
+    return [line["events"] for line in ledger.read(run / "ledger.jsonl")[1]]
+
+
+def again(run: Path, layout: str = "inline", name: str = "again") -> Ran:
+    """Its repetition, found to be equal by replay itself too."""
+    found = replay(run, Layout.parse(layout), options(Path(name)))
+    assert found.ok and found.difference is None
+    return Ran(found.digest, RunFolder(found.run).ledger.read_bytes(), found.run)
+
+
+def check_events(experiment: Experiment, recorded: list[list[dict[str, Any]]]) -> None:
+    """The bound on the lag, and that every rollout of every shard is learned from once, in order."""
+    number = dict.fromkeys(range(experiment.scheme.shards), 0)
+    for iteration, slots in enumerate(recorded):
+        assert len(slots) == experiment.scheme.shards
+        for event in slots:
+            assert event["rollout"] == number[event["shard"]]
+            number[event["shard"]] += 1
+            steps, versions = ([pair[i] for pair in event["versions"]] for i in (0, 1))
+            assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] < experiment.algorithm.rollout
+            assert versions == sorted(set(versions)) and versions[-1] <= iteration
+            assert versions[0] >= iteration - experiment.scheme.max_lag
+            assert len(versions) == 1 or experiment.scheme.refresh == "step"
+
+
+# ------------------------------------------------------------------------------------------------------- replay
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_free_running_run_is_repeated(name: str, recorded: Callable[[str], Ran]) -> None:
+    make, _, other = FREE[name]
+    run = recorded(name)
+    experiment = make()
+    check_events(experiment, events(run.run))
+    assert len(events(run.run)) == experiment.iterations
+    assert again(run.run) == run
+    assert again(run.run, other, "other") == run
+
+
+HAND: list[list[tuple[int, int, tuple[tuple[int, int], ...]]]] = [
+    [(0, 0, ((0, 0),)), (1, 0, ((0, 0),)), (0, 1, ((0, 0),)), (1, 1, ((0, 0),))],
+    [(1, 2, ((0, 0), (5, 1))), (0, 2, ((0, 0), (2, 1))), (2, 0, ((0, 0),)), (3, 0, ((0, 0),))],
+    [(2, 1, ((0, 0), (1, 1), (4, 2))), (3, 1, ((0, 0), (7, 2))), (0, 3, ((0, 1),)), (1, 3, ((0, 2),))],
+    [(3, 2, ((0, 1), (3, 2), (6, 3))), (2, 2, ((0, 1),)), (0, 4, ((0, 1), (1, 2))), (1, 4, ((0, 3),))],
+]
+"""By iteration: (shard, rollout, versions). What timing may decide at a lag of up to 2, and rarely does."""
+
+
+def by_hand(experiment: Experiment) -> Recorded:
+    decided = [[{"shard": s, "rollout": r, "versions": v} for s, r, v in slots] for slots in HAND]
+    clock = Clock.of(experiment)
+    return Recorded(clock.lag, clock.iterations, clock.shards, decided)
+
+
+@pytest.mark.parametrize("lstm", [True, False])
+def test_whatever_was_decided_is_repeated_on_any_layout(lstm: bool) -> None:
+    experiment = free(len(HAND), lstm=lstm, normalize=not lstm, refresh="step")
+    clock = by_hand(experiment)
+    alone = ran_of(train(experiment, INLINE, options(Path("inline")), recorded=clock))
+    assert events(alone.run) == json.loads(json.dumps(clock.events))
+    for layout in ("cpu:a1-l1,jitter=0.003", "cpu:a2-l2", "cpu:a3-l1" if lstm else "cpu:a1-l3"):
+        split = train(experiment, Layout.parse(layout), options(Path(layout.replace(":", "-"))), recorded=clock)
+        assert ran_of(split) == alone, layout
+
+    others = [[{**event, "versions": event["versions"][:1]} for event in slots] for slots in clock.events]
+    fewer = Recorded(clock.lag, clock.iterations, clock.shards, others)
+    assert ran_of(train(experiment, INLINE, options(Path("fewer")), recorded=fewer)).digest != alone.digest
+
+
+def test_a_repetition_is_repeated_and_verified(recorded: Callable[[str], Ran]) -> None:
+    run = recorded("lstm")
+    first = again(run.run)
+    assert again(first.run, name="second") == run
+    assert json.loads(Path("again/replay.json").read_text()) == {"of": str(run.run)}
+    for path, count, layout in ((run.run, "all", INLINE), (first.run, 2, Layout.parse("cpu:a1-l1"))):
+        verdict = verify(path, layout, count)  # type: ignore[arg-type]
+        assert verdict.ok, verdict.message
+
+
+def test_a_deterministic_run_is_repeated_too() -> None:
+    run = ran_of(train(cut(recipes.ppo_cartpole, env={"adapter": "gymnasium"}), INLINE, options(Path("run"))))
+    assert again(run.run, "processes:2") == run
+
+
+# ------------------------------------------------------------------------------------------------------- resume
+
+
+def test_a_resumed_run_is_repeated_as_a_whole(tmp_path: Path) -> None:
+    """From a checkpoint at which shards had reached different rollouts, and on another layout each time."""
+    experiment = free(9, lstm=True, normalize=True, refresh="step", max_lag=2)
+    train(experiment, INLINE, options(Path("run")), stop_after=3, recorded=by_hand(experiment))
+    saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
+    numbers = [saved.part(f"shard-{shard:03d}")[1]["rollouts"] for shard in range(4)]
+    assert (saved.iteration, numbers) == (3, [4, 4, 2, 2])
+
+    for layout, stop in (("cpu:a2-l1", 6), ("cpu:a1-l2,jitter=0.003", None)):
+        result = resume("run", Layout.parse(layout), options(Path("run"), checkpoint_every=1), stop_after=stop)
+    run = ran_of(result)
+    assert result.iterations == 9
+    check_events(experiment, events(run.run))
+    assert events(run.run)[:3] == json.loads(json.dumps(by_hand(experiment).events[:3]))
+    assert again(run.run) == run
+    assert again(run.run, "cpu:a2-l1", "split") == run
+
+
+def test_a_checkpoint_holds_the_newest_version_alone(recorded: Callable[[str], Ran]) -> None:
+    run = recorded("normalized-each-step").run
+    decided = events(run)
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
+        saved = checkpoint.open_checkpoint(path)
+        tensors, meta = saved.part("learner")
+        assert meta["versions"] == [saved.iteration]
+        assert {name.split(".")[1] for name in tensors if name.startswith("version.")} == {str(saved.iteration)}
+        learned = [event["shard"] for slots in decided[: saved.iteration] for event in slots]
+        for shard in range(4):
+            assert saved.part(f"shard-{shard:03d}")[1]["rollouts"] == learned.count(shard)
+
+
+def test_stopped_by_a_signal_and_resumed(start: Callable[..., Child]) -> None:
+    """With processes of its own."""
+    child = start(*FLAGS, "--layout", "cpu:a2-l1", "--run", "run")
+    child.until(lambda: Path("run/ledger.jsonl").exists() and len(events_so_far()) >= 5, "some iterations")
+    child.signal(signal.SIGTERM)
+    assert child.wait() == 130, child.output()
+    stopped = len(events(Path("run")))
+    assert checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints")).iteration == stopped
+    assert resume("run", options=options(Path("run")), stop_after=stopped + 3).iterations == stopped + 3
+    found = replay("run", INLINE, options(Path("again")))
+    assert found.ok and found.iterations == stopped + 3
+    assert Path("again/ledger.jsonl").read_bytes() == Path("run/ledger.jsonl").read_bytes()
+
+
+def events_so_far() -> list[bytes]:
+    return Path("run/ledger.jsonl").read_bytes().splitlines()[1:]
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+def test_what_cannot_run_freely_is_refused(recorded: Callable[[str], Ran]) -> None:
+    run = recorded("lstm").run
+    for layout in ("inline", "processes:2"):
+        with pytest.raises(SettingsError, match=f"--scheme.lag async with --layout {layout}: .* cpu:a1-l1"):
+            train(free(), Layout.parse(layout), options(Path("refused")))
+        with pytest.raises(SettingsError, match=f"--scheme.lag async with --layout {layout}: .* cpu:a1-l1"):
+            resume(run, Layout.parse(layout))
+    with pytest.raises(SettingsError, match=r"--layout processes:2 cannot repeat a free-running run.* cpu:aC-lL"):
+        replay(run, Layout.parse("processes:2"), options(Path("refused")))
+    assert not Path("refused").exists()
+
+    repeated = again(run).run
+    with pytest.raises(SettingsError, match=r"repeats another run.*Resume the run that replay.json in it names"):
+        resume(repeated)
+    with pytest.raises(SettingsError, match="runs/nothing does not exist"):
+        replay("runs/nothing")
+
+
+def forge(run: Path, iteration: int, **changes: Any) -> Path:
+    """A copy of a run with a changed line of its ledger, and a valid chain."""
+    copy = Path(shutil.copytree(run, "forged", dirs_exist_ok=True))
+    head, lines = ledger.read(copy / "ledger.jsonl")
+    (copy / "ledger.jsonl").unlink()
+    book = ledger.Ledger.create(copy / "ledger.jsonl", head)
+    for line in lines:
+        book.append({**line, **(changes if line["iteration"] == iteration else {})})
+    book.close()
+    return copy
+
+
+def test_the_command(recorded: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]) -> None:
+    run = recorded("lstm")
+    quiet = ("--display", "none", "--no-tensorboard")
+    assert main(["replay", str(run.run), "--run", "here", *quiet]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "run: here" and printed[-1] == f"digest: {run.digest}"
+    assert f"Replayed: all 6 recorded iterations of {run.run} gave the same bits." in printed
+    assert main(["replay", str(run.run), "--layout", "cpu:a1-l1", "--run", "there", "--json", *quiet]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": True,
+        "run": "there",
+        "digest": run.digest,
+        "iterations": 6,
+        "difference": None,
+    }
+
+    line = ledger.read(run.run / "ledger.jsonl")[1][2]
+    parameters = {**line["parameters"], next(iter(line["parameters"])): "0" * 16}
+    forged = forge(run.run, 2, parameters=parameters)
+    assert main(["replay", str(forged), "--run", "wrong", *quiet]) == 1
+    printed = capsys.readouterr().out
+    assert f"The replay is not what {forged} recorded. Iteration 2: parameter " in printed
+    assert f"0000000000000000 != {line['parameters'][next(iter(parameters))]}" in printed
+    assert main(["replay", str(forged), "--run", "wrong-again", "--json", *quiet]) == 1
+    assert json.loads(capsys.readouterr().out)["difference"]["iteration"] == 2
+
+    assert main(["replay", str(run.run), "--layout", "processes:2", *quiet]) == 2
+    assert "cannot repeat a free-running run" in capsys.readouterr().err
+
+
+def test_a_changed_event_is_found(recorded: Callable[[str], Ran]) -> None:
+    run = recorded("normalized-each-step")
+    slots = events(run.run)[4]
+    slot = next(i for i in range(3) if slots[i]["shard"] != slots[i + 1]["shard"])
+    slots[slot], slots[slot + 1] = slots[slot + 1], slots[slot]
+    found = replay(forge(run.run, 4, events=slots), INLINE, options(Path("exchanged")))
+    assert not found.ok and found.difference is not None and found.difference.iteration == 4
+
+    path = run.run / "ledger.jsonl"
+    edited = Path(shutil.copytree(run.run, "edited"))
+    text = path.read_text()
+    (edited / "ledger.jsonl").write_text(re.sub(r'("iteration":3.*?"rollout":)\d+', r"\g<1>77", text, count=1))
+    with pytest.raises(LedgerError, match="no proof from iteration 3 on"):
+        replay(edited, INLINE, options(Path("refused")))
+
+
+@pytest.mark.parametrize("layout", ["inline", "cpu:a2-l1"])
+@pytest.mark.parametrize(
+    "change",
+    [{"rollout": 99}, {"shard": 9}, {"versions": [[0, 99]]}, {"versions": [[0, 0]]}, {"versions": []}],
+)
+def test_what_cannot_have_been_decided_is_refused(
+    layout: str, change: dict[str, Any], recorded: Callable[[str], Ran]
+) -> None:
+    """Else a collector would wait for a version that never comes."""
+    run = recorded("normalized-each-step").run
+    slots = events(run)[4]
+    forged = forge(run, 4, events=[{**slots[0], **change}, *slots[1:]])
+    with pytest.raises(LedgerError, match=r"iteration 4 what cannot have been decided"):
+        replay(forged, Layout.parse(layout), options(Path("refused")))
+    assert not Path("refused").exists()

@@ -1,0 +1,136 @@
+"""Processes that serve one run after another, since starting one costs seconds, and what is left of those runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import lockstep.train
+from lockstep.run import RunFolder
+from lockstep.runtime import children
+from lockstep.runtime.channels import Link, links
+from lockstep.runtime.group import GlooGroup, Group
+from lockstep.runtime.supervisor import Seat, StopRequest
+from lockstep.train import Job, Result
+from lockstep.tree import TreeSum
+
+MOST = 4
+"""Processes of the largest layout that is tested."""
+TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run ended with, and must be equal on every layout."""
+
+    digest: str
+    ledger: bytes = field(repr=False)
+    run: Path = field(compare=False)
+
+
+def ran_of(result: Result) -> Ran:
+    assert re.fullmatch("[0-9a-f]{64}", result.digest), result.digest
+    return Ran(result.digest, RunFolder(result.run).ledger.read_bytes(), result.run)
+
+
+class AllReduce(TreeSum):
+    """What others do: torch.distributed's own sum, whose order of addition depends on the processes."""
+
+    def finish(self) -> Tensor:
+        total = torch.stack([value for _, _, value in self._subtrees]).sum(0)
+        self._subtrees = []
+        dist.all_reduce(total)
+        return total
+
+
+def _learners(job: Job) -> int:
+    return len(job.layout.learners) or job.layout.workers
+
+
+def _serve(number: int, orders: Any, answers: Any) -> None:
+    """One of the processes; learners come first."""
+    warnings.simplefilter("error")
+    children.die_with_parent()
+    while True:
+        order, folder, job, link, tree = orders.get()
+        os.chdir(folder)
+        learners, answer = _learners(job), None
+        try:
+            with mock.patch("lockstep.worker.TreeSum", tree):
+                joins = number < learners and learners > 1
+                store = f"file://{folder}/{order}.store"
+                group = GlooGroup(store, number, learners) if joins else Group()
+                try:
+                    answer = lockstep.train.work(job, Seat(group, link), StopRequest())
+                finally:
+                    group.close()
+                    if link is not None:
+                        link.close()
+        except BaseException:
+            answer = traceback.format_exc()
+        answers.put((order, number, answer))
+
+
+class Workers:
+    """Four processes, of which runs use two, three or all."""
+
+    def __init__(self) -> None:
+        context = self._context = multiprocessing.get_context("spawn")
+        self._orders = [context.Queue() for _ in range(MOST)]
+        self._answers = context.Queue()
+        self._started: list[Job] = []
+        self._answered: dict[int, dict[int, Any]] = {}
+        self._processes = [
+            context.Process(target=_serve, args=(number, orders, self._answers))
+            for number, orders in enumerate(self._orders)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def start(self, job: Job, tree: type[TreeSum] = TreeSum) -> int:
+        """Have it run; returns what result wants to know."""
+        order = len(self._started)
+        self._started.append(job)
+        self._answered[order] = {}
+        seats: list[Link | None] = [None] * job.layout.processes
+        if job.layout.backend == "split":
+            learners, collectors = links(self._context, len(job.layout.collectors), _learners(job))
+            seats = [*learners, *collectors]
+        for orders, link in zip(self._orders, seats, strict=False):
+            orders.put((order, os.getcwd(), job, link, tree))
+        return order
+
+    def result(self, order: int) -> Result:
+        """Wait for it; every learner must have ended with the same digest."""
+        job, answered = self._started[order], self._answered[order]
+        while len(answered) < job.layout.processes:
+            of, number, answer = self._answers.get(timeout=TIMEOUT)
+            self._answered[of][number] = answer
+        failures = [answer for answer in answered.values() if isinstance(answer, str)]
+        assert not failures, "\n".join(failures)
+        results = [answered[number] for number in range(_learners(job))]
+        assert len({result.digest for result in results}) == 1, results
+        return results[0]
+
+    def ran(self, order: int) -> Ran:
+        return ran_of(self.result(order))
+
+    def run(self, work: Any, job: Job) -> Result:
+        """In the place of lockstep.train.run_processes."""
+        return self.result(self.start(job))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
