@@ -18,6 +18,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from curves import draw_band
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -28,7 +29,7 @@ from lockstep.algorithms import IMPALAConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.evaluation.plots import _COLORS, _STYLE, read_curve
 from lockstep.evaluation.scores import evaluate
-from lockstep.evaluation.statistics import Interval, bootstrap_interval, smooth
+from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
 from lockstep.scheme import Scheme
 
@@ -39,8 +40,6 @@ EPISODES = 30
 """Episodes of the separate evaluation of each final policy."""
 UNTRAINED = {"CartPole-v1": 20.0, "Acrobot-v1": -500.0, "Hopper-v4": 14.0}
 """What the initial policy scores, from which gains are counted."""
-_POINTS = 80
-"""Points of a drawn curve."""
 
 
 @dataclass(frozen=True)
@@ -291,12 +290,7 @@ def _draw_curves(groups: Groups) -> Figure:
         row, column = LABELS.index(case.label), tasks.index(case.task)
         axes: Axes = grid[row, column]
         for number, (lag, group) in enumerate(by_lag.items()):
-            chosen = np.linspace(0, len(group.samples) - 1, min(_POINTS, len(group.samples))).round().astype(int)
-            smoothed = np.stack([smooth(curve, len(curve) // 12) for curve in group.curves])[:, chosen]
-            band = np.array([bootstrap_interval(scores, resamples=1000) for scores in smoothed.T])
-            color = _COLORS[number]
-            axes.plot(group.samples[chosen], smoothed.mean(axis=0), color=color, label=f"lag {lag}", linewidth=1.8)
-            axes.fill_between(group.samples[chosen], band[:, 0], band[:, 1], color=color, alpha=0.15, linewidth=0)
+            draw_band(axes, group.samples, group.curves, color=_COLORS[number], label=f"lag {lag}")
         axes.set_title(f"{case.label} · {case.task}", fontsize=10)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.01)
