@@ -44,7 +44,7 @@ def run(experiment: Experiment) -> str:
         deliveries = collector.collect(iteration, lambda _, acting=acting: acting)
         filled = {shard: Filled(slabs.rollout(shard, iteration), acting.normalizers) for shard in shards}
         learned = learner.learn(iteration, filled)
-        moments = tree.sum({delivery.shard: delivery.moments for delivery in deliveries})
+        moments = tree.sum({delivery.shard: torch.from_numpy(delivery.moments) for delivery in deliveries})
         agent.normalizers = agent.normalizers.merged(moments)
         versions.publish(iteration + 1, agent.version(iteration + 1))
         scores = [score for delivery in deliveries for score, _ in delivery.episodes]

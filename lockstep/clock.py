@@ -71,6 +71,8 @@ class Recorded(Clock):
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
     """By iteration and batch slot: `shard`, `rollout`, and the `versions` that acted in it, as in the ledger."""
+    origin: str = ""
+    """The run's folder."""
 
     def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
         recorded = len(self.events)

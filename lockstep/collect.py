@@ -38,8 +38,8 @@ class Delivery:
     lap: int
     """The same, counted from where slabs are: differs after a free-running run was resumed."""
     versions: Acting
-    moments: Tensor
-    """float64: what it adds to the normalizers."""
+    moments: np.ndarray
+    """float64: what it adds to the normalizers. No tensor, which torch would send through files and sockets."""
     digests: dict[str, str]
     """Of each field."""
     episodes: list[tuple[float, int]]
@@ -289,6 +289,7 @@ class Collector:
     def _play(self, lap: int, version_at: Callable[[int], Version]) -> tuple[Acting, Version]:
         """Returns (step, version) for each version that acted, and the last of them."""
         version = version_at(0)  # may be waited for, and with it for the slab to be free
+        version.normalizers.apply(self._actor)  # a rollout has one set of statistics, the one it is learned with
         acted = [(0, version.number)]
         for batch in self._batches:
             batch.begin(lap)
@@ -321,7 +322,7 @@ class Collector:
         rollout = self._slabs.rollout(shard, lap)
         moments = version.normalizers.rollout_sums(rollout, seat)
         digests = structure_digests(rollout)
-        return Delivery(shard, lap + seat.offset, lap, acted, moments, digests, seat.episodes)
+        return Delivery(shard, lap + seat.offset, lap, acted, moments.numpy(), digests, seat.episodes)
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
         """Every shard with the acting batch that it sits in."""
@@ -349,7 +350,6 @@ class Collector:
         named = self._flat.named(version.parameters)
         for name, parameter in self._actor.named_parameters():
             parameter.copy_(named[name])
-        version.normalizers.apply(self._actor)
         self._loaded = version.number
 
 
@@ -366,7 +366,9 @@ class Collectors:
         self, agent: Agent, slabs: list[Slabs], layout: Layout, alive: Callable[[], None] = lambda: None
     ) -> None:
         self._slabs = {shard: each for each in slabs for shard in each.shards}
-        self._pool = SteppingPool(layout.env_processes, layout.jitter) if layout.env_processes else None
+        self._pool = None
+        if layout.env_processes:
+            self._pool = SteppingPool(layout.env_processes, layout.jitter, layout.stall_timeout)
         self._all = [
             Collector(agent, each, env_threads=layout.env_threads, pool=self._pool, alive=alive) for each in slabs
         ]

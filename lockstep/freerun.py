@@ -57,8 +57,9 @@ class Admission:
 
     @property
     def newest(self) -> int:
-        """The newest version."""
-        return int(self._newest[0])
+        """The newest version. Its parameters are there: the lock orders what processes see."""
+        with self._memory.locked():
+            return int(self._newest[0])
 
     def begin(self, shards: list[int], lap: int) -> int | None:
         """Take a slab of each shard for its next lap; None if one of them has none free.
@@ -69,7 +70,7 @@ class Admission:
         with self._memory.locked():
             if any(lap >= self._returned[shard] + self._slabs for shard in shards):
                 return None
-            version = self.newest
+            version = int(self._newest[0])
             for shard in shards:
                 assert self._begun[shard] == lap
                 self._begun[shard] = lap + 1

@@ -278,10 +278,10 @@ class RemoteRollouts:
         return [dict(spent) for spent in times.values()] if self._speaks else []
 
     def save(self, directory: Path, iterations: int) -> Parts:
-        if not self._speaks:
-            return []
-        for collector in self._everyone:
-            self._link.send(("save", directory, iterations, self._last), collector)
+        if self._speaks:
+            for collector in self._everyone:
+                self._link.send(("save", directory, iterations, self._last), collector)
+        # The others read on meanwhile: a collector that cannot deliver to them would not hear that it shall save.
         return [part for parts in self._ask().values() for part in parts]
 
     def close(self) -> None:
@@ -450,7 +450,8 @@ class CollectorEnd:
                 states = {shard: states[laps[shard]] for shard, states in self._states.items()}
                 tensors = {shard: state for shard, (_, state) in states.items()}
                 parts = save_shards(directory, iterations, tensors, {s: number for s, (number, _) in states.items()})
-                self._link.send(("saved", parts), 0)
+                for learner in range(len(self._link.peers)):
+                    self._link.send(("saved", parts if learner == 0 else []), learner)
             else:
                 raise RunEnded
 

@@ -8,6 +8,8 @@ from statistics import fmean
 from lockstep.collect import Delivery
 from lockstep.experiment import Experiment
 
+_MOST = 16
+"""Versions behind, up to which shares of samples are reported."""
 TRAJECTORY = 240
 """Environment steps that versions are counted in, as in section 3 of the Cleanba paper (arXiv:2310.00036)."""
 
@@ -52,6 +54,8 @@ class Lags:
             "gradient_steps": sum((before - known[v]) * n for v, n in by_version.items()) / total,
             "gradient_steps_max": float(before - min(known.values())),
         }
+        for lag in range(min(self._bound, _MOST) + 1):
+            lags[f"share_{lag}_behind"] = by_version.get(iteration - lag, 0) / total
         if full:
             lags["versions_per_trajectory"] = fmean(
                 len({version for versions in recent for _, version in versions}) for recent in full

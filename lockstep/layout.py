@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -71,14 +72,7 @@ class Layout:
                 allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in _OPTIONS.items())
                 raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
         layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
-        if layout.env_threads < 1 or layout.stall_timeout <= 0:
-            raise SettingsError(f"Layout {text!r}: env_threads and stall_timeout must be positive.")
-        if min(layout.env_processes, layout.jitter, layout.learner_delay) < 0:
-            raise SettingsError(f"Layout {text!r}: env_processes, jitter and learner_delay must not be negative.")
-        if not (layout.device == "cpu" or layout.device.isdigit()):
-            raise SettingsError(f"Layout {text!r}: device={layout.device} must be cpu, or the number of a GPU.")
-        if layout.device != "cpu" and layout.backend == "split":
-            raise SettingsError(f"Layout {text!r} names its devices already, as in a0-l1: leave device= out.")
+        layout.check()
         return layout
 
     def __str__(self) -> str:
@@ -93,7 +87,7 @@ class Layout:
         for name in _OPTIONS:
             value = getattr(self, name)
             if value != getattr(default, name):
-                text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:g}"
+                text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:.15g}"
         return text
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
@@ -108,8 +102,27 @@ class Layout:
         """Processes that this layout starts, beside the one that watches them."""
         return len(self.collectors) + len(self.learners) if self.backend == "split" else self.workers
 
+    def check(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if self.env_threads < 1 or not self.stall_timeout > 0:
+            raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
+        if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):
+            raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
+        for device in (self.device, *self.collectors, *self.learners):
+            if not (device == "cpu" or device.isdigit()):
+                raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
+        if self.device != "cpu" and self.backend == "split":
+            raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
+        if (
+            self.workers < 1
+            or (self.backend == "split") != bool(self.collectors)
+            or bool(self.collectors) != bool(self.learners)
+        ):
+            raise SettingsError(f"Layout {self} does not state its processes correctly. {_HELP}")
+
     def validate(self, shards: int) -> None:
         """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
+        self.check()
         for count, role in (
             (self.workers, "processes"),
             (len(self.collectors), "collectors"),

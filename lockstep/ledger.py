@@ -348,14 +348,15 @@ def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, 
     return tuple(f"{name}: {left} != {right}" for name, left, right in _differing(dict(a), dict(b)))
 
 
-def _where(name: str) -> str:
+def _where(name: str, line: Mapping[str, Any]) -> str:
     """The entry of a line, told in words."""
+    place = "in batch slot" if "events" in line else "of shard"
     kind, _, rest = name.partition(".")
     if kind == "rollout":
         shard, _, field = rest.partition(".")
-        return f"rollout of shard {shard}" + (f", {field}" if field else "")
+        return f"rollout {place} {shard}" + (f", {field}" if field else "")
     if kind == "gradient":
-        return f"gradient of shard {rest}"
+        return f"gradient {place} {rest}"
     if kind == "parameters":
         return f"parameter {rest}"
     words = {"collected_with": "the version that collected", "events": "what timing decided"}
@@ -382,7 +383,7 @@ def compare(
         settings = (f"identity: {head_a['experiment']} != {head_b['experiment']}",)
     for i, (line_a, line_b) in enumerate(zip(lines_a[:iterations], lines_b[:iterations], strict=False)):
         for name, a, b in _differing(_canonical(line_a), _canonical(line_b)):
-            return Difference(i, _where(name), str(a), str(b), settings)
+            return Difference(i, _where(name, line_a), str(a), str(b), settings)
     count_a, count_b = (n if iterations is None else min(n, iterations) for n in (len(lines_a), len(lines_b)))
     if count_a != count_b or (iterations is not None and count_a < iterations):
         return Difference(min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings)

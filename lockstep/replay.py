@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ class Replay:
     difference: Difference | None
 
 
-def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]]) -> Recorded | None:
-    """The decisions in a ledger's lines; None for an experiment in which timing decides nothing.
+def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path) -> Recorded | None:
+    """The decisions in the ledger of the run in `of`; None for an experiment in which timing decides nothing.
 
     Raises:
         LedgerError: they are none that a run could have made: to repeat them could take for ever.
@@ -51,7 +50,7 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]]) -> Recor
                     iteration,
                 )
             number[shard] += 1
-    return Recorded(clock.lag, clock.iterations, clock.shards, tuple(line["events"] for line in lines))
+    return Recorded(clock.lag, clock.iterations, clock.shards, tuple(line["events"] for line in lines), str(of))
 
 
 def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | None = None) -> Replay:
@@ -74,9 +73,8 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
     head, lines = ledger.read(folder.ledger)
     if not lines:
         raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to replay.")
-    recorded = recorded_clock(experiment, lines)
+    recorded = recorded_clock(experiment, lines, folder.path)
     result = train(experiment, layout, options, stop_after=len(lines), recorded=recorded)
     again = ledger.read(RunFolder(result.run).ledger)
     difference = ledger.compare(head, lines, *again, iterations=None if result.stopped else len(lines))
-    (result.run / "replay.json").write_text(json.dumps({"of": str(folder.path.resolve())}) + "\n", encoding="utf-8")
     return Replay(difference is None, result.run, result.digest, result.iterations, difference)

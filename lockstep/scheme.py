@@ -53,5 +53,11 @@ class Scheme:
                 f"scheme.max_lag={self.max_lag} must be at least 0. With 0, collectors wait for every update; with 4 "
                 "they may run ahead."
             )
+        for name in ("max_lag", "refresh"):
+            if not self.free_running and getattr(self, name) != getattr(Scheme, name):
+                raise SettingsError(
+                    f"scheme.{name}={getattr(self, name)} is for --scheme.lag async alone; with scheme.lag={self.lag} "
+                    "it would do nothing. Leave it out, or let timing decide."
+                )
         if self.acting_batch < 0:
             raise SettingsError(f"scheme.acting_batch={self.acting_batch} must be 0 (one shard) or more.")

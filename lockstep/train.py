@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import time
@@ -112,6 +113,8 @@ def train(
     experiment = prepare(experiment, layout, recorded)
     options.validate()
     folder = RunFolder.create(experiment, layout, options)
+    if recorded is not None:
+        (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
     with _writing(folder, layout):
         return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
 
@@ -174,6 +177,11 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
             f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
             "(another result)."
+        )
+    if layout.env_threads > 1 and experiment.env.adapter == "gymnasium":
+        raise SettingsError(
+            f"Layout {layout}: env_threads is for native adapters, but {experiment.env.id} is served by gymnasium, "
+            "which steps environments one after the other: use env_processes=N instead."
         )
     free = experiment.scheme.free_running
     if free and recorded is None and layout.backend != "split":

@@ -156,7 +156,7 @@ def _rerun(
         options = RunOptions(
             run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
         )
-        recorded = recorded_clock(experiment, lines[:count])
+        recorded = recorded_clock(experiment, lines[:count], folder.path)
         result = train(experiment, layout, options, stop_after=count, recorded=recorded)
         if result.stopped:
             raise KeyboardInterrupt

@@ -54,7 +54,7 @@ class Worker:
         sums = {}
         for slot in self.slots:
             asked = torch.tensor([float(stop and slot == self.slots[0])], dtype=torch.float64)
-            sums[slot] = torch.cat([asked, arrivals[slot].delivery.moments])
+            sums[slot] = torch.cat([asked, torch.from_numpy(arrivals[slot].delivery.moments)])
         total = self._tree.sum(sums)
         self.agent.normalizers = self.agent.normalizers.merged(total[1:])
         return bool(total[0] > 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from lockstep.clock import Acting
 from lockstep.collect import Delivery
@@ -25,7 +25,7 @@ def experiment(rollout: int = 10, **scheme: Any) -> Experiment:
 
 
 def acted(*rollouts: tuple[int, Acting]) -> list[Delivery]:
-    return [Delivery(shard, 0, 0, versions, torch.zeros(0), {}, []) for shard, versions in rollouts]
+    return [Delivery(shard, 0, 0, versions, np.zeros(0), {}, []) for shard, versions in rollouts]
 
 
 def test_a_lag_of_the_clock_is_counted_in_versions() -> None:
@@ -44,6 +44,8 @@ def test_each_step_counts_with_the_version_that_acted_in_it() -> None:
         "policy_versions_max": 0.0,
         "gradient_steps": 0.0,
         "gradient_steps_max": 0.0,
+        "share_0_behind": 1.0,
+        **{f"share_{lag}_behind": 0.0 for lag in (1, 2, 3)},
     }
     # 10 steps of version 0, then 4 of version 0 and 6 of version 1.
     second = lags.record(1, 40, acted((0, ((0, 0),)), (1, ((0, 0), (4, 1)))))
@@ -56,6 +58,7 @@ def test_each_step_counts_with_the_version_that_acted_in_it() -> None:
     assert fourth["policy_versions"] == pytest.approx((3 * 3 + 5 * 2 + 10 * 1) / 20)
     assert fourth["gradient_steps"] == pytest.approx((3 * 120 + 5 * 80 + 10 * 50) / 20)
     assert (fourth["policy_versions_max"], fourth["gradient_steps_max"]) == (3.0, 120.0)
+    assert [fourth[f"share_{lag}_behind"] for lag in range(4)] == [2 / 20, 10 / 20, 5 / 20, 3 / 20]
 
 
 def test_versions_are_counted_in_trajectories_of_240_steps() -> None:

@@ -194,6 +194,7 @@ def test_a_resumed_run_is_repeated_as_a_whole(tmp_path: Path) -> None:
     saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     numbers = [saved.part(f"shard-{shard:03d}")[1]["rollouts"] for shard in range(4)]
     assert (saved.iteration, numbers) == (3, [4, 4, 2, 2])
+    Path("run/replay.json").unlink()  # as if a free-running run had come so far
 
     for layout, stop in (("cpu:a2-l1", 6), ("cpu:a1-l2,jitter=0.003", None)):
         result = resume("run", Layout.parse(layout), options(Path("run"), checkpoint_every=1), stop_after=stop)

@@ -183,13 +183,14 @@ class ActionLog:
         self._length += 1
 
     def clear(self) -> None:
-        self._length = 0
+        self._parts, self._length = [], 0
 
     def last(self, count: int) -> dict[str, np.ndarray]:
-        """The last `count` steps as arrays [count, B, ...], one for each component of the action."""
+        """The last `count` steps as arrays [count, B, ...], one for each component of the action. They are views, which
+        nothing overwrites: a step is written once, and room for more is made elsewhere."""
         if not count:
             return {}
-        return {f"actions.{i}": part[self._length - count : self._length].copy() for i, part in enumerate(self._parts)}
+        return {f"actions.{i}": part[self._length - count : self._length] for i, part in enumerate(self._parts)}
 
     def load(self, state: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
         """Replace the log by what last returned; returns its steps."""

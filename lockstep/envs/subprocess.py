@@ -40,6 +40,9 @@ times as long)."""
 _LOOK = 0.1
 """Seconds after which a blocked wait looks whether all processes still live."""
 
+_STARTUP = 120.0
+"""Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
+
 _GRACE = 1.0
 """Seconds that processes get to close their environments at the end."""
 
@@ -55,15 +58,17 @@ class SteppingPool:
         processes: how many.
         jitter: seconds; each step is preceded by a pause of random length up to this. The results stay the same, as
             tests show with it.
+        stall_timeout: seconds that an answer is waited for, as long as nothing is replayed.
     """
 
-    def __init__(self, processes: int, jitter: float = 0.0) -> None:
+    def __init__(self, processes: int, jitter: float = 0.0, stall_timeout: float = float("inf")) -> None:
         self.failed = False
         """Whether a process has died, so that nothing can be asked of the pool any more."""
         self.memory = SharedMemory()
         self.used = 0
         """Bytes of memory that shards have taken."""
         self._shards = 0
+        self._stall_timeout = stall_timeout
         self._spin = _SPIN if processes + 1 < cores() else 0.0
         self._steppers: list[_Stepper] = []
         # Run before multiprocessing joins its children at exit, which would wait for ever.
@@ -104,11 +109,11 @@ class SteppingPool:
         except OSError:
             self._bury(stepper)
 
-    def answer(self, stepper: _Stepper, shard: int, waiting: Callable[[], None]) -> Any:
+    def answer(self, stepper: _Stepper, shard: int, waiting: Callable[[], bool]) -> Any:
         """Wait for what a process answers for a shard.
 
         Args:
-            waiting: called about every 0.1 seconds until then.
+            waiting: called about every 0.1 seconds until then; says whether there is progress to be seen.
 
         Raises:
             RuntimeError: an environment raised, with its traceback: the shard cannot be used any more. Or a process of
@@ -122,6 +127,7 @@ class SteppingPool:
             except (EOFError, OSError):
                 self._bury(stepper)
             stepper.answers[answered] = kind, value
+            stepper.started = True
         kind, value = stepper.answers.pop(shard)
         if kind == "mistake":
             raise SettingsError(value)
@@ -129,12 +135,22 @@ class SteppingPool:
             raise RuntimeError(f"{_WHAT} failed:\n{value}")
         return value
 
-    def _wait(self, stepper: _Stepper, waiting: Callable[[], None]) -> None:
+    def _wait(self, stepper: _Stepper, waiting: Callable[[], bool]) -> None:
         deadline = time.perf_counter() + self._spin
         while not stepper.poll.poll(0) and time.perf_counter() < deadline:
             os.sched_yield()
+        begin = time.monotonic()
         while not stepper.poll.poll(1000 * _LOOK):
-            waiting()
+            if waiting():
+                begin = time.monotonic()
+            patience = self._stall_timeout if stepper.started else max(self._stall_timeout, _STARTUP)
+            if time.monotonic() - begin > patience:
+                self.failed = True
+                raise RuntimeError(
+                    f"{_WHAT} has not answered for {patience:g} seconds (Layout.stall_timeout). See where it stands "
+                    f"with py-spy dump --pid {stepper.process.pid}, or allow longer with stall_timeout=SECONDS in the "
+                    "layout."
+                )
             for other in self._steppers:
                 if not other.process.is_alive():
                     self._bury(other)
@@ -161,6 +177,8 @@ class _Stepper:
         self.answers: dict[int, tuple[str, Any]] = {}
         """By shard, (kind, value): what arrived while another shard was waited for."""
         self.num_envs = 0
+        self.started = False
+        """Whether it has answered anything yet."""
 
 
 def _end(steppers: list[_Stepper]) -> None:
@@ -246,7 +264,7 @@ class PooledShard(ShardEnv):
         for stepper, rows in self._blocks:
             self._pool.request(stepper, self._number, name, *arguments(rows))
 
-    def _answers(self, waiting: Callable[[], None] = lambda: None) -> list[Any]:
+    def _answers(self, waiting: Callable[[], bool] = lambda: False) -> list[Any]:
         """What each process answered to the last request."""
         values = [self._pool.answer(stepper, self._number, waiting) for stepper, _ in self._blocks]
         self._asked = False
@@ -306,12 +324,12 @@ class PooledShard(ShardEnv):
         self._ended = state["ended"].astype(np.bool_)
         seen = 0
 
-        def waiting() -> None:
+        def waiting() -> bool:
             nonlocal seen
-            now = int(self._exchange.replayed.sum())
-            for _ in range(now - seen):
+            before, seen = seen, int(self._exchange.replayed.sum())
+            for _ in range(seen - before):
                 alive()
-            seen = now
+            return seen > before
 
         self._answers(waiting)
         waiting()

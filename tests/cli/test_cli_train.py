@@ -58,7 +58,7 @@ def test_flags_reach_every_part(capsys: Captured) -> None:
         "--env.id Acrobot-v1 --env.num-envs 16 --env.options max_episode_steps=77 --total-steps 2.5M --seed 7 "
         "--precision bf16 --model.core lstm --model.hidden-sizes 32 16 --scheme.lag 1 --scheme.shards 8 "
         "--algorithm.learning-rate 1e-3 --algorithm.no-anneal-learning-rate --algorithm.optimizer.eps 1e-8 "
-        "--algorithm.minibatches 2 --normalize.observations --torch-threads 2 --layout processes:2,env_threads=2 "
+        "--algorithm.minibatches 2 --normalize.observations --torch-threads 2 --layout processes:2,env_processes=2 "
         "--run here --checkpoint-every 9 --eval-every 4 --display plain --no-tensorboard --scheme.acting-batch 0"
     )
     printed = dry_run(capsys, "ppo-cartpole", "--env.adapter", "gymnasium", *flags.split())
@@ -72,7 +72,7 @@ def test_flags_reach_every_part(capsys: Captured) -> None:
     assert settings["algorithm"]["anneal_learning_rate"] is False
     assert settings["algorithm"]["optimizer"]["eps"] == 1e-8
     assert settings["normalize"]["observations"] is True and settings["torch_threads"] == 2
-    assert printed["layout"] == "processes:2,env_threads=2"
+    assert printed["layout"] == "processes:2,env_processes=2"
     expected = {"run": "here", "checkpoint_every": 9, "eval_every": 4, "display": "plain", "tensorboard": False}
     assert expected.items() <= printed["options"].items()
 
