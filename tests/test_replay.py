@@ -35,6 +35,7 @@ FLAGS = (
     *("train", "ppo-cartpole", "--env.adapter", "gymnasium", "--env.num-envs", "8", "--scheme.lag", "async"),
     *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
     *("--scheme.acting-batch", "0", "--total-steps", "1M", "--display", "plain", "--no-tensorboard"),
+    "--normalize.observations",
 )
 
 
