@@ -27,19 +27,10 @@ from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
 from lockstep.collect import Collectors
 from lockstep.experiment import Experiment
-from lockstep.handover import (
-    CollectorEnd,
-    OwnRollouts,
-    RemoteRollouts,
-    Rollouts,
-    RunEnded,
-    collector_slabs,
-    run_free,
-    serve,
-    slabs_of,
-)
+from lockstep.handover import OwnRollouts, Rollouts, slabs_of
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
+from lockstep.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.channels import Link

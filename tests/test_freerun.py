@@ -7,15 +7,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.clock import Clock, Fill
 from lockstep.collect import Delivery
 from lockstep.freerun import Admission, may_take
-from lockstep.handover import RemoteRollouts
+from lockstep.remote import RemoteRollouts
 from lockstep.runtime.shared import SharedMemory
 
 ITERATIONS = 12
@@ -126,7 +126,7 @@ class World:
             self.now, index = heapq.heappop(self.arriving)
             collector = self.collectors[index]
             acting = ((0, self.began[Fill(collector.shards[0], collector.lap)]),)
-            lap, nothing = collector.lap, torch.zeros(0)
+            lap, nothing = collector.lap, np.zeros(0)
             self.inbox += [Delivery(shard, lap, lap, acting, nothing, {}, []) for shard in collector.shards]
             collector.lap, collector.busy = lap + 1, False
             self.begin()
@@ -221,7 +221,7 @@ def test_a_lag_of_zero_takes_one_rollout_of_every_shard() -> None:
 
 
 def test_first_come_first_served_would_be_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.handover.may_take", lambda *_: True)
+    monkeypatch.setattr("lockstep.remote.may_take", lambda *_: True)
     with pytest.raises(AssertionError, match="too old"):
         run(*fast_and_slow(max_lag=2, slow=1000.0))
 
@@ -233,7 +233,7 @@ def test_what_is_checked_can_be_broken(wrong: str, monkeypatch: pytest.MonkeyPat
         world.admission = Admission(world.memory, 4, slabs=9)
         match = "was not given back"
     else:
-        monkeypatch.setattr("lockstep.handover.may_take", lambda deadline, *_: deadline > 3)
+        monkeypatch.setattr("lockstep.remote.may_take", lambda deadline, *_: deadline > 3)
         match = "deadlock"
     with pytest.raises(AssertionError, match=match):
         run(world, learning)

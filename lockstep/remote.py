@@ -1,0 +1,358 @@
+"""Between the processes of a split layout: what learners see of collectors (RemoteRollouts), and collectors of learners
+(CollectorEnd).
+
+Rollouts and parameters lie in memory that both sides map, and messages say what is ready. Nobody can overwrite what
+another still reads: with a lag of k there are k + 1 slabs and k + 1 places for versions, and rollout i, which takes the
+slab of rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for. Free-running
+processes have max_lag + 1 of both, and learn from no rollout that is further behind than max_lag (lockstep.freerun).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent, Version
+from lockstep.clock import Clock, Fill, Versions
+from lockstep.collect import Collectors, Delivery
+from lockstep.freerun import Admission, may_take
+from lockstep.handover import Arrival, Parts, acting_with, restore_shards, save_shards, slabs_of
+from lockstep.learn import Filled
+from lockstep.runtime.channels import Link
+from lockstep.runtime.checkpoint import Checkpoint
+from lockstep.runtime.group import Group
+from lockstep.runtime.shared import Arena
+from lockstep.shard import block
+from lockstep.storage.slabs import Slabs
+
+
+class RunEnded(Exception):
+    """The learners want no more rollouts."""
+
+
+class VersionBoard:
+    """The newest versions, in memory that learner 0 writes and collectors read."""
+
+    def __init__(self, agent: Agent, link: Link, count: int) -> None:
+        self._initial = agent.normalizers
+        self._names = {name: len(sums) for name, sums in agent.normalizers.state().items()}
+        size, sums = agent.flat.vector.numel(), sum(self._names.values())
+
+        def layout(arena: Arena) -> list[tuple[Tensor, Tensor]]:
+            return [(arena.zeros((size,)), arena.zeros((sums,), torch.float64)) for _ in range(count)]
+
+        self._places = link.versions.map(layout)
+
+    def write(self, version: Version) -> None:
+        parameters, sums = self._places[version.number % len(self._places)]
+        parameters.copy_(version.parameters)
+        if self._names:
+            sums.copy_(torch.cat([version.normalizers.state()[name] for name in self._names]))
+
+    def read(self, number: int) -> Version:
+        """A version, its parameters still in the shared memory."""
+        parameters, sums = self._places[number % len(self._places)]
+        state = dict(zip(self._names, sums.clone().split(list(self._names.values())), strict=True))
+        return Version(number, parameters, self._initial.loaded(state))
+
+
+def collector_slabs(agent: Agent, link: Link, index: int, clock: Clock) -> list[Slabs]:
+    """The slabs of one collector of a split layout, as every process that asks for them sees them."""
+    shards = block(agent.experiment.scheme.shards, link.collectors, index)
+    return link.rollouts[index].map(
+        lambda arena: slabs_of(agent, shards, clock, arena, ahead=True), pinned=agent.device.type != "cpu"
+    )
+
+
+def admission(agent: Agent, link: Link) -> Admission:
+    """What free-running processes agree on, as every process that asks for it sees it."""
+    scheme = agent.experiment.scheme
+    return Admission(link.admission, scheme.shards, scheme.slabs)
+
+
+class RemoteRollouts:
+    """Collected by processes of their own, for one of the learners. Learner 0 also speaks for all of them."""
+
+    def __init__(
+        self, agent: Agent, link: Link, group: Group, clock: Clock, versions: Versions[Version], *, free: bool
+    ) -> None:
+        self._link, self._group, self._clock, self._versions = link, group, clock, versions
+        self._shards = agent.experiment.scheme.shards
+        self._slots = block(self._shards, group.size, group.rank)
+        self._slabs = {
+            shard: slabs
+            for c in range(link.collectors)
+            for slabs in collector_slabs(agent, link, c, clock)
+            for shard in slabs.shards
+        }
+        self._everyone = range(link.collectors)
+        self._speaks = group.rank == 0
+        self._board = VersionBoard(agent, link, clock.lag + 1) if self._speaks else None
+        self._admission = admission(agent, link) if free else None
+        self._delivered: dict[tuple[int, int], Delivery] = {}
+        """By shard and lap, in order of arrival: rollouts that were not taken yet."""
+        self._taken: list[Delivery] = []
+        """By batch slot, of all learners if timing decides: what the present iteration learns from."""
+        self._last = dict.fromkeys(range(self._shards), -1)
+        """By shard: the last lap that was learned from."""
+        self._answers: dict[int, Any] = {}
+        self._times: dict[int, Counter[str]] = {}
+        self.waited = 0.0
+        self.frames_per_step = 0
+
+    def start(self, saved: Checkpoint | None) -> int:
+        if saved is not None and self._admission is None:
+            self._last = dict.fromkeys(self._last, saved.iteration - 1)
+        ready = self._ask() if self._speaks else {}
+        self.frames_per_step = ready[0][1] if ready else 0
+        held = list(self._versions.held().values())
+        for version in held[-1:] if self._admission is not None else held:
+            self._send_out(version)
+        return sum(replayed for replayed, _ in ready.values())
+
+    def take(self, iteration: int) -> dict[int, Arrival]:
+        if self._admission is not None:
+            chosen = self._choose(iteration, self._admission) if self._speaks else None
+            self._taken = self._group.broadcast(chosen)
+            taken = {slot: self._taken[slot] for slot in self._slots}
+        else:
+            fills = self._clock.fills(iteration)
+            self._await(lambda: all(fills[slot] in self._delivered for slot in self._slots))
+            taken = {slot: self._delivered.pop(fills[slot]) for slot in self._slots}
+            self._last.update(fills)
+        return {slot: Arrival(delivery, self._filled(delivery)) for slot, delivery in taken.items()}
+
+    def publish(self, version: Version) -> None:
+        self._versions.publish(version.number, version)
+        self._last.update({delivery.shard: delivery.lap for delivery in self._taken})
+        self._send_out(version)
+
+    def spent(self) -> dict[str, float]:
+        return {}
+
+    def collectors(self) -> list[dict[str, float]]:
+        times, self._times = self._times, {}
+        return [dict(spent) for spent in times.values()] if self._speaks else []
+
+    def save(self, directory: Path, iterations: int) -> Parts:
+        if self._speaks:
+            for collector in self._everyone:
+                self._link.send(("save", directory, iterations, self._last), collector)
+        # The others read on meanwhile: a collector that cannot deliver to them would not hear that it shall save.
+        return [part for parts in self._ask().values() for part in parts]
+
+    def close(self) -> None:
+        if self._speaks:
+            for collector in self._everyone:
+                with contextlib.suppress(ConnectionError):  # what ended the run may have been that it is gone
+                    self._link.send(("end",), collector)
+
+    def _filled(self, delivery: Delivery) -> Filled:
+        rollout = self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
+        return Filled(rollout, self._versions[delivery.versions[0][1]].normalizers)
+
+    def _choose(self, iteration: int, admission: Admission) -> list[Delivery]:
+        """Take the first rollouts that arrived, as far as none becomes too old by that."""
+        chosen: list[Delivery] = []
+        lag, in_flight = self._clock.lag, admission.in_flight()
+        while len(chosen) < self._shards:
+            taken = {Fill(delivery.shard, delivery.lap) for delivery in chosen}
+            pending = Counter(version + lag for key, version in in_flight.items() if key not in taken)
+            places = self._shards - len(chosen)
+            for key in self._delivered:
+                if may_take(in_flight[key] + lag, pending, iteration, places, self._shards):
+                    chosen.append(self._delivered.pop(key))
+                    break
+            else:
+                arrived = len(self._delivered)
+                self._await(lambda arrived=arrived: len(self._delivered) > arrived)
+                in_flight = admission.in_flight()
+        return chosen
+
+    def _send_out(self, version: Version) -> None:
+        if self._board is not None:
+            self._board.write(version)
+            if self._admission is not None:
+                self._admission.publish(version.number, [delivery.shard for delivery in self._taken])
+            for collector in self._everyone:
+                self._link.send(("version", version.number), collector)
+
+    def _await(self, met: Callable[[], bool]) -> None:
+        """Take in rollouts until a condition is met."""
+        begin = time.perf_counter()
+        while not met():
+            self._receive()
+        self.waited += time.perf_counter() - begin
+
+    def _ask(self) -> dict[int, Any]:
+        """Wait for every collector's answer."""
+        while not all(collector in self._answers for collector in self._everyone):
+            self._receive()
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def _receive(self) -> None:
+        for collector, (kind, *content) in self._link.receive(self._everyone):
+            if kind == "rollout":
+                deliveries, spent = content
+                self._times.setdefault(collector, Counter()).update(spent)
+                self._delivered |= {Fill(delivery.shard, delivery.lap): delivery for delivery in deliveries}
+            else:
+                self._answers[collector] = content[0]
+
+
+class CollectorEnd:
+    """A collector's side: what it is told by learner 0, and what it tells the learners."""
+
+    def __init__(self, agent: Agent, link: Link, collectors: Collectors, clock: Clock, *, free: bool) -> None:
+        self._link, self._collectors, self._clock = link, collectors, clock
+        self._board = VersionBoard(agent, link, clock.lag + 1)
+        self._admission = admission(agent, link) if free else None
+        self._published = -1
+        self._newest: Version | None = None
+        self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
+        """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
+        of the iteration that is to be saved."""
+        self._shards = agent.experiment.scheme.shards
+        self.waited = 0.0
+        """Seconds spent waiting for versions, or for free slabs, since the last delivery."""
+        self._since = time.perf_counter()
+
+    def start(self, saved: Checkpoint | None) -> int:
+        """Start the environments, or restore them, and say so; returns the lap to go on with."""
+        replayed, lap = 0, 0
+        if saved is None:
+            self._collectors.reset()
+        else:
+            lap = 0 if self._admission is not None else saved.iteration
+            replayed = restore_shards(saved, self._collectors, lap)
+        self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
+        self._link.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
+        return lap
+
+    def version(self, number: int) -> Version:
+        """Wait for a version.
+
+        Raises:
+            RunEnded: it will not come.
+        """
+        begin = time.perf_counter()
+        self.listen()
+        while self._published < number:
+            self.listen(block=True)
+        self.waited += time.perf_counter() - begin
+        return self._board.read(number)
+
+    def admit(self, lap: int) -> Version:
+        """Wait for a free slab of every shard; returns the version to begin the rollout with.
+
+        Raises:
+            RunEnded: no more rollouts are wanted.
+        """
+        admission, begun = self._admission, None
+        assert admission is not None
+        begin = time.perf_counter()
+        self.listen()
+        while self._published < 0 or (begun := admission.begin(self._collectors.shards, lap)) is None:
+            self.listen(block=True)
+        self.waited += time.perf_counter() - begin
+        self._newest = self._board.read(begun)
+        return self._newest
+
+    def newest(self) -> Version:
+        """The newest version, in a rollout that was admitted."""
+        assert self._admission is not None and self._newest is not None
+        number = self._admission.newest
+        if number != self._newest.number:
+            self._newest = self._board.read(number)
+        return self._newest
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        """Tell the learners that rollouts are in their slabs, and where the time went.
+
+        Raises:
+            RunEnded: no more rollouts are wanted.
+        """
+        self._remember(deliveries[0].lap, {delivery.shard: delivery.number + 1 for delivery in deliveries})
+        now = time.perf_counter()
+        times = {**self._collectors.take_times(), "waiting": self.waited}
+        times["other"] = max(0.0, now - self._since - sum(times.values()))
+        self._since, self.waited = now, 0.0
+        learners = len(self._link.peers)
+        for learner in range(learners):
+            slots = block(self._shards, learners, learner)
+            for_it = [delivery for delivery in deliveries if self._slot(delivery) in slots]
+            if for_it or learner == 0:  # learner 0 reports the times
+                try:
+                    self._link.send(("rollout", for_it, times), learner)
+                except ConnectionError:  # it has ended, and learner 0 says so or is gone itself
+                    while True:
+                        self.listen(block=True)
+
+    def _slot(self, delivery: Delivery) -> int:
+        """The batch slot that decides who is told; where timing decides, learner 0 is."""
+        return 0 if self._admission is not None else self._clock.slot(Fill(delivery.shard, delivery.number))
+
+    def listen(self, *, block: bool = False) -> None:
+        """Do what learner 0 has asked for, waiting for it if block is set.
+
+        Raises:
+            RunEnded: the learners want no more.
+        """
+        for _, (kind, *content) in self._link.receive([0], block=block):
+            if kind == "version":
+                (self._published,) = content
+            elif kind == "save":
+                directory, iterations, laps = content
+                states = {shard: states[laps[shard]] for shard, states in self._states.items()}
+                tensors = {shard: state for shard, (_, state) in states.items()}
+                parts = save_shards(directory, iterations, tensors, {s: number for s, (number, _) in states.items()})
+                for learner in range(len(self._link.peers)):
+                    self._link.send(("saved", parts if learner == 0 else []), learner)
+            else:
+                raise RunEnded
+
+    def _remember(self, lap: int, numbers: dict[int, int]) -> None:
+        """Keep the states of as many laps as there are slabs, and the one before them."""
+        states = self._collectors.state(numbers)
+        for shard, number in numbers.items():
+            self._states[shard][lap] = number, states[shard]
+            self._states[shard].pop(lap - self._clock.lag - 2, None)
+
+
+def serve(end: CollectorEnd, collectors: Collectors, clock: Clock, iterations: Iterable[int]) -> None:
+    """Collect what the clock says, in the order in which it is learned from.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    for iteration in iterations:
+        collected: set[Fill] = set()
+        for fill in clock.fills(iteration):
+            if fill.shard in collectors.shards and fill not in collected:
+                deliveries = collectors.collect(fill, acting_with(clock.acting(fill), end.version))
+                end.deliver(deliveries)
+                collected |= {Fill(delivery.shard, delivery.number) for delivery in deliveries}
+    while True:
+        end.listen(block=True)
+
+
+def run_free(end: CollectorEnd, collectors: Collectors, *, refresh: bool) -> None:
+    """Collect whenever a slab is free, with the newest version; refresh: look for a newer one at every step.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    lap = 0
+    while True:
+        version = end.admit(lap)
+        at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
+        end.deliver(collectors.collect(Fill(collectors.shards[0], lap), at))
+        lap += 1
