@@ -76,12 +76,8 @@ class SteppingPool:
         context = multiprocessing.get_context("spawn")
         for index in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(theirs, self.memory, jitter, torch.get_num_threads()),
-                name=f"lockstep-env-{index}",
-            )
-            children.start(process)
+            arguments = (theirs, self.memory, jitter, torch.get_num_threads())
+            process = children.start(_serve, arguments, f"lockstep-env-{index}")
             theirs.close()
             self._steppers.append(_Stepper(process, ours))
         pool = weakref.ref(self)
@@ -146,10 +142,10 @@ class SteppingPool:
             patience = self._stall_timeout if stepper.started else max(self._stall_timeout, _STARTUP)
             if time.monotonic() - begin > patience:
                 self.failed = True
+                children.show_stack(stepper.process, _WHAT)
                 raise RuntimeError(
-                    f"{_WHAT} has not answered for {patience:g} seconds (Layout.stall_timeout). See where it stands "
-                    f"with py-spy dump --pid {stepper.process.pid}, or allow longer with stall_timeout=SECONDS in the "
-                    "layout."
+                    f"{_WHAT} has not answered for {patience:g} seconds (Layout.stall_timeout). Where it stands is "
+                    "printed above. To allow longer, use stall_timeout=SECONDS in the layout."
                 )
             for other in self._steppers:
                 if not other.process.is_alive():
@@ -387,7 +383,6 @@ class _Slice:
 
 def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
     """A process of the pool: serves requests until the other end of the pipe is closed."""
-    children.behave()
     torch.set_num_threads(threads)
     pause = np.random.default_rng()
     slices: dict[int, _Slice] = {}

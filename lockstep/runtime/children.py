@@ -28,57 +28,65 @@ _NOTICING = 1.0
 _report_loss: Callable[[str], Any] | None = None
 
 
-def start(process: BaseProcess) -> None:
-    """Start a process that will call behave, and that hears no stop signal before it does."""
-    resource_tracker.ensure_running()  # or it would be started now, and unblock the signals
+def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
+    """Start a child process that runs target(*args).
+
+    It ignores Ctrl-C, which reaches children too, and SIGTERM: the parent decides when it ends. It ends as soon as the
+    parent is gone. And it prints where it stands when it crashes, or is asked to by show_stack.
+    """
+    resource_tracker.ensure_running()  # or it would be started below, and unblock the signals
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return process
 
 
-def behave() -> None:
-    """What every child process begins with.
+class _Behaviour:
+    """Begins when it is unpickled: before the target, for which torch is imported, which takes seconds."""
 
-    It ignores Ctrl-C, which reaches children too, and SIGTERM: the parent decides when it ends. It ends as soon as the
-    parent is gone. And it prints where it stands when it crashes, or is asked to by show_stack.
-    """
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _behave, (os.getpid(),)
+
+
+def _run(_: None, target: Callable[..., Any], *args: Any) -> None:
+    target(*args)
+
+
+def _behave(parent: int) -> None:
+    die_with_parent(parent)
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-    die_with_parent()
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
     faulthandler.enable()
-    signal.signal(signal.SIGUSR1, lambda *_: _show_stacks_of_children())
-    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
-def die_with_parent() -> None:
-    """End this process as soon as the parent is gone, however that came about, and even if it went before this call."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux":  # the kernel does it even while the process is stopped, or hangs in native code
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel end this process as soon as the parent is gone, however that came about, and even while this
+    process hangs in native code.
 
-    def watch() -> None:
-        wait([parent.sentinel])
+    Args:
+        parent: its process id, where multiprocessing does not know it yet.
+    """
+    if parent is None:
+        process = multiprocessing.parent_process()
+        assert process is not None and process.pid is not None
+        parent = process.pid
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before
         os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def show_stack(process: BaseProcess, name: str) -> None:
-    """Have a child process, and then its own children, print where they stand to standard error."""
+    """Have a child process print where it stands to standard error."""
     if process.pid is not None and process.is_alive():
         print(f"\n{name} (process {process.pid}) stands here:", file=sys.stderr, flush=True)
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(_SHOWING)
-
-
-def _show_stacks_of_children() -> None:
-    for process in multiprocessing.active_children():
-        show_stack(process, process.name)
 
 
 def report_losses(report: Callable[[str], Any]) -> None:

@@ -37,7 +37,7 @@ _STARTUP = 120.0
 """Seconds that workers may take to import everything and make their environments, whatever the stall timeout is."""
 
 _EXPLAINING = 2.0
-"""Seconds that a process whose end explains a broken connection may take to be seen to end."""
+"""Seconds that whoever knows more gets to say it: of a broken connection, or of a standstill."""
 
 _CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 
@@ -187,12 +187,11 @@ def run_processes(work: Work, job: Job) -> Result:
                 print(f"Starting {len(places)} processes …", file=sys.stderr, flush=True)
             for index, place in enumerate(places):
                 ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_child,
-                    args=(work, job, place, rendezvous, theirs, StopRequest(flag, progress, index)),
-                    name=f"lockstep-{place.name.lower().replace(' ', '-')}",
+                process = children.start(
+                    _child,
+                    (work, job, place, rendezvous, theirs, StopRequest(flag, progress, index)),
+                    f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
-                children.start(process)
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
@@ -240,7 +239,7 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
             last, moved = now, time.monotonic()
             continue
         patience = layout.stall_timeout if any(now) else max(layout.stall_timeout, _STARTUP)
-        if time.monotonic() - moved > patience:
+        if time.monotonic() - moved > patience + _EXPLAINING:
             for rank in open_ranks:
                 children.show_stack(processes[rank], names[rank])
             longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
@@ -285,7 +284,6 @@ def _first_cause(
 
 def _child(work: Work, job: Job, place: _Place, rendezvous: SharedMemory, pipe: Connection, stop: StopRequest) -> None:
     """A process of a run: joins the others, works, and tells how it ended."""
-    children.behave()
     telling = threading.Lock()
 
     def end(kind: str, text: str) -> None:
