@@ -37,6 +37,11 @@ class Proof:
 
 
 _ATARI = "--env.protocol classic --scheme.shards 4 --scheme.acting-batch 16"
+_IMPALA = (
+    f"impala-atari --env.id Pong {_ATARI} --env.num-envs 32 --algorithm.rollout 64 --algorithm.minibatches 8 "
+    "--algorithm.epochs 2 --algorithm.optimizer.name adam --algorithm.optimizer.eps 1e-5 "
+    "--algorithm.learning-rate 4e-4 --algorithm.entropy-coef 0.002"
+)
 PROOFS = {
     "cartpole": Proof("ppo-cartpole", 5),
     "memory-lstm": Proof("ppo-memory", 3),
@@ -50,7 +55,8 @@ PROOFS = {
         "--algorithm.learning-rate 5e-4 --total-steps 2M",
         1,
     ),
-    "pong-impala": Proof(f"impala-atari --env.id Pong {_ATARI} --env.num-envs 32 --total-steps 3M", 1),
+    "pong-impala": Proof(f"{_IMPALA} --total-steps 6M", 1),
+    "pong-impala-async": Proof(f"{_IMPALA} --scheme.lag async --scheme.max-lag 2 --total-steps 6M", 1),
     "halfcheetah-ppo": Proof("ppo-mujoco --env.id HalfCheetah-v4 --total-steps 1M", 1),
     "hopper-ppo": Proof("ppo-mujoco --env.id Hopper-v4 --total-steps 1M", 1),
 }
@@ -104,7 +110,7 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "report"])
     parser.add_argument("name", choices=list(PROOFS))
     parser.add_argument("--runs", type=Path, default=Path("runs/proof"))
-    parser.add_argument("--layout", default="inline")
+    parser.add_argument("--layout", default="inline", help="cpu:a1-l1 for pong-impala-async")
     arguments = parser.parse_args()
     if arguments.action == "run":
         run(arguments.name, arguments.runs, arguments.layout)
