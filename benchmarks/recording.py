@@ -3,7 +3,8 @@
     python benchmarks/recording.py [--pairs 10]
 
 A free-running run is made once. Then it is replayed inline, so that the work is the same each time, alternately with
-and without the events in the ledger; the CPU time of the pairs is compared. So noise shows as spread around 1.
+and without the events in the ledger; the CPU time of the pairs is compared. So noise shows as spread around 1. Since it
+is larger than what is looked for, the writing of the ledger's lines is timed by itself too, with and without events.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import lockstep.train
 from lockstep import ledger, recipes
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.ledger import Ledger
+from lockstep.ledger import Ledger, _canonical, _seal
 from lockstep.replay import recorded_clock
 from lockstep.run import RunOptions
 from lockstep.scheme import Scheme
@@ -46,6 +47,21 @@ def cpu_seconds(settings: Experiment, lines: list[dict[str, Any]], run: Path) ->
     return time.process_time() - begin
 
 
+def writing(lines: list[dict[str, Any]], repeats: int = 50) -> float:
+    """CPU seconds that events add to the writing of one line: median of pairs."""
+    bare = [{name: value for name, value in line.items() if name != "events"} for line in lines]
+    differences = []
+    for _ in range(repeats):
+        seconds = []
+        for entries in (lines, bare):
+            begin = time.process_time()
+            for entry in entries:
+                _seal(_canonical(entry), "0" * 64)
+            seconds.append(time.process_time() - begin)
+        differences.append((seconds[0] - seconds[1]) / len(lines))
+    return statistics.median(differences)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
@@ -60,7 +76,7 @@ def main() -> None:
         events = sum(len(json.dumps(line["events"], separators=(",", ":"))) for line in lines)
         samples = len(lines) * settings.samples_per_iteration
         print(f"{events / samples:.2f} bytes of events a sample; {events / path.stat().st_size:.0%} of the ledger")
-        ratios = []
+        ratios, whole = [], 1.0
         for pair in range(given.pairs):
             seconds: dict[bool, float] = {}
             for recording in (True, False) if pair % 2 else (False, True):
@@ -71,7 +87,10 @@ def main() -> None:
                     with mock.patch.object(Ledger, "_write", without_events):
                         seconds[False] = cpu_seconds(settings, lines, run)
             ratios.append(seconds[True] / seconds[False])
+            whole = seconds[True] / len(lines)
             print(f"pair {pair + 1}: {ratios[-1]:.4f}", flush=True)
+    added = writing(lines)
+    print(f"events add {1e6 * added:.0f} µs to an iteration of {1e3 * whole:.0f} ms of CPU time: {added / whole:.4%}")
     print(f"CPU time with / without events: median {statistics.median(ratios):.4f}", end="")
     print(f" ({min(ratios):.4f} to {max(ratios):.4f}, {given.pairs} pairs)")
 
