@@ -154,7 +154,7 @@ class SteppingPool:
     def _bury(self, stepper: _Stepper) -> NoReturn:
         self.failed = True
         stepper.process.join(_GRACE)  # its pipe closes a moment before it has an exit code
-        raise RuntimeError(f"{_WHAT} {children.obituary(stepper.process)}")
+        raise RuntimeError(f"{_WHAT} {children.obituary(stepper.process)}") from None
 
     def close(self) -> None:
         """Close all environments and end the processes."""

@@ -272,8 +272,7 @@ def _first_cause(
             with contextlib.suppress(EOFError, OSError):
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
-                    if kind == "error":
-                        failures[rank] = value
+                    (failures if kind == "error" else results)[rank] = value  # a result: the others let it end well
                     continue
             if not process.is_alive():
                 failures[rank] = children.obituary(process)
