@@ -99,7 +99,6 @@ class RunFolder:
             return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
         folder = RunFolder(_new_folder(experiment, options.run))
         folder.checkpoints.mkdir()
-        _write_json(folder.path / "experiment.json", to_json(experiment))
         facts = {
             "layout": str(layout),
             "options": dataclasses.asdict(options),
@@ -113,6 +112,7 @@ class RunFolder:
             "first_env_seeds": envs.first_seeds(experiment.env, experiment.seed),
         }
         _write_json(folder.path / "run.json", facts)
+        _write_json(folder.path / "experiment.json", to_json(experiment))  # last: it makes the folder that of a run
         return folder
 
     @staticmethod
