@@ -132,12 +132,7 @@ class GymShard(ShardEnv):
         return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            "episode": self._episode.copy(),
-            "steps": self._steps.copy(),
-            "ended": self._ended.copy(),
-            **self._log.last(int(self._steps.max())),
-        }
+        return episode_state(self._episode, self._steps, self._ended, self._log)
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
@@ -168,6 +163,12 @@ class GymShard(ShardEnv):
         for env in self._envs:
             env.close()
         self._envs = []
+
+
+def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:
+    """The state of B environments, wherever they are stepped: [B] episodes begun, steps in them, whether they have
+    ended, and the actions since their longest one began."""
+    return {"episode": episode.copy(), "steps": steps.copy(), "ended": ended.copy(), **log.last(int(steps.max()))}
 
 
 def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:

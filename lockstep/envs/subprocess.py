@@ -26,7 +26,7 @@ from gymnasium import spaces
 from lockstep.arrays import ArrayTuple
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
 from lockstep.envs.convert import ActionLog, Seeds
-from lockstep.envs.gym import GymShard
+from lockstep.envs.gym import GymShard, episode_state
 from lockstep.runtime import children
 from lockstep.runtime.display import cores
 from lockstep.runtime.shared import Arena, SharedMemory
@@ -39,9 +39,6 @@ times as long)."""
 
 _LOOK = 0.1
 """Seconds after which a blocked wait looks whether all processes still live."""
-
-_STARTUP = 120.0
-"""Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
 
 _GRACE = 1.0
 """Seconds that processes get to close their environments at the end."""
@@ -139,7 +136,7 @@ class SteppingPool:
         while not stepper.poll.poll(1000 * _LOOK):
             if waiting():
                 begin = time.monotonic()
-            patience = self._stall_timeout if stepper.started else max(self._stall_timeout, _STARTUP)
+            patience = children.patience(self._stall_timeout, started=stepper.started)
             if time.monotonic() - begin > patience:
                 self.failed = True
                 children.show_stack(stepper.process, _WHAT)
@@ -302,12 +299,7 @@ class PooledShard(ShardEnv):
             np.copyto(out, obs)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            "episode": self._episode.copy(),
-            "steps": self._steps.copy(),
-            "ended": self._ended.copy(),
-            **self._log.last(int(self._steps.max())),
-        }
+        return episode_state(self._episode, self._steps, self._ended, self._log)
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None

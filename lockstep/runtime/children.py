@@ -22,6 +22,8 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _SHOWING = 0.3
 """Seconds that a process gets to print where it stands, so that no two print at once."""
+_STARTUP = 120.0
+"""Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
 _NOTICING = 1.0
 """Seconds that whoever waits for a process's answer gets to say more of its death."""
 
@@ -63,6 +65,11 @@ def _behave(parent: int) -> None:
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+
+
+def patience(stall_timeout: float, *, started: bool) -> float:
+    """Seconds that a process may show no progress; started: whether it has shown any before."""
+    return stall_timeout if started else max(stall_timeout, _STARTUP)
 
 
 def die_with_parent(parent: int | None = None) -> None:

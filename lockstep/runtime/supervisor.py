@@ -33,9 +33,6 @@ Work = Callable[["Job", "Seat", "StopRequest"], "Result | None"]
 _GRACE = 5.0
 """Seconds that the other workers get to end by themselves after one has failed."""
 
-_STARTUP = 120.0
-"""Seconds that workers may take to import everything and make their environments, whatever the stall timeout is."""
-
 _EXPLAINING = 2.0
 """Seconds that whoever knows more gets to say it: of a broken connection, or of a standstill."""
 
@@ -238,7 +235,7 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
         if now != last:
             last, moved = now, time.monotonic()
             continue
-        patience = layout.stall_timeout if any(now) else max(layout.stall_timeout, _STARTUP)
+        patience = children.patience(layout.stall_timeout, started=any(now))
         if time.monotonic() - moved > patience + _EXPLAINING:
             for rank in open_ranks:
                 children.show_stack(processes[rank], names[rank])
