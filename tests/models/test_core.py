@@ -39,6 +39,33 @@ def test_equals_torch(kind: type[RecurrentCore]) -> None:
     torch.testing.assert_close(final, last)
 
 
+@pytest.mark.parametrize("kind", CORES)
+def test_gradients_equal_those_of_torch_cells(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    start = torch.rand(STEPS, ENVS) < 0.3
+    weight, last_weight = torch.randn(STEPS, ENVS, SIZE).double(), torch.randn_like(state)
+    x.requires_grad_()
+    outputs, final = core(x, start, state)
+    ((outputs * weight).sum() + (final * last_weight).sum()).backward()
+    parameters = [core.weight_input, core.weight_hidden, core.bias_input, core.bias_hidden]
+    gradients = [x.grad, *(parameter.grad for parameter in parameters)]
+
+    order = [0, 1, 2] if kind is GRU else [0, 1, 3, 2]  # torch's i, f, g, o
+    ordered = [torch.cat([parameter.chunk(core.gates)[gate] for gate in order]) for parameter in parameters]
+    total, carried = torch.zeros(()).double(), state
+    for t in range(STEPS):
+        carried = carried * (~start[t]).unsqueeze(-1)
+        if kind is GRU:
+            carried = h = torch.gru_cell(x[t], carried, *ordered)
+        else:
+            h, c = torch.lstm_cell(x[t], carried.split(SIZE, -1), *ordered)
+            carried = torch.cat([h, c], -1)
+        total = total + (h * weight[t]).sum()
+    expected = torch.autograd.grad(total + (carried * last_weight).sum(), [x, *parameters])
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
 def test_lstm_by_hand() -> None:
     core = LSTM(1, 1)
     for parameter in core.parameters():
