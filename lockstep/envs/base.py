@@ -41,6 +41,9 @@ class EnvConfig:
     decorrelate: int = 0
     """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
     do not stay in phase. 0 switches it off."""
+    random_actions: bool = False
+    """Send uniformly random actions to the training environments in place of the policy's, which is run and trained as
+    usual but learns nothing: measures throughput without the policy's influence on the environments."""
     options: Options = field(default_factory=dict)
     """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1."""
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
+from lockstep.envs.random_actions import RandomActions
 from lockstep.settings import SettingsError, load_object
 
 if TYPE_CHECKING:
@@ -51,6 +52,20 @@ def make(
         SettingsError: an unknown id or option, a library that is not installed, or a pool with another adapter.
     """
     config = resolve(config)
+    env = _make(config, seed, first_index, num_envs, threads, purpose, render, pool)
+    return RandomActions(env, seed, first_index) if config.random_actions and purpose == "train" else env
+
+
+def _make(
+    config: EnvConfig,
+    seed: int,
+    first_index: int,
+    num_envs: int,
+    threads: int,
+    purpose: str,
+    render: bool,
+    pool: SteppingPool | None,
+) -> ShardEnv:
     if pool is not None:
         from lockstep.envs.subprocess import PooledShard
 

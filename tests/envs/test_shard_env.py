@@ -29,6 +29,7 @@ CASES = {
     "gymnasium-endless": EnvConfig(
         id="Pendulum-v1", adapter="gymnasium", reseed_every=7, options={"max_episode_steps": -1}
     ),
+    "random-actions": EnvConfig(id="CartPole-v1", adapter="gymnasium", random_actions=True),
     "gymnasium-tuple": EnvConfig(id="lockstep/TupleBandit-v0", adapter="gymnasium", options={"mask": True}),
 }
 

@@ -1,0 +1,98 @@
+"""Environments that play at random whatever the policy chose, to measure speed without its influence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.envs.base import Observation, ShardEnv, StepResult
+from lockstep.rng import stream
+from lockstep.settings import SettingsError
+
+_CHUNK = 256
+"""Steps whose actions are drawn at once."""
+
+
+class RandomActions(ShardEnv):
+    """A shard's environments, to which uniformly random actions are sent in place of those that are chosen.
+
+    How fast an environment steps depends on how it is played: a better policy makes some slower. With random actions
+    throughputs compare before anything is learned (Petrenko et al. 2020, arXiv:2006.11751, appendix A.1.2).
+    """
+
+    def __init__(self, env: ShardEnv, seed: int, first_index: int) -> None:
+        observation = env.observation_space
+        if isinstance(observation, spaces.Dict) and "action_mask" in observation.spaces:
+            raise SettingsError(
+                "env.random_actions: this environment forbids some actions at some steps (its observation has an "
+                "action_mask), which random actions would not respect. Use --env.no-random-actions."
+            )
+        self._env, self._seed, self._first_index = env, seed, first_index
+        self.num_envs, self.frames_per_step = env.num_envs, env.frames_per_step
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self._steps = 0
+        self._drawn: tuple[np.ndarray, ...] = ()
+        """Actions of the present chunk, [_CHUNK, B, ...], one array for each part of a Tuple."""
+
+    def reset(self, out: Observation) -> None:
+        self._steps = 0
+        self._env.reset(out)
+
+    def send(self, action: Any) -> None:
+        del action
+        t = self._steps % _CHUNK
+        if t == 0 or not self._drawn:
+            self._draw(self._steps // _CHUNK)
+        self._steps += 1
+        parts = tuple(part[t] for part in self._drawn)
+        self._env.send(parts if isinstance(self.action_space, spaces.Tuple) else parts[0])  # type: ignore[arg-type]
+
+    def recv(self, out: Observation) -> StepResult:
+        return self._env.recv(out)
+
+    def reseed_due(self) -> bool:
+        return self._env.reseed_due()
+
+    def reseed(self, out: Observation) -> None:
+        self._env.reseed(out)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {**self._env.state_dict(), "random_actions": np.array(self._steps)}
+
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
+        state = dict(state)
+        self._steps, self._drawn = int(state.pop("random_actions")), ()
+        return self._env.load_state_dict(state, out, alive)
+
+    def render(self, index: int = 0) -> np.ndarray:
+        return self._env.render(index)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _draw(self, chunk: int) -> None:
+        space = self.action_space
+        parts = space.spaces if isinstance(space, spaces.Tuple) else (space,)
+        streams = [stream(self._seed, "random action", self._first_index + j, chunk) for j in range(self.num_envs)]
+        self._drawn = tuple(np.stack([_sample(part, draw) for draw in streams], 1) for part in parts)
+
+
+def _sample(space: gymnasium.Space[Any], draw: np.random.Generator) -> np.ndarray:
+    """One environment's actions, [_CHUNK, *action]; unbounded numbers are standard normal."""
+    if isinstance(space, spaces.Discrete):
+        return draw.integers(0, space.n, _CHUNK) + space.start
+    if isinstance(space, spaces.MultiDiscrete):
+        return (draw.integers(0, space.nvec, (_CHUNK, *space.shape)) + space.start).astype(space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return draw.integers(0, 2, (_CHUNK, *space.shape)).astype(space.dtype)
+    assert isinstance(space, spaces.Box)
+    if space.is_bounded():
+        return draw.uniform(space.low, space.high, (_CHUNK, *space.shape)).astype(space.dtype)
+    normal = draw.standard_normal((_CHUNK, *space.shape))
+    return np.clip(normal, space.low, space.high).astype(space.dtype)
