@@ -10,10 +10,13 @@ import gc
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 import lockstep
 
+BEGAN = time.perf_counter()
+"""When this process did, nearly: before the imports that take long."""
 VERBS = {
     "train": ("lockstep.cli.train", "train a recipe: lockstep train ppo-atari --env.id Breakout --total-steps 10M"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
@@ -23,6 +26,8 @@ VERBS = {
     "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
     "replay": ("lockstep.cli.check", "repeat a free-running run with every decision that timing made in it"),
     "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
+    "bench": ("lockstep.cli.speed", "measure how near training comes to this machine's limit, and what takes the rest"),
+    "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),
     "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),

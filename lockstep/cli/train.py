@@ -55,18 +55,9 @@ class ResumeArguments:
 
 def train(arguments: list[str]) -> int:
     """Run `lockstep train`."""
-    if not arguments or arguments[0].startswith("-"):
-        from lockstep.recipes import RECIPES
-
-        if arguments and arguments[0] in ("-h", "--help"):
-            say(f"usage: lockstep train RECIPE [FLAGS]\n\nrecipes: {', '.join(RECIPES)}, or FILE.py:FUNCTION\n")
-            say("lockstep train RECIPE --help lists every flag; lockstep recipes describes the recipes.")
-            return 0
-        raise SettingsError(
-            f"train needs a recipe as its first argument, one of {', '.join(RECIPES)}, or FILE.py:FUNCTION for your "
-            "own. For example: lockstep train ppo-cartpole --total-steps 100k"
-        )
-    recipe, *flags = arguments
+    recipe, flags = recipe_and_flags("train", arguments)
+    if recipe is None:
+        return 0
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe)))
     layout = Layout.parse(given.layout)
     given.options.validate()
@@ -99,6 +90,27 @@ def resume(arguments: list[str]) -> int:
     with progress_to_stderr() if given.json else contextlib.nullcontext():
         result = run(given.run, layout, given.options, from_checkpoint=given.checkpoint)
     return _report(result, json=given.json)
+
+
+def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe that the arguments of train, bench or tune begin with, and the rest; None if they asked for help,
+    which is given.
+
+    Raises:
+        SettingsError: there is no recipe.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    from lockstep.recipes import RECIPES
+
+    if arguments and arguments[0] in ("-h", "--help"):
+        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nrecipes: {', '.join(RECIPES)}, or FILE.py:FUNCTION\n")
+        say(f"lockstep {verb} RECIPE --help lists every flag; lockstep recipes describes the recipes.")
+        return None, []
+    raise SettingsError(
+        f"{verb} needs a recipe as its first argument, one of {', '.join(RECIPES)}, or FILE.py:FUNCTION for your own. "
+        f"For example: lockstep {verb} ppo-cartpole{' --total-steps 100k' if verb == 'train' else ''}"
+    )
 
 
 def load_recipe(name: str) -> Experiment:

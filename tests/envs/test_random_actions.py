@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ ALL = spaces.Tuple(
 )
 
 
-class Everything(gymnasium.Env[np.ndarray, tuple[np.ndarray, ...]]):
+class Everything(gymnasium.Env[np.ndarray, Any]):
     """Shows the actions that it receives."""
 
     observation_space = spaces.Box(-10.0, 10.0, (9,), np.float32)
@@ -32,7 +34,7 @@ class Everything(gymnasium.Env[np.ndarray, tuple[np.ndarray, ...]]):
         super().reset(seed=seed)
         return np.zeros(9, np.float32), {}
 
-    def step(self, action: tuple[np.ndarray, ...]) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
         assert action in self.action_space
         return np.concatenate([np.ravel(part) for part in action]).astype(np.float32), 0.0, False, False, {}
 
@@ -41,7 +43,7 @@ def seen(random_actions: bool, purpose: str = "train") -> np.ndarray:
     config = EnvConfig(id=f"{__name__}:Everything", random_actions=random_actions)
     env = envs.make(config, seed=3, first_index=0, num_envs=2, purpose=purpose)
     reset(env)
-    sent = tuple(np.zeros((2, *part.shape), part.dtype) for part in ALL.spaces)
+    sent = tuple(np.zeros((2, *(part.shape or ())), part.dtype) for part in ALL.spaces)
     sent = (sent[0] + 2, *sent[1:])
     played = [moment.obs[""] for moment in play(env, [sent] * 600)]
     env.close()

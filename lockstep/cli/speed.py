@@ -1,0 +1,105 @@
+"""`lockstep bench RECIPE …` and `lockstep tune RECIPE …`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.cli.train import load_recipe, recipe_and_flags
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class BenchArguments:
+    """Measure how near training comes to this machine's limit, and what takes the rest."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    layout: str = "inline"
+    """As for train: what is measured."""
+    rounds: int = 3
+    """Everything is measured once in each, in turn; medians and ranges are over rounds."""
+    seconds: float = 3.0
+    """How long each part is measured in each round. Training takes twice as long, and three iterations at least."""
+    random_actions: bool = False
+    """Short for --env.random-actions: the environments play at random, whatever the policy chooses."""
+    json: bool = False
+    """Print one JSON document to standard output; progress goes to standard error."""
+
+
+def bench(arguments: list[str]) -> int:
+    """Run `lockstep bench`."""
+    recipe, flags = recipe_and_flags("bench", arguments)
+    if recipe is None:
+        return 0
+    given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(load_recipe(recipe)))
+    if given.rounds < 1 or not given.seconds > 0:
+        raise SettingsError(f"--rounds {given.rounds} and --seconds {given.seconds} must be positive, for example 3.")
+    experiment, layout = given.experiment, Layout.parse(given.layout)
+    if given.random_actions:
+        experiment = experiment.replace(env=dataclasses.replace(experiment.env, random_actions=True))
+    from lockstep.speed.bench import bench as run
+
+    with progress_to_stderr():
+        report = run(experiment, layout, rounds=given.rounds, seconds=given.seconds, say=say)
+    if given.json:
+        say_json({**report.to_json(), "experiment": experiment.identity(), "machine": _machine()})
+    else:
+        machine = _machine()
+        say(f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, load of others {report.load:.1f}")
+        say(report.table())
+    return 0
+
+
+@dataclass(frozen=True)
+class TuneArguments:
+    """Find the fastest layout for an experiment on this machine, by short trials of real training."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    budget: float = 120.0
+    """Seconds that it may take, everything included. More tries more layouts and compares them better."""
+    json: bool = False
+    """Print one JSON document to standard output; progress goes to standard error."""
+
+
+def tune(arguments: list[str]) -> int:
+    """Run `lockstep tune`."""
+    from lockstep.cli.main import BEGAN
+
+    recipe, flags = recipe_and_flags("tune", arguments)
+    if recipe is None:
+        return 0
+    given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(load_recipe(recipe)))
+    if not given.budget > 0:
+        raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
+    from lockstep.speed.tune import tune as run
+
+    with progress_to_stderr():
+        tuned = run(given.experiment, budget=given.budget, begin=BEGAN, say=say)
+    free = given.experiment.scheme.free_running
+    if given.json:
+        say_json({**tuned.to_json(), "may_change_results": free, "machine": _machine()})
+        return 0
+    width = max(len(str(each.layout)) for each in tuned.candidates)
+    for each in tuned.candidates:
+        rate = f"{each.rate:>12,.0f} samples/s in {len(each.rates)} turn{'s' * (len(each.rates) != 1)}"
+        say(f"{each.layout!s:<{width}}  {rate if each.rates else each.note.splitlines()[0]}")
+    say(
+        "Timing decides here what is learned from when (--scheme.lag async): another layout may change the result."
+        if free
+        else "The layout cannot change the result, only the speed."
+    )
+    say(f"layout: {tuned.best}")
+    return 0
+
+
+def _machine() -> dict[str, Any]:
+    from lockstep.cli.doctor import examine
+
+    facts = examine()
+    return {**facts["machine"], "torch": facts["packages"]["torch"]}

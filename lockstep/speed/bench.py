@@ -1,0 +1,205 @@
+"""How near training comes to the machine's limit, and what takes the rest."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.runtime.display import cores
+from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit
+from lockstep.speed.trial import Trial
+from lockstep.train import prepare
+
+_BUSY = 0.25
+"""Load of other programs, as a share of the cores, from which on absolute numbers mean little."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's measurements, taken one after the other."""
+
+    costs: Costs
+    samples_per_second: float
+    limit: float
+    shares: dict[str, float]
+    """Of the processes' time, mean over processes, by what it went to; empty if iterations were too few."""
+
+    @property
+    def fraction_of_limit(self) -> float:
+        return self.samples_per_second / self.limit
+
+    def lost(self, processes: int) -> dict[str, float]:
+        """Shares of the processes' time that went to anything but the parts, by cause.
+
+        A cause below 0 is time that was hidden: environments stepped meanwhile in threads or processes of their own.
+        """
+        if not self.shares:
+            return {}
+        share, busy = self.shares, self.samples_per_second / processes
+        optimizer, reduction = (busy * getattr(self.costs, part) for part in OVERHEAD)
+        learning = share["learning"] - busy * self.costs.training
+        return {
+            "waiting": share["waiting"],
+            "collecting": share["env"] + share["inference"] - busy * (self.costs.env + self.costs.inference),
+            "optimizer": optimizer,
+            "reduction": reduction,
+            "learning": learning - optimizer - reduction,
+            "delivery": share["other"],
+            "recording": share["recording"],
+        }
+
+
+CAUSES = {
+    "waiting": "waiting for other processes, and exchanging with them",
+    "collecting": "around environments and inference: copies, bookkeeping, noise",
+    "optimizer": "optimizer steps",
+    "reduction": "adding up a process's own gradients",
+    "learning": "around the loss: targets, gathering minibatches, digests of gradients",
+    "delivery": "digests of rollouts, statistics, messages, publishing parameters",
+    "recording": "metrics and ledger, while the others wait",
+}
+"""What time is lost to."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rounds of one experiment under one layout."""
+
+    layout: Layout
+    cores: int
+    load: float
+    """Of other programs, in cores, before anything was measured."""
+    measuring: int
+    """Processes that measured the parts at once."""
+    rounds: tuple[Round, ...]
+
+    def spread(self, of: Callable[[Round], float]) -> dict[str, float]:
+        """Median, least and greatest over the rounds."""
+        values = [of(each) for each in self.rounds]
+        return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+    def lost(self) -> dict[str, dict[str, float]]:
+        """By cause: the share of the processes' time."""
+        rounds = [lost for each in self.rounds if (lost := each.lost(self.layout.processes))]
+        return {
+            cause: {"median": statistics.median(values), "min": min(values), "max": max(values)}
+            for cause in (rounds[0] if rounds else {})
+            for values in [[lost[cause] for lost in rounds]]
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Medians at the top, with least and greatest below `spread`."""
+        figures = {
+            "samples_per_second": self.spread(lambda each: each.samples_per_second),
+            "limit": self.spread(lambda each: each.limit),
+            "fraction_of_limit": self.spread(lambda each: each.fraction_of_limit),
+        }
+        parts = {part: self.spread(lambda each, p=part: 1e6 * getattr(each.costs, p)) for part in (*PARTS, *OVERHEAD)}
+        return {
+            **{name: values["median"] for name, values in figures.items()},
+            "layout": str(self.layout),
+            "spread": figures,
+            "microseconds_per_sample": parts,
+            "lost": self.lost(),
+            "processes_measuring": self.measuring,
+            "load_of_others": self.load,
+            "rounds": [asdict(each) for each in self.rounds],
+        }
+
+    def table(self) -> str:
+        """For people."""
+        rows: list[tuple[str, ...]] = [("", "median", "min", "max")]
+        workers = self.measuring
+        for part, what in (("env", "environment"), ("inference", "inference"), ("training", "training, all epochs")):
+            rows.append(
+                _row(f"{what}, µs a sample", self.spread(lambda e, p=part: 1e6 * getattr(e.costs, p)), "{:.1f}")
+            )
+        rows.append(_row("limit, samples/s", self.spread(lambda each: each.limit), "{:,.0f}"))
+        rows.append(_row("reached, samples/s", self.spread(lambda each: each.samples_per_second), "{:,.0f}"))
+        rows.append(_row("reached of the limit", self.spread(lambda each: each.fraction_of_limit), "{:.2f}"))
+        text = f"{self.layout}: parts measured alone, in {workers} process{'es' * (workers > 1)} at once\n\n"
+        text += _aligned(rows)
+        lost = self.lost()
+        if lost:
+            causes: list[tuple[str, ...]] = [("share of the processes' time lost to", "median", "min", "max")]
+            causes += [_row(CAUSES[cause], values, "{:.1%}") for cause, values in lost.items()]
+            text += "\n\n" + _aligned(causes)
+        return text
+
+
+def _row(name: str, values: dict[str, float], pattern: str) -> tuple[str, ...]:
+    return (name, *(pattern.format(values[key]) for key in ("median", "min", "max")))
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        row[0].ljust(widths[0])
+        + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    )
+
+
+def load_of_others(cores: int, say: Callable[[str], None]) -> float:
+    """Cores that other programs keep busy, on average over the last minute; says so if they are many."""
+    load = os.getloadavg()[0]
+    if load > _BUSY * cores:
+        say(
+            f"warning: other programs keep {load:.1f} of this machine's {cores} cores busy. What is measured in turn "
+            "compares; absolute numbers mean little."
+        )
+    return load
+
+
+def bench(
+    experiment: Experiment,
+    layout: Layout,
+    *,
+    rounds: int = 3,
+    seconds: float = 3.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Measure, in turn over several rounds: each part alone, and real training.
+
+    Args:
+        experiment: as for train.
+        layout: as for train; measuring loads as many cores as it does.
+        seconds: that each part is measured in each round; training is for twice as long, and two iterations at least.
+        say: hears what is being done.
+
+    Raises:
+        SettingsError: as train does.
+        WorkerError: a process failed.
+    """
+    experiment, available = prepare(experiment, layout), cores()
+    load = load_of_others(available, say)
+    say("starting: environments and models of the measuring processes …")
+    workers = PartsWorkers(experiment, layout, available)
+    trial = None
+    try:
+        workers.ready()
+        say(f"starting: training with {layout}, whose first iterations are left out …")
+        trial = Trial(experiment, layout)
+        first = trial.run(0.0, iterations=1 + experiment.scheme.slabs)
+        pace = first.lines[-1][0] - first.lines[-2][0] if len(first.lines) > 1 else first.seconds
+        training = max(2 * seconds, 3 * pace)
+        say(f"{rounds} rounds of about {3.2 * seconds + training:.0f} s each")
+        measured = []
+        for number in range(1, rounds + 1):
+            say(f"round {number} of {rounds}: environment, inference and training, each alone …")
+            costs = workers.costs(seconds)
+            bound = limit(experiment, layout, costs, available).rate
+            say(f"round {number} of {rounds}: limit {bound:,.0f} samples/s; now all of it together …")
+            slot = trial.run(2 * seconds, iterations=3)
+            measured.append(Round(costs, slot.rate, bound, slot.shares()))
+            say(f"round {number} of {rounds}: {slot.rate:,.0f} samples/s, {slot.rate / bound:.2f} of the limit")
+    finally:
+        workers.close()
+        if trial is not None:
+            trial.close()
+    return Report(layout, available, load, len(workers), tuple(measured))

@@ -1,0 +1,154 @@
+"""Real training in processes of its own, which can be halted and let go on: so that several can be timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime import children
+from lockstep.runtime.supervisor import WorkerError
+from lockstep.settings import SettingsError
+
+_POLL = 0.005
+"""Seconds between looks for finished iterations."""
+_ENDLESS = 10**15
+"""total_steps of a trial, so that it goes on until it is ended."""
+
+
+class OutOfTime(Exception):
+    """The deadline passed first."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stretch of training between two ends of iterations."""
+
+    samples: int
+    seconds: float
+    lines: list[tuple[float, dict[str, float]]]
+    """When each iteration's metrics were seen (time.perf_counter), and the metrics."""
+
+    @property
+    def rate(self) -> float:
+        """Samples a second of wall time, everything included."""
+        return self.samples / self.seconds
+
+    def shares(self) -> dict[str, float]:
+        """Where the processes' time went, on average, as shares of the wall time; `recording` is what learner 0 does
+        after an iteration. The slot's first iteration is left out: it holds the time that the trial was halted. Empty
+        if there are no others."""
+        (begin, before), (end, after) = self.lines[0], self.lines[-1]
+        if len(self.lines) < 2:
+            return {}
+        spent = after["seconds"] - before["seconds"]
+        measured = min(1.0, spent / (end - begin)) if end > begin else 1.0
+        names = [name for name in after if name.startswith("time/")]
+        lines = [line for _, line in self.lines[1:]]
+        shares = {name[len("time/") :]: measured * statistics.fmean(line[name] for line in lines) for name in names}
+        return {**shares, "recording": 1.0 - measured}
+
+
+class Trial:
+    """Trains an experiment under a layout, without end.
+
+    Whatever happens to the calling process, the trial's processes end with it. It begins to run at once; let one
+    run at a time, or they take each other's cores.
+    """
+
+    def __init__(self, experiment: Experiment, layout: Layout) -> None:
+        self.layout = layout
+        self._per_iteration = experiment.samples_per_iteration
+        self._folder = tempfile.TemporaryDirectory(prefix="lockstep-trial-")
+        folder = Path(self._folder.name)
+        self._output, self._failure = folder / "output", folder / "failure"
+        self._metrics = RunFolder(folder / "run").metrics
+        self._read = 0
+        experiment = dataclasses.replace(experiment, total_steps=_ENDLESS)
+        self._process = children.start(_train, (experiment, layout, folder), f"lockstep-trial-{layout}")
+
+    def run(self, seconds: float, iterations: int = 1, deadline: float = float("inf")) -> Slot:
+        """Let it train for at least so many seconds and iterations, and halt it.
+
+        Raises:
+            OutOfTime: the deadline (time.perf_counter) passed first.
+            SettingsError, WorkerError: what ended the training.
+        """
+        self._signal(signal.SIGCONT)
+        begin = time.perf_counter()
+        lines: list[tuple[float, dict[str, float]]] = []
+        while not lines or lines[-1][0] - begin < seconds or len(lines) < iterations:
+            ended = wait([self._process.sentinel], timeout=_POLL)
+            now = time.perf_counter()
+            lines += [(now, line) for line in self._new_lines()]
+            if ended:
+                raise self._error()
+            if now > deadline:
+                raise OutOfTime
+        self._signal(signal.SIGSTOP)
+        return Slot(len(lines) * self._per_iteration, lines[-1][0] - begin, lines)
+
+    def close(self) -> None:
+        """End it."""
+        self._signal(signal.SIGKILL)
+        self._process.kill()  # it has a group of its own only once it runs
+        self._process.join()
+        self._folder.cleanup()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _new_lines(self) -> list[dict[str, float]]:
+        """The metrics of iterations that have ended since this was last asked."""
+        if not self._metrics.exists():
+            return []
+        with self._metrics.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self._read += len(text)
+        return [json.loads(line) for line in text.splitlines()]
+
+    def _error(self) -> Exception:
+        if self._failure.exists():
+            kind, text = json.loads(self._failure.read_text(encoding="utf-8"))
+            return SettingsError(text) if kind == "mistake" else WorkerError(text)
+        last = "\n".join(self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])
+        return WorkerError(f"Training with --layout {self.layout} {children.obituary(self._process)}\n{last}")
+
+
+def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
+    """What the trial's process does."""
+    os.setpgrp()  # so that all of its processes can be halted together
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    from lockstep.train import train
+
+    never = 10**12
+    options = RunOptions(run=str(folder / "run"), checkpoint_every=never, display="none", tensorboard=False)
+    failure: list[Any] = []
+    try:
+        train(experiment, layout, options)
+    except SettingsError as error:
+        failure = ["mistake", str(error)]
+    except WorkerError as error:
+        failure = ["error", str(error)]
+    except BaseException as error:
+        failure = ["error", f"{type(error).__name__}: {error}"]
+        raise
+    finally:
+        (folder / "failure").write_text(json.dumps(failure), encoding="utf-8")

@@ -1,0 +1,271 @@
+"""The fastest layout for an experiment on this machine, by short measured trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.runtime.display import cores
+from lockstep.runtime.supervisor import WorkerError
+from lockstep.settings import SettingsError
+from lockstep.speed.bench import load_of_others
+from lockstep.speed.trial import OutOfTime, Trial
+from lockstep.train import prepare
+
+_ENDING = 4.0
+"""Seconds of the budget that are kept for ending all processes."""
+_STARTING = 0.6
+"""Share of the budget in which candidates are started; the rest is for comparing the best of them."""
+_ENOUGH = 6
+"""Turns after which two layouts are as well compared as they need to be."""
+_ALIKE = 0.02
+"""Layouts whose rates differ by less count as equally fast: the simplest of them is taken."""
+_FEW_SAMPLES = 256
+"""Samples of a shard's slice of a minibatch, up to which trials keep theirs: below, kernels are less efficient."""
+_FEW_STEPS = 16
+"""Steps of a rollout that trials keep: below, what happens once a rollout weighs more than in training."""
+
+
+def candidates(experiment: Experiment, available: int, gpus: int) -> list[Layout]:
+    """Layouts worth trying, the likeliest first.
+
+    Args:
+        experiment: its shards bound the number of processes, its adapter says how environments can be spread, its lag
+            whether collecting and learning can overlap.
+        available: cores.
+        gpus: that torch can use.
+    """
+    shards = experiment.scheme.shards
+    texts: list[str] = []
+    most = min(shards, available)
+    if not experiment.scheme.free_running:
+        workers = sorted({most, *(1 << n for n in range(1, most.bit_length()))} - {0, 1}, reverse=True)
+        texts += [f"processes:{n}" for n in workers[:1]] + ["inline"] + [f"processes:{n}" for n in workers[1:]]
+    if experiment.scheme.slabs > 1 or experiment.scheme.free_running:
+        for learners in sorted({1, available // 4, available // 2} - {0}):
+            collectors = max(1, available - learners)
+            texts.append(f"cpu:a{min(shards, collectors)}-l{min(shards, learners)}")
+    for gpu_text in _with_gpus(experiment, available, gpus):
+        texts.insert(0, gpu_text)
+    found = [Layout.parse(text) for text in dict.fromkeys(texts)]
+    helped = [each for layout in found for each in _with_helpers(experiment, layout, available)]
+    return _valid(experiment, [*found, *helped])
+
+
+def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
+    """The likeliest last. Collectors feed a GPU from as many cores as there are."""
+    if not gpus:
+        return []
+    shards = experiment.scheme.shards
+    texts = []
+    if experiment.scheme.slabs > 1 or experiment.scheme.free_running:
+        several = min(shards, max(1, available // (4 * gpus)))
+        texts += ["acpu" + ",cpu" * (min(shards, available - 1) - 1) + "-l0"] if available > 1 else []
+        texts += [f"a{','.join(['0'] * count)}-l0" for count in sorted({1, several})]
+        if gpus > 1:
+            learners = ",".join(str(gpu) for gpu in range(1, min(gpus, shards + 1)))
+            texts += [f"a0-l{learners}", f"a{','.join(['0'] * several)}-l{learners}"]
+    if not experiment.scheme.free_running:
+        texts += [f"processes:{min(4, shards)},device=0"] * (shards > 1) + ["inline,device=0"]
+    return texts
+
+
+def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> list[Layout]:
+    """The same with environments spread over the cores that the layout leaves idle, or over one more."""
+    collecting = len(layout.collectors) or layout.workers
+    computing = layout.processes
+    share = max(2, (available - computing) // collecting + (0 if layout.collectors else 1))
+    if available < 2 or collecting * share > 2 * available:
+        return []
+    name = "env_processes" if experiment.env.adapter == "gymnasium" else "env_threads"
+    return [dataclasses.replace(layout, **{name: min(share, experiment.envs_per_shard)})]
+
+
+def _valid(experiment: Experiment, layouts: list[Layout]) -> list[Layout]:
+    valid = []
+    for layout in dict.fromkeys(layouts):
+        try:
+            prepare(experiment, layout)
+        except SettingsError:
+            continue
+        valid.append(layout)
+    return valid
+
+
+def shortened(experiment: Experiment) -> Experiment:
+    """The same work a sample in shorter iterations, so that a trial sees more of them.
+
+    Fewer steps and, in proportion, fewer minibatches, whose size stays as it is as long as there are two of them; then
+    smaller ones, no smaller than kernels need to be efficient. Where minibatches hold whole sequences, nothing is
+    shortened, since a sample's cost depends on their length.
+    """
+    algorithm = experiment.algorithm
+    if algorithm.sequences or experiment.model.recurrent:
+        return experiment
+    size = experiment.envs_per_shard
+    slice_size = size * algorithm.rollout // algorithm.minibatches
+    minibatches = min(2, algorithm.minibatches)
+    samples = minibatches * min(slice_size, _FEW_SAMPLES)
+    rollout = min(algorithm.rollout, max(_FEW_STEPS, -(-samples // size)))
+    while size * rollout % minibatches:
+        rollout += 1
+    shorter = dataclasses.replace(algorithm, rollout=rollout, minibatches=minibatches)
+    return experiment.replace(algorithm=shorter)
+
+
+@dataclass
+class Candidate:
+    """A layout and how fast it was, at its every turn."""
+
+    layout: Layout
+    rates: list[float] = field(default_factory=list)
+    """Samples a second. Only the turns since most others were left out compare with each other."""
+    note: str = ""
+    """Why it was not measured, or what ended it."""
+    trial: Trial | None = None
+
+    @property
+    def rate(self) -> float:
+        """The median turn; 0 if there was none."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+    def end(self, note: str = "") -> None:
+        """Stop its processes."""
+        self.note = note or self.note
+        if self.trial is not None:
+            self.trial.close()
+            self.trial = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found."""
+
+    best: Layout
+    candidates: tuple[Candidate, ...]
+    """Fastest first; those that were not measured last."""
+    seconds: float
+    load: float
+    """Of other programs, in cores."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "layout": str(self.best),
+            "seconds": self.seconds,
+            "load_of_others": self.load,
+            "candidates": [
+                {"layout": str(each.layout), "samples_per_second": each.rate, "turns": each.rates, "note": each.note}
+                for each in self.candidates
+            ],
+        }
+
+
+def tune(
+    experiment: Experiment, *, budget: float = 120.0, begin: float | None = None, say: Callable[[str], None] = print
+) -> Tuned:
+    """Find the fastest layout by real training.
+
+    Every candidate's processes are started once and halted when it is another's turn. All get a first turn, as many as
+    60% of the budget allows; after each further round the slower half is left out.
+
+    Args:
+        experiment: as for train.
+        budget: seconds that this may take.
+        begin: when the budget began (time.perf_counter); by default now.
+        say: hears what is being done.
+
+    Raises:
+        SettingsError: the experiment's settings contradict each other, or the budget is too short for any trial.
+    """
+    begin = time.perf_counter() if begin is None else begin
+    available = cores()
+    load = load_of_others(available, say)
+    trial_of = shortened(experiment)
+    deadline, starting = begin + budget - _ENDING, begin + _STARTING * budget
+    all_of_them = [Candidate(layout) for layout in candidates(experiment, available, torch.cuda.device_count())]
+    if not all_of_them:
+        prepare(experiment, Layout.parse("cpu:a1-l1" if experiment.scheme.free_running else "inline"))
+    say(f"up to {budget:.0f} s for {len(all_of_them)} layouts: {', '.join(str(each.layout) for each in all_of_them)}")
+    try:
+        running = _first_turns(all_of_them, trial_of, starting, deadline, say)
+        _halve(running, deadline, say)
+    finally:
+        for each in all_of_them:
+            each.end()
+    ranked = sorted(all_of_them, key=lambda each: (-len(each.rates), -each.rate))
+    measured = [each for each in ranked if each.rates]
+    if not measured:
+        failures = next((each.note for each in all_of_them if each.note), "none could start")
+        raise SettingsError(
+            f"No layout could be measured within {budget:.0f} seconds ({failures}). Allow more with --budget, or use "
+            f"the default layout, {'cpu:a1-l1' if experiment.scheme.free_running else 'inline'}."
+        )
+    # As many turns as any other had: what was left out after a round was slower in it.
+    finalists = [each for each in measured if len(each.rates) == len(measured[0].rates)]
+    fastest = max(finalists, key=lambda each: each.rate)
+    alike = [each for each in finalists if each.rate > (1 - _ALIKE) * fastest.rate]
+    best = min(alike, key=lambda each: each.layout.processes + each.layout.env_threads + each.layout.env_processes)
+    return Tuned(best.layout, tuple(ranked), time.perf_counter() - begin, load)
+
+
+def _first_turns(
+    all_of_them: list[Candidate], experiment: Experiment, starting: float, deadline: float, say: Callable[[str], None]
+) -> list[Candidate]:
+    """Start candidates, one after the other, and time a few iterations of each; returns those that run."""
+    running: list[Candidate] = []
+    warm_up = 1 + experiment.scheme.slabs
+    longest = 0.0
+    for each in all_of_them:
+        now = time.perf_counter()
+        if running and now + longest > starting:
+            each.note = "not tried: no time left"
+            continue
+        limit = deadline if not running else min(deadline, starting + longest)
+        try:
+            each.trial = Trial(experiment, each.layout)
+            each.trial.run(0.0, warm_up, limit)
+            each.rates.append(each.trial.run(_turn(starting - now, 4), 1, limit).rate)
+        except OutOfTime:
+            each.end("not measured: it took too long to start")
+        except (WorkerError, SettingsError) as error:
+            each.end(f"failed: {error}")
+        else:
+            say(f"{each.layout}: {each.rate:,.0f} samples/s")
+            running.append(each)
+            longest = max(longest, time.perf_counter() - now)
+    return running
+
+
+def _halve(running: list[Candidate], deadline: float, say: Callable[[str], None]) -> None:
+    """Turns for the better half of those that are left, in rounds, until one is left or the time is over."""
+    while len(running) > 1:
+        running.sort(key=lambda each: -each.rates[-1])
+        for slower in running[(len(running) + 1) // 2 if len(running) > 2 else 2 :]:
+            slower.end()
+        running = [each for each in running if each.trial is not None]
+        left = deadline - time.perf_counter()
+        turns: list[float] = []
+        try:
+            for each in running:
+                assert each.trial is not None
+                turns.append(each.trial.run(_turn(left, 3 * len(running)), 1, deadline).rate)
+        except (OutOfTime, WorkerError):
+            return  # an unfinished round compares nothing
+        for each, rate in zip(running, turns, strict=True):
+            each.rates.append(rate)
+            say(f"{each.layout}: {rate:,.0f} samples/s")
+        if len(running) == 2 and len(running[0].rates) >= _ENOUGH:
+            return
+
+
+def _turn(left: float, parts: int) -> float:
+    """Seconds of one turn out of what is left of the time: at least half a second, at most four."""
+    return min(4.0, max(0.5, left / parts))
