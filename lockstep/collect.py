@@ -22,7 +22,8 @@ from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.layout import Layout
 from lockstep.ledger import structure_digests
-from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.base import ModelOutput
+from lockstep.models.capture import Inference
 from lockstep.rng import stream
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import ActingGroup, Slab, Slabs
@@ -123,7 +124,7 @@ class ActingBatch:
             noise.copy_(torch.from_numpy(draw.random(noise.shape, np.float32)))
         slab.whole.core_state.copy_(self._state)
 
-    def act(self, t: int, actor: PolicyModel) -> None:
+    def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments."""
         slab, now = self._open.slab, slice(t, t + 1)
         rollout = slab.whole
@@ -149,7 +150,7 @@ class ActingBatch:
             np.logical_not(step.first, out=fields["valid"][t - 1, rows])
             np.logical_or(step.first, step.life_lost, out=fields["start"][t, rows])
 
-    def finish(self, actor: PolicyModel, *, bootstrap: bool) -> None:
+    def finish(self, actor: Inference, *, bootstrap: bool) -> None:
         """Complete the rollout after its last step: bootstrap value, log-probabilities, scores."""
         slab = self._open.slab
         rollout = slab.whole
@@ -160,7 +161,7 @@ class ActingBatch:
         for seat in self.seats:
             self._score(seat)
 
-    def _evaluate(self, slab: Slab, at: slice, actor: PolicyModel) -> tuple[ModelOutput, Tensor]:
+    def _evaluate(self, slab: Slab, at: slice, actor: Inference) -> tuple[ModelOutput, Tensor]:
         """What the policy makes of the observations of one step, and its next state."""
         return actor(
             map_structure(lambda leaf: self._to_device(leaf[at]), slab.whole.obs),
@@ -247,7 +248,8 @@ class Collector:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         experiment = self._experiment = agent.experiment
-        self._actor = agent.model.for_acting()
+        self._model = agent.model.for_acting()
+        self._actor = Inference(self._model)
         self._flat = agent.flat
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
@@ -289,7 +291,9 @@ class Collector:
     def _play(self, lap: int, version_at: Callable[[int], Version]) -> tuple[Acting, Version]:
         """Returns (step, version) for each version that acted, and the last of them."""
         version = version_at(0)  # may be waited for, and with it for the slab to be free
-        version.normalizers.apply(self._actor)  # a rollout has one set of statistics, the one it is learned with
+        if version.normalizers.observations is not None:
+            self._actor.forget()
+        version.normalizers.apply(self._model)  # a rollout has one set of statistics, the one it is learned with
         acted = [(0, version.number)]
         for batch in self._batches:
             batch.begin(lap)
@@ -348,8 +352,9 @@ class Collector:
         if self._loaded == version.number:
             return
         named = self._flat.named(version.parameters)
-        for name, parameter in self._actor.named_parameters():
+        for name, parameter in self._model.named_parameters():
             parameter.copy_(named[name])
+        self._actor.refresh()
         self._loaded = version.number
 
 

@@ -21,6 +21,7 @@ from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
+from lockstep.models.capture import Inference
 from lockstep.normalize import Normalizers
 from lockstep.rng import stream
 from lockstep.run import RunFolder
@@ -124,8 +125,8 @@ class Player:
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )
-        self._actor = model.for_acting()
-        self._distribution = self._actor.distribution
+        self._actor = Inference(model.for_acting())
+        self._distribution = model.distribution
         self._greedy = greedy
         self._reward_clip = config.reward_clip
         self._noise = stream(seed, f"action-{purpose}")

@@ -198,8 +198,8 @@ class _GRUSequence(torch.autograd.Function):
 
 
 def _resets(keep: Tensor) -> list[bool]:
-    """Of each step: whether any environment starts anew before it."""
-    return (keep == 0).flatten(1).any(1).tolist()
+    """Of each step: whether any environment may start anew before it. Acting, which takes one, does not look."""
+    return [True] if len(keep) == 1 else (keep == 0).flatten(1).any(1).tolist()
 
 
 def _carry(before: Tensor, now: Tensor, keep_t: Tensor | None) -> None:

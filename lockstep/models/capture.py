@@ -1,0 +1,217 @@
+"""Inference without the cost of Python modules: a forward pass, recorded once, as a flat list of torch calls.
+
+The kernels are those that the model itself calls, in the same order and on the same shapes, so the bits are equal. What
+depends on the weights alone (casts, folded convolution kernels) is computed once a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lockstep.arrays import map_structure
+from lockstep.models.base import ModelOutput, PolicyModel
+
+
+class Inference:
+    """Calls a model with inputs of one shape. A forward pass that cannot be recorded, since what it does depends on the
+    values of its input or since it changes the model, is run as it is.
+
+    Args:
+        model: made by for_acting. Call refresh after its weights have changed, and forget after more has.
+    """
+
+    def __init__(self, model: PolicyModel) -> None:
+        self._model = model
+        self._recorded: _Program | None = None
+        self._layout: list[Any] | None = None
+        """Shapes and strides of the inputs that were recorded."""
+        self._stale = False
+
+    def __call__(
+        self, obs: Any, start: Tensor, state: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None
+    ) -> tuple[ModelOutput, Tensor]:
+        """As PolicyModel.forward, in inference mode."""
+        inputs = [start, state, *(obs.values() if isinstance(obs, dict) else (obs,))]
+        if prev_action is not None and prev_reward is not None:
+            inputs += prev_action, prev_reward
+        layout = [(x.shape, x.stride()) for x in inputs]
+        if layout != self._layout:
+            self._layout, self._stale = layout, False
+            self._recorded = self._record(obs, start, state, prev_action, prev_reward)
+        if self._recorded is None:
+            return self._model(obs, start, state, prev_action, prev_reward)
+        if self._stale:
+            self._recorded.refresh()
+            self._stale = False
+        policy, value, state = self._recorded.run(*inputs)
+        return ModelOutput(policy, value), state
+
+    def refresh(self) -> None:
+        """Take the model's present weights from the next call on."""
+        self._stale = True
+
+    def forget(self) -> None:
+        """Record anew at the next call: the model may hold other tensors than before."""
+        self._layout = None
+
+    def _record(self, *arguments: Any) -> _Program | None:
+        recorder = _Recorder()
+        try:
+            # Only outside inference mode do tensors know whether they have been changed in place.
+            with torch.inference_mode(False), torch.no_grad():
+                obs, start, state, *previous = [map_structure(torch.clone, x) for x in arguments]
+                inputs = [start, state, *(obs.values() if isinstance(obs, dict) else (obs,))]
+                inputs += [x for x in previous if x is not None]
+                with recorder:
+                    output, state = self._model(obs, start, state, *previous)
+            return _Program(recorder.calls, inputs, [output.policy, output.value, state])
+        except _NotRecordable:
+            return None
+
+
+class _NotRecordable(Exception):
+    """The forward pass is no fixed list of calls."""
+
+
+class _Call(NamedTuple):
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    changed: list[Tensor]
+    """Arguments that it writes into."""
+
+
+class _Recorder(TorchFunctionMode):
+    """Keeps every call of torch that makes or changes a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(_tensors((args, tuple(kwargs.values()))))
+        if any(x.is_inference() for x in given):
+            raise _NotRecordable  # it does not know whether it has been changed
+        versions = [x._version for x in given]
+        result = func(*args, **kwargs)
+        changed = [x for x, version in zip(given, versions, strict=True) if x._version != version]
+        if not changed and any(result is x for x in given):
+            return result  # a cast that casts nothing
+        if changed or next(_tensors(result), None) is not None:
+            self.calls.append(_Call(func, args, kwargs, result, changed))
+        elif getattr(func, "__name__", "") not in _SHAPES_ALONE:
+            raise _NotRecordable  # a number out of a tensor, on which what follows may depend
+        return result
+
+
+_SHAPES_ALONE = frozenset(
+    {"__get__", "__len__", "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device"}
+    | {"is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "storage_offset", "type"}
+    | {"is_same_size", "result_type", "can_cast", "__hash__", "__repr__"}
+)
+"""Functions whose results no value of a tensor decides."""
+
+
+class _Program:
+    """Recorded calls as one Python function, of which only those remain that its results need."""
+
+    def __init__(self, calls: list[_Call], inputs: list[Tensor], results: list[Tensor]) -> None:
+        self._scope: dict[str, Any] = {}
+        """What the function's code refers to: kernels, arguments, weights and what was computed of them."""
+        self._names = {id(x): f"in{i}" for i, x in enumerate(inputs)}
+        self._varying = set(self._names.values())
+        """Names of what differs from call to call."""
+        self._once: list[_Call] = []
+        """Calls whose results depend on weights alone."""
+        lines = [line for call in calls for line in self._line(call)]
+        names, arguments = [self._name(result) for result in results], set(self._names_of(inputs))
+        body, live = [], set(names)
+        for text, read, written, in_place in reversed(lines):
+            if in_place or live & written:
+                # Deleted after their last use, so that memory is used again while it is in the cache.
+                unused = sorted(((read | written) & self._varying) - live - arguments)
+                body += [f" del {', '.join(unused)}"] if unused else []
+                body.append(f" {text}")
+                live |= read | written
+        code = [f"def run({', '.join(self._names_of(inputs))}):", *reversed(body), f" return {', '.join(names)}"]
+        exec("\n".join(code), self._scope)
+        self.run: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._scope["run"]
+
+    def refresh(self) -> None:
+        """Compute again what depends on weights alone."""
+        renamed: dict[int, Any] = {}
+
+        def now(x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return type(x)(now(y) for y in x)
+            return renamed.get(id(x), x)
+
+        for call in self._once:
+            again = call.function(*now(call.args), **{name: now(value) for name, value in call.kwargs.items()})
+            for before, after in zip(_tensors(call.result), _tensors(again), strict=True):
+                renamed[id(before)] = after
+                self._scope[self._names[id(before)]] = after
+
+    def _line(self, call: _Call) -> Iterator[tuple[str, set[str], set[str], bool]]:
+        """A call as text, with the names that it reads and writes, and whether it changes one in place; nothing for a
+        call that needs not be repeated."""
+        read = {self._name(x) for x in _tensors((call.args, tuple(call.kwargs.values())))}
+        if any(self._name(x) not in self._varying for x in call.changed):
+            raise _NotRecordable  # it changes weights, or what was computed of them
+        varying = bool(read & self._varying)
+        written = [self._names.setdefault(id(x), f"v{len(self._names)}") for x in _tensors(call.result)]
+        if not varying:
+            self._scope.update(zip(written, _tensors(call.result), strict=True))
+            self._once.append(call)
+            return
+        self._varying |= set(written)
+        listed = [self._text(x) for x in call.args]
+        listed += [f"{name}={self._text(x)}" for name, x in call.kwargs.items()]
+        text = f"{self._constant(call.function)}({', '.join(listed)})"
+        if isinstance(call.result, Tensor):
+            text = f"{written[0]} = {text}"
+        elif written:
+            if len(written) != len(call.result):
+                raise _NotRecordable  # nested results
+            text = f"{', '.join(written)}, = {text}"
+        yield text, read, set(written), bool(call.changed)
+
+    def _name(self, x: Tensor) -> str:
+        """A tensor's name; one that no call has made is a weight or a constant."""
+        if id(x) not in self._names:
+            self._names[id(x)] = f"w{len(self._names)}"
+            self._scope[self._names[id(x)]] = x
+        return self._names[id(x)]
+
+    def _text(self, x: Any) -> str:
+        if isinstance(x, Tensor):
+            return self._name(x)
+        if isinstance(x, (list, tuple)) and next(_tensors(x), None) is not None:
+            return "[" + ", ".join(self._text(y) for y in x) + "]"
+        return self._constant(x)
+
+    def _constant(self, x: Any) -> str:
+        name = f"k{len(self._scope)}"
+        self._scope[name] = x
+        return name
+
+    def _names_of(self, tensors: list[Tensor]) -> list[str]:
+        return [self._names[id(x)] for x in tensors]
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists and tuples."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _tensors(y)
