@@ -74,7 +74,8 @@ class EnvPoolShard(ShardEnv):
         self._since = 0
         self.num_envs = num_envs
         self._ended = np.zeros(num_envs, np.bool_)
-        self._lives = np.zeros(num_envs, np.int32)
+        self._info: dict[str, np.ndarray] = {}
+        """What the library told beside the last observations."""
         with warnings.catch_warnings():  # EnvPool's own spaces warn about the precision of their bounds
             warnings.simplefilter("ignore")
             spec = self._make_spec()
@@ -134,11 +135,11 @@ class EnvPoolShard(ShardEnv):
 
     def reset(self, out: Observation) -> None:
         self._count = 0
-        self._writer.write(self._restart(), out)
+        self._write(self._restart(), out)
 
     def reseed(self, out: Observation) -> None:
         self._count += 1
-        self._writer.write(self._restart(), out)
+        self._write(self._restart(), out)
 
     def _restart(self) -> Any:
         self.close()
@@ -149,33 +150,52 @@ class EnvPoolShard(ShardEnv):
         if len(info.get("players", info)["env_id"]) != self.num_envs:
             raise SettingsError(f"{self._id} has several players in one environment, which is not supported yet.")
         self._ended = np.zeros(self.num_envs, np.bool_)
-        self._lives = info.get("lives", self._lives)
+        self._info = info
         return obs
+
+    def _write(self, obs: Any, out: Observation) -> None:
+        """Convert the library's observations [B, ...] into out."""
+        self._writer.write(obs, out)
+
+    def _to_library(self, action: np.ndarray) -> np.ndarray:
+        """Actions [B, ...] of action_space, as the library takes them."""
+        return action
+
+    def _rewards(self, reward: np.ndarray, terminated: np.ndarray, before: dict[str, np.ndarray]) -> np.ndarray:
+        """Rewards [B] of the last step, where the library does not give them.
+
+        Args:
+            reward: what it gave.
+            terminated: bool [B]
+            before: what it told beside the observations before; `_info` has what it told since.
+        """
+        return reward
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         assert isinstance(action, np.ndarray), "EnvPool has no environments with Tuple actions"
         action = action.astype(self.action_space.dtype)
         self._log.append((action,))
-        self._pool.send(action)
+        self._pool.send(self._to_library(action))
         self._since += 1
 
     def recv(self, out: Observation) -> StepResult:
         obs, reward, terminated, truncated, info = self._pool.recv()
         # Pools with batch_size == num_envs answer in the order of environments; everything here relies on it.
         assert np.array_equal(info["env_id"], np.arange(self.num_envs))
-        self._writer.write(obs, out)
+        before, self._info = self._info, info
+        self._write(obs, out)
         first = self._ended
         going = ~first
         terminated = terminated & going
         truncated = truncated & going & ~terminated
         self._ended = terminated | truncated
-        lives = info.get("lives", self._lives)
         if self._life_loss:
+            lives = info["lives"]
             # Some games stay at zero lives for some frames before they end: that is the end, not a lost life.
-            life_lost = (lives < self._lives) & (lives > 0) & going & ~self._ended
+            life_lost = (lives < before["lives"]) & (lives > 0) & going & ~self._ended
         else:
             life_lost = np.zeros(self.num_envs, np.bool_)
-        self._lives = lives
+        reward = self._rewards(reward, terminated, before)
         return StepResult(np.where(first, 0, reward).astype(np.float32), terminated, truncated, first, life_lost)
 
     def reseed_due(self) -> bool:
@@ -195,13 +215,12 @@ class EnvPoolShard(ShardEnv):
         self._count = int(state["count"])
         obs = self._restart()
         for (action,) in self._log.load(state):
-            self._pool.send(action)
-            obs, _, _, _, info = self._pool.recv()
-            self._lives = info.get("lives", self._lives)
+            self._pool.send(self._to_library(action))
+            obs, _, _, _, self._info = self._pool.recv()
             alive()
         self._since = int(state["since"])
         self._ended = state["ended"].astype(np.bool_)
-        self._writer.write(obs, out)
+        self._write(obs, out)
         return self._since * self.num_envs
 
     def render(self, index: int = 0) -> np.ndarray:

@@ -18,7 +18,7 @@ from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks"}
-_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "vizdoom": "vizdoom"}
+_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari"}
 
 
 def is_callable(env_id: str) -> bool:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = {"ale": "ale_py", "envpool": "envpool", "gymnasium": "gymnasium"}
 _EXTRAS = {"ale": "atari", "envpool": "envpool"}
+_DOOM = "vizdoom/"
+"""How the ids of our own Doom scenarios begin; EnvPool steps them."""
 
 
 def make(
@@ -81,6 +83,10 @@ def _make(
         from lockstep.envs.ale import AleShard
 
         return AleShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+    if config.adapter == "envpool" and config.id.startswith(_DOOM):
+        from lockstep.envs.vizdoom import VizdoomShard
+
+        return VizdoomShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
     if config.adapter == "envpool":
         from lockstep.envs.envpool import EnvPoolShard
 
@@ -197,9 +203,9 @@ def _catalog() -> dict[str, tuple[str, ...]]:
 
     catalog: dict[str, tuple[str, ...]] = {}
     if _installed("envpool"):
-        from lockstep.envs import envpool
+        from lockstep.envs import envpool, vizdoom
 
-        catalog |= {env_id: ("envpool",) for env_id in envpool.ids()}
+        catalog |= {env_id: ("envpool",) for env_id in (*envpool.ids(), *vizdoom.ids())}
         catalog |= {game: ("ale", "envpool") for game in envpool.games()}
     if _installed("ale"):
         from lockstep.envs import ale
@@ -225,6 +231,8 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...]]:
         return game, catalog[game]
     if env_id in catalog:
         return env_id, catalog[env_id]
+    if env_id.startswith(_DOOM) and not _installed("envpool"):
+        raise _missing(env_id, "envpool")
     if not games and re.fullmatch(r"[A-Z][A-Za-z]+(-v5)?", env_id):
         raise _missing(env_id, "ale")
     module, _, name = env_id.rpartition(":")

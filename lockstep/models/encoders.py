@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -25,17 +26,34 @@ from lockstep.models.observations import ObservationLayout, entry, flatten_entry
 from lockstep.settings import SettingsError
 
 Initialization = Literal["orthogonal", "impala"]
-_NATURE_MINIMUM = 36
+_NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+_SIMPLE = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
+"""Channels, kernel size and stride of each convolution."""
+
+
+def _smallest_image(layers: tuple[tuple[int, int, int], ...]) -> int:
+    """Pixels a side that leave one at the end."""
+    size = 1
+    for _, kernel, stride in reversed(layers):
+        size = (size - 1) * stride + kernel
+    return size
+
+
+_NATURE_MINIMUM = _smallest_image(_NATURE)
 
 
 class MLP(nn.Module):
     """Fully connected layers, each followed by the activation."""
 
-    def __init__(self, in_features: int, hidden_sizes: tuple[int, ...], activation: Literal["tanh", "relu"]):
+    def __init__(self, in_features: int, hidden_sizes: tuple[int, ...], activation: Literal["tanh", "relu", "elu"]):
         super().__init__()
         sizes = (in_features, *hidden_sizes)
         self.layers = nn.ModuleList(Linear(a, b) for a, b in pairwise(sizes))
-        self.activation: Callable[[Tensor], Tensor] = {"tanh": torch.tanh, "relu": torch.relu}[activation]
+        self.activation: Callable[[Tensor], Tensor] = {
+            "tanh": torch.tanh,
+            "relu": torch.relu,
+            "elu": F.elu,
+        }[activation]
         self.out_features = sizes[-1]
         for layer in self.layers:
             initialize_orthogonal(layer, math.sqrt(2))  # type: ignore[arg-type]
@@ -47,35 +65,68 @@ class MLP(nn.Module):
         return x
 
 
-class NatureCNN(nn.Module):
+class ConvNet(nn.Module):
+    """Convolutions without padding, each followed by the activation, and a dense layer.
+
+    Args:
+        shape: [C, H, W] of an image.
+        layers: channels, kernel size and stride of each convolution.
+        dense_size: features.
+        activation: after every layer; it may overwrite its argument.
+        initialization: of all layers.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        layers: tuple[tuple[int, int, int], ...],
+        dense_size: int,
+        activation: Callable[[Tensor], Tensor],
+        initialization: Initialization = "orthogonal",
+    ):
+        super().__init__()
+        channels, height, width = shape
+        smallest = _smallest_image(layers)
+        if min(height, width) < smallest:
+            raise SettingsError(
+                f"This network cannot see images of {height}x{width} pixels: it needs at least {smallest}x{smallest}. "
+                "Use --model.encoder impala, which takes any size."
+            )
+        self.convolutions = nn.ModuleList()
+        for index, (out_channels, kernel, stride) in enumerate(layers):
+            convolution = PixelConv2d if index == 0 else Conv2d
+            self.convolutions.append(convolution(channels, out_channels, kernel, stride=stride))
+            channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.dense = Linear(channels * height * width, dense_size)
+        self.out_features = dense_size
+        self.activation = activation
+        _initialize(self, initialization)
+
+    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, C, H, W] -> [N, F] in dtype"""
+        first, *rest = self.convolutions
+        x = self.activation(first(image, dtype))
+        for convolution in rest:
+            x = self.activation(convolution(x))
+        return self.activation(self.dense(_flatten(x)))
+
+
+class NatureCNN(ConvNet):
     """The network of Mnih et al. 2015: three convolutions and a dense layer."""
 
     def __init__(
         self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"
     ):
-        super().__init__()
-        channels, height, width = shape
-        if min(height, width) < _NATURE_MINIMUM:
-            raise SettingsError(
-                f"The Nature network cannot see images of {height}x{width} pixels: it needs at least "
-                f"{_NATURE_MINIMUM}x{_NATURE_MINIMUM}. Use --model.encoder impala, which takes any size."
-            )
-        self.convolutions = nn.ModuleList(
-            [PixelConv2d(channels, 32, 8, stride=4), Conv2d(32, 64, 4, stride=2), Conv2d(64, 64, 3)]
-        )
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.dense = Linear(64 * height * width, dense_size)
-        self.out_features = dense_size
-        _initialize(self, initialization)
+        super().__init__(shape, _NATURE, dense_size, partial(F.relu, inplace=True), initialization)
 
-    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """[N, C, H, W] -> [N, F] in dtype"""
-        first, second, third = self.convolutions
-        x = F.relu(first(image, dtype), inplace=True)
-        x = F.relu(second(x), inplace=True)
-        x = F.relu(third(x), inplace=True)
-        return F.relu(self.dense(_flatten(x)), inplace=True)
+
+class SimpleConvNet(ConvNet):
+    """The image network of Petrenko et al. 2020 (arXiv:2006.11751), which Sample Factory calls convnet_simple."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"
+    ):
+        super().__init__(shape, _SIMPLE, dense_size, partial(F.elu, inplace=True), initialization)
 
 
 class ResidualBlock(nn.Module):

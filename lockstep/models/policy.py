@@ -20,6 +20,7 @@ from lockstep.models.encoders import (
     Initialization,
     NatureCNN,
     ObservationEncoder,
+    SimpleConvNet,
 )
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
@@ -173,14 +174,15 @@ class StandardModel(PolicyModel):
 class StandardModelConfig(ModelConfig):
     """Encoder, core and heads chosen by name. Subclass it to replace an encoder, or ModelConfig to replace it all."""
 
-    encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
-    """Network for images: nature is small and fast, impala a deep residual network that learns more from each sample
-    and costs about eight times as much. mlp flattens images. auto takes nature, or impala below 36x36 pixels.
-    Vectors always pass through an MLP."""
+    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala"] = "auto"
+    """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
+    features for larger pictures; impala is a deep residual network that learns more from each sample and costs about
+    eight times as much. mlp flattens images. auto takes nature, or impala below 36x36 pixels. Vectors always pass
+    through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Nonlinearity of the MLP. tanh is the safer one for on-policy control; relu suits wide layers."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Nonlinearity of the MLP. tanh is the safer one for on-policy control; relu and elu suit wide layers."""
     separate_value_network: bool = False
     """Give the value its own encoder and core. On keeps the value loss from disturbing the policy, off shares
     features, which images need."""
@@ -194,7 +196,7 @@ class StandardModelConfig(ModelConfig):
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
-    """Features that an image is encoded to; 0 takes 512 for nature and 256 for impala. More fit more, and cost more."""
+    """Features that an image is encoded to; 0 takes 256 for impala and 512 for the others. More fit and cost more."""
     std: Literal["free", "state"] = "free"
     """Deviation of continuous actions: free is one number per dimension, state a function of the observation."""
     squash: bool = False
@@ -220,6 +222,8 @@ class StandardModelConfig(ModelConfig):
                 initialization = self.initialization
             if name == "nature":
                 return NatureCNN(shape, self.dense_size or 512, initialization)
+            if name == "convnet_simple":
+                return SimpleConvNet(shape, self.dense_size or 512, initialization)
             return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
 
         return ObservationEncoder(

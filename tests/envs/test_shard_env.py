@@ -25,6 +25,7 @@ CASES = {
         id="Breakout", adapter="envpool", protocol="machado", reseed_every=40, options={"max_episode_steps": 15}
     ),
     "envpool-cartpole": EnvConfig(id="CartPole-v1", adapter="envpool", reseed_every=40),
+    "vizdoom": EnvConfig(id="vizdoom/Basic", reseed_every=40, options={"max_episode_steps": 15}),
     "gymnasium-cartpole": EnvConfig(id="CartPole-v1", adapter="gymnasium"),
     "gymnasium-endless": EnvConfig(
         id="Pendulum-v1", adapter="gymnasium", reseed_every=7, options={"max_episode_steps": -1}
@@ -34,13 +35,17 @@ CASES = {
 }
 
 
+def _by_envpool(config: EnvConfig) -> bool:
+    return config.adapter == "envpool" or config.id.startswith("vizdoom/")
+
+
 def make(config: EnvConfig, first_index: int = 0, num_envs: int = 2, **options: Any) -> ShardEnv:
     return envs.make(config, **{"seed": 7, **options}, first_index=first_index, num_envs=num_envs)
 
 
 @pytest.fixture(
     params=[
-        pytest.param(case, marks=[pytest.mark.envpool] if case.adapter == "envpool" else [], id=name)
+        pytest.param(case, marks=[pytest.mark.envpool] if _by_envpool(case) else [], id=name)
         for name, case in CASES.items()
     ]
 )
@@ -140,7 +145,7 @@ def test_restoring_continues_bit_for_bit(config: EnvConfig) -> None:
 
 
 def _reseeds(config: EnvConfig, step: int) -> bool:
-    return config.adapter == "envpool" and step % config.reseed_every == 0
+    return _by_envpool(config) and step % config.reseed_every == 0
 
 
 def test_restoring_replaces_whatever_was_played_before(config: EnvConfig) -> None:

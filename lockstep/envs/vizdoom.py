@@ -1,0 +1,258 @@
+"""Doom scenarios with pictures, measurements and several action heads, stepped by EnvPool (extra `vizdoom`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from envpool.registration import registry as _registry
+from gymnasium import spaces
+
+from lockstep.envs import vizdoom_engine
+from lockstep.envs.base import EnvConfig, Observation
+from lockstep.envs.convert import Seeds
+from lockstep.envs.envpool import EnvPoolShard
+from lockstep.settings import SettingsError
+
+PREFIX = "vizdoom/"
+_LIBRARY_ID = "Basic-v1"
+"""What EnvPool is asked for, with another map and configuration than it would take by itself."""
+
+MEASUREMENTS = (
+    *("HEALTH", "ARMOR", "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO"),
+    *("AMMO2", "AMMO3", "AMMO4", "AMMO5", "AMMO6", "AMMO7", "KILLCOUNT"),
+)
+"""What the game tells beside the picture, in the order of the observation's `measurements`; raw numbers."""
+
+Heads = tuple[tuple[str, ...], ...]
+"""Buttons by head. Choice 0 of a head presses none of its buttons, choice i the i-th."""
+
+_TURN = "TURN_LEFT_RIGHT_DELTA"
+"""A button that turns by an angle. Its head has one choice for each of its scenario's angles, and none for nothing."""
+_WALK: Heads = (("MOVE_FORWARD", "MOVE_BACKWARD"), ("MOVE_RIGHT", "MOVE_LEFT"), ("ATTACK",), ("SPEED",))
+_WEAPONS = tuple(f"SELECT_WEAPON{n}" for n in range(1, 8))
+
+
+@dataclass(frozen=True)
+class Actions:
+    """An action space: independent heads over the buttons."""
+
+    heads: Heads
+    angles: tuple[float, ...] = ()
+    """Degrees a tic that the last head turns by."""
+
+
+_FULL = Actions((*_WALK, ("USE",), _WEAPONS, (_TURN,)), tuple(np.linspace(-12.5, 12.5, 21)))
+_COMPACT = Actions((*_WALK, (_TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A map of EnvPool's and what happens in it. Rewards are the scenario's own, rebuilt from the game's variables,
+    since EnvPool does not pass them on."""
+
+    map: str
+    actions: dict[str, Actions]
+    """By name; the first is the default."""
+    skill: int
+    """Doom's difficulty, 1 to 5."""
+    timeout: int
+    """Tics (35 a second) after which an episode is truncated."""
+    start: int = 1
+    """Tics that pass before an episode starts."""
+    per_tic: float = 0.0
+    """Reward of every tic."""
+    per_kill: float = 0.0
+    per_shot: float = 0.0
+    at_end: float = 0.0
+    """Reward of the step that ends an episode before its time."""
+
+
+def _plain(*heads: tuple[str, ...]) -> dict[str, Actions]:
+    return {"full": Actions(heads)}
+
+
+_BATTLE: dict[str, Any] = {
+    "actions": {"full": _FULL, "compact": _COMPACT},
+    "skill": 2,
+    "timeout": 2100,
+    "per_kill": 1.0,
+}
+SCENARIOS = {
+    "Basic": Scenario(
+        *("basic", _plain(("MOVE_LEFT", "MOVE_RIGHT"), ("ATTACK",)), 5, 300, 14),
+        per_tic=-1.0,
+        per_shot=-5.0,
+        at_end=108.0,  # 106 for the monster, and back what the last shot and the tics that the step lacks are charged
+    ),
+    "HealthGathering": Scenario(
+        *("health_gathering", _plain(("TURN_LEFT", "TURN_RIGHT"), ("MOVE_FORWARD",)), 3, 2100),
+        per_tic=1.0,
+        at_end=-100.0,
+    ),
+    "DefendTheCenter": Scenario(
+        *("defend_the_center", _plain(("TURN_LEFT", "TURN_RIGHT"), ("ATTACK",)), 3, 2100, 10),
+        per_kill=1.0,
+        at_end=-1.0,
+    ),
+    "Battle": Scenario("D3_battle", **_BATTLE),
+    "Battle2": Scenario("D4_battle2", **_BATTLE),
+}
+"""ViZDoom's own scenarios (Kempka et al. 2016, arXiv:1605.02097), and the two battles of Dosovitskiy and Koltun 2017
+(arXiv:1611.01779). The battles' action spaces are Sample Factory's: `full`, with weapons and use, has 12,096 actions,
+`compact` the 396 that matter in them."""
+
+
+def ids() -> list[str]:
+    """Every id that this adapter serves."""
+    return [PREFIX + name for name in SCENARIOS]
+
+
+class VizdoomShard(EnvPoolShard):
+    """B games of one scenario. Observations have the entries `image`, RGB uint8 [3, 72, 128], and `measurements`,
+    float32 [11] (see MEASUREMENTS); with the option measurements=False they are the image alone.
+
+    Other options are EnvPool's (`frame_skip`, `stack_num`, `img_width`, `max_episode_steps`, …), and `actions`.
+    """
+
+    def __init__(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> None:
+        if render:
+            raise SettingsError(f"{config.id} cannot draw pictures for videos: EnvPool offers none for Doom.")
+        self._scenario = scenario = SCENARIOS[config.id.removeprefix(PREFIX)]
+        options: dict[str, Any] = dict(config.options)
+        self._measured = bool(options.pop("measurements", True))
+        self._actions = _choose(config.id, scenario, options.pop("actions", None))
+        self._buttons = np.array([len(head) + 1 for head in self._actions.heads], np.int64)
+        if self._actions.angles:
+            self._buttons[-1] = len(self._actions.angles)
+        self.frames_per_step = skip = int(options.get("frame_skip", 4))
+        ours = {
+            "stack_num": 1,
+            "img_height": 72,
+            "img_width": 128,
+            "max_episode_steps": scenario.timeout // max(1, skip),
+            "use_inter_area_resize": False,  # bilinear, at a third of the cost
+            "reward_config": {},
+            "selected_weapon_reward_config": {},
+        }
+        super().__init__(
+            EnvConfig(id=_LIBRARY_ID, reseed_every=config.reseed_every, options={**ours, **options}),
+            seeds=seeds,
+            num_envs=num_envs,
+            threads=threads,
+        )
+        self.frames_per_step = skip
+        self.action_space = spaces.MultiDiscrete(self._buttons)
+        if self._measured:
+            vector = spaces.Box(-np.inf, np.inf, (len(MEASUREMENTS),), np.float32)
+            self.observation_space = spaces.Dict({"image": self._writer.space, "measurements": vector})
+
+    def _make_spec(self) -> Any:
+        with self._files() as files:
+            self._settings |= files
+            return super()._make_spec()
+
+    def _make_pool(self) -> Any:
+        with self._files() as files:
+            self._settings |= files
+            pool = super()._make_pool()
+            _unlink(Path(files["cfg_path"]).parent)
+        return pool
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[dict[str, str]]:
+        """What EnvPool reads while it starts the engines: settings with paths of files that exist for that long."""
+        library = _registry.specs[_LIBRARY_ID][2]
+        maps = Path(library["cfg_path"]).parent
+        wad = str(maps / f"{self._scenario.map}.wad")
+        with tempfile.TemporaryDirectory(prefix="lockstep-vizdoom-") as folder:
+            config, engine = Path(folder, "scenario.cfg"), Path(folder, "engine")
+            config.write_text(self._config(wad), encoding="utf-8")
+            start = [sys.executable, "-I", "-S", vizdoom_engine.__file__]
+            start += [str(os.getpid()), folder, _home(), library["vzd_path"]]
+            engine.write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n', encoding="utf-8")
+            engine.chmod(0o700)
+            yield {"cfg_path": str(config), "wad_path": wad, "vzd_path": str(engine)}
+
+    def _config(self, wad: str) -> str:
+        """The scenario in ViZDoom's own format."""
+        settings = {
+            "doom_scenario_path": wad,
+            "doom_map": "map01",
+            "doom_skill": self._scenario.skill,
+            "episode_start_time": self._scenario.start,
+            "screen_resolution": "RES_160X120",
+            "screen_format": "CRCGCB",
+            "render_hud": "false",
+            "render_crosshair": "true",
+            "render_weapon": "true",
+            "render_decals": "false",
+            "render_particles": "false",
+            "window_visible": "false",
+            "mode": "PLAYER",
+            "available_buttons": f"{{ {' '.join(button for head in self._actions.heads for button in head)} }}",
+        }
+        return "".join(f"{name} = {value}\n" for name, value in settings.items())
+
+    def _write(self, obs: Any, out: Observation) -> None:
+        if not self._measured:
+            return super()._write(obs, out)
+        super()._write(obs, out["image"])
+        for column, name in enumerate(MEASUREMENTS):
+            out["measurements"][:, column] = self._info[name]
+
+    def _to_library(self, action: np.ndarray) -> np.ndarray:
+        """Choices [B, heads] -> buttons, float64 [B, N]"""
+        pressed = []
+        for head, choice in zip(self._actions.heads, action.T, strict=True):
+            if head == (_TURN,):
+                pressed.append(np.array(self._actions.angles)[choice, None])
+            else:
+                pressed.append((choice[:, None] == np.arange(1, len(head) + 1)).astype(np.float64))
+        return np.concatenate(pressed, 1)
+
+    def _rewards(self, reward: np.ndarray, terminated: np.ndarray, before: dict[str, np.ndarray]) -> np.ndarray:
+        scenario, now = self._scenario, self._info
+        kills = np.maximum(now["KILLCOUNT"] - before["KILLCOUNT"], 0)
+        shots = np.maximum(before["SELECTED_WEAPON_AMMO"] - now["SELECTED_WEAPON_AMMO"], 0)
+        return (
+            reward
+            + scenario.per_tic * self.frames_per_step
+            + scenario.per_kill * kills
+            + scenario.per_shot * shots
+            + scenario.at_end * terminated
+        )
+
+
+def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
+    known = list(scenario.actions)
+    if name is None:
+        name = known[0]
+    if name not in known:
+        raise SettingsError(f"env.options.actions={name!r} is no action space of {env_id}. It has {', '.join(known)}.")
+    return scenario.actions[name]
+
+
+def _home() -> str:
+    """One folder for all engines of a user; it stays, empty, but does not become more."""
+    home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
+    home.mkdir(mode=0o700, exist_ok=True)
+    return str(home)
+
+
+def _unlink(marks: Path) -> None:
+    """Take the names off the memory that engines and this process share, once all of them have opened it: it is then
+    freed with the last of them, however they end."""
+    for instance in marks.iterdir():
+        for kind in ("SM", "MQCtr", "MQDoom"):
+            Path("/dev/shm", f"ViZDoom{kind}{instance.name}").unlink(missing_ok=True)

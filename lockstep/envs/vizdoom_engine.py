@@ -1,0 +1,41 @@
+"""Starts one Doom engine; run as a program of its own: PARENT MARKS HOME ENGINE ARGUMENT...
+
+ViZDoom runs each game in a process of its own, which would outlive a controller that was killed, end at a Ctrl-C that
+is meant for the controller, and write its settings into the current folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(parent: str, marks: str, home: str, engine: str, *arguments: str) -> None:
+    """Become the engine.
+
+    Args:
+        parent: process id of the controller, with which the engine ends.
+        marks: folder in which an empty file is left, named as the memory that engine and controller share.
+        home: folder in which the engine makes one of its own, whenever it loads a map.
+        engine: the program.
+        arguments: what the controller tells the engine.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it went before
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir(home)
+    given = list(arguments)
+    instance = given[given.index("+viz_instance_id") + 1]
+    os.close(os.open(os.path.join(marks, instance), os.O_CREAT | os.O_WRONLY))
+    given[given.index("-config") + 1] = os.devnull
+    os.execv(engine, [engine, *given])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
