@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
 
 from lockstep.agent import Agent
 from lockstep.algorithms.base import Batch
@@ -25,41 +27,75 @@ from lockstep.tree import TreeSum
 
 
 class UpdateRule:
-    """The optimizer, on the flat parameter vector and the reduced gradient."""
+    """The optimizer, on the flat parameter vector and the reduced gradient.
+
+    torch's optimizers as functions: their classes import torch's compiler, which takes a second in every process.
+    """
 
     def __init__(self, experiment: Experiment, flat: FlatParameters) -> None:
-        config = experiment.algorithm.optimizer
-        self._flat = flat
+        self._config = experiment.algorithm.optimizer
         self._max_norm = experiment.algorithm.max_grad_norm
-        rate = experiment.algorithm.learning_rate
-        if config.name == "adam":
-            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
-                [flat.vector], lr=rate, betas=config.betas, eps=config.eps, fused=True
-            )
-        else:
-            self._optimizer = torch.optim.RMSprop([flat.vector], lr=rate, alpha=config.decay, eps=config.eps)
+        self._vector = flat.vector.detach()
+        self._state: dict[str, Tensor] = {}
 
+    @torch.no_grad()
     def apply(self, gradient: Tensor, learning_rate: float) -> float:
         """One step down the global gradient, clipped to the largest norm; returns the norm before clipping."""
         norm = float(gradient.norm())
         if norm > self._max_norm:
             gradient.mul_(self._max_norm / (norm + 1e-6))
-        self._flat.vector.grad = gradient
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        config, vector = self._config, self._vector
+        if not self._state:
+            names = ("exp_avg", "exp_avg_sq") if config.name == "adam" else ("square_avg",)
+            step = torch.zeros((), device=vector.device if config.name == "adam" else "cpu")
+            self._state = {"step": step} | {name: torch.zeros_like(vector) for name in names}
+        step, first, *second = ([tensor] for tensor in self._state.values())
+        if config.name == "adam":
+            adam(
+                [vector],
+                [gradient],
+                first,
+                second[0],
+                [],
+                step,
+                fused=True,
+                amsgrad=False,
+                beta1=config.betas[0],
+                beta2=config.betas[1],
+                lr=learning_rate,
+                weight_decay=0.0,
+                eps=config.eps,
+                maximize=False,
+            )
+        else:
+            rmsprop(
+                [vector],
+                [gradient],
+                first,
+                [],
+                [],
+                step,
+                lr=learning_rate,
+                alpha=config.decay,
+                eps=config.eps,
+                weight_decay=0.0,
+                momentum=0.0,
+                centered=False,
+            )
         return norm
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by name; empty before the first step."""
-        return {name: torch.as_tensor(value) for name, value in self._optimizer.state[self._flat.vector].items()}
+        return self._state
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        device = self._flat.vector.device
-        fused = isinstance(self._optimizer, torch.optim.Adam)  # then the count of steps is on the device too
-        self._optimizer.state[self._flat.vector].update(
-            {name: t.to(device, copy=True) if fused or t.ndim else t.clone() for name, t in tensors.items()}
-        )
+        device = self._vector.device
+        fused = self._config.name == "adam"  # then the count of steps is on the device too
+        names = sorted(tensors, key=lambda name: (name != "step", name))
+        self._state = {
+            name: tensors[name].to(device, copy=True) if fused or tensors[name].ndim else tensors[name].clone()
+            for name in names
+        }
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,8 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
             group.waited = rollouts.waited = 0.0
 
             arrivals = rollouts.take(iteration)
-            time.sleep(job.layout.learner_delay)
+            if job.layout.learner_delay:
+                time.sleep(job.layout.learner_delay)
             learned = worker.learn(iteration, arrivals)
             stopped = worker.merge_statistics(arrivals, stop=stop.requested())
             rollouts.publish(agent.version(iteration + 1))
