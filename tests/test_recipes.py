@@ -31,7 +31,9 @@ def spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[
     return envs.spaces(envs.resolve(config))
 
 
-@every_recipe
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.envpool] if "vizdoom" in name else []) for name in RECIPES]
+)
 def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     experiment = RECIPES[name]()
     model = experiment.model.build(
@@ -83,3 +85,16 @@ def test_the_table_of_ppo_shows_the_recipes_settings() -> None:
             assert [float(x.replace("M", "e6").replace("k", "e3")) for x in shown] == expected, f"{row} of {name}"
         assert rows["`normalize`"][column] == (", ".join(normalized) or "none")
         assert rows["`precision`"][column] == experiment.precision
+
+
+@pytest.mark.parametrize("name", ["appo-atari", "appo-vizdoom"])
+def test_appo_has_the_settings_of_its_paper(name: str) -> None:
+    """Table A.5 of arXiv:2006.11751."""
+    experiment = RECIPES[name]()
+    algorithm: Any = experiment.algorithm
+    assert (algorithm.rollout, algorithm.epochs) == (32, 1)
+    assert experiment.samples_per_iteration // algorithm.minibatches == 2048
+    assert (algorithm.learning_rate, algorithm.anneal_learning_rate) == (1e-4, False)
+    assert (algorithm.discount, algorithm.rho_clip, algorithm.c_clip, algorithm.clip) == (0.99, 1, 1, 0.1)
+    assert (algorithm.entropy_coef, algorithm.value_coef, algorithm.max_grad_norm) == (0.003, 0.5, 4)
+    assert (algorithm.optimizer.betas, algorithm.optimizer.eps) == ((0.9, 0.999), 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     ),
 }
 """By what is special about them."""
+if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
+    EXPERIMENTS["vizdoom"] = lambda: cut(recipes.appo_vizdoom)
 
 
 def options(run: Path, checkpoint_every: int = 1000) -> RunOptions:

@@ -135,12 +135,14 @@ class VizdoomShard(EnvPoolShard):
         self._buttons = np.array([len(head) + 1 for head in self._actions.heads], np.int64)
         if self._actions.angles:
             self._buttons[-1] = len(self._actions.angles)
-        self.frames_per_step = skip = int(options.get("frame_skip", 4))
+        skip = int(options.get("frame_skip", 4))
+        if skip < 1:
+            raise SettingsError(f"env.options.frame_skip={skip} must be at least 1: the tics that an action lasts.")
         ours = {
             "stack_num": 1,
             "img_height": 72,
             "img_width": 128,
-            "max_episode_steps": scenario.timeout // max(1, skip),
+            "max_episode_steps": scenario.timeout // skip,
             "use_inter_area_resize": False,  # bilinear, at a third of the cost
             "reward_config": {},
             "selected_weapon_reward_config": {},

@@ -3,7 +3,7 @@
 from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
 from lockstep.models.distributions import Categorical, Distribution, Gaussian, Joint, make_distribution
-from lockstep.models.encoders import MLP, ImpalaResNet, NatureCNN, ObservationEncoder
+from lockstep.models.encoders import MLP, ConvNet, ImpalaResNet, NatureCNN, ObservationEncoder, SimpleConvNet
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, Trunk, ValueHead
@@ -14,6 +14,7 @@ __all__ = [
     "MLP",
     "ActionDistribution",
     "Categorical",
+    "ConvNet",
     "Distribution",
     "Gaussian",
     "ImpalaResNet",
@@ -26,6 +27,7 @@ __all__ = [
     "PolicyHead",
     "PolicyModel",
     "RecurrentCore",
+    "SimpleConvNet",
     "StandardModel",
     "StandardModelConfig",
     "Trunk",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.models import MLP, ImpalaResNet, NatureCNN, ObservationEncoder, ObservationLayout
+from lockstep.models import MLP, ConvNet, ImpalaResNet, NatureCNN, ObservationEncoder, ObservationLayout, SimpleConvNet
 from lockstep.models.layers import (
     PixelConv2d,
     fold_kernel,
@@ -58,17 +59,24 @@ def test_pixels_get_no_gradient() -> None:
     assert output.grad_fn.next_functions[0][0] is None, "backward would compute a gradient for the image"
 
 
-def test_nature_equals_plain_layers() -> None:
-    network = NatureCNN((4, 84, 84))
-    first, second, third = network.convolutions
-    plain = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3))
-    for ours, theirs in ((first, plain[0]), (second, plain[2]), (third, plain[4])):
-        theirs.load_state_dict(ours.state_dict())
-    image = pixels(3, 4, 84, 84)
-    x = F.relu(plain(image.float() / 255)).permute(0, 2, 3, 1).reshape(3, 3136)
-    expected = F.relu(F.linear(x, network.dense.weight, network.dense.bias))
-    torch.testing.assert_close(network(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
-    assert network.out_features == expected.shape[1] == 512
+@pytest.mark.parametrize(
+    ("network", "activation", "shape", "dense_inputs"),
+    [(NatureCNN, F.relu, (4, 84, 84), 64 * 7 * 7), (SimpleConvNet, F.elu, (3, 72, 128), 128 * 3 * 6)],
+)
+def test_convolutional_networks_equal_plain_layers(
+    network: type[ConvNet], activation: Callable[[Tensor], Tensor], shape: tuple[int, int, int], dense_inputs: int
+) -> None:
+    ours = network(shape)  # type: ignore[call-arg]
+    strides = (4, 2, 1) if network is NatureCNN else (4, 2, 2)
+    image = pixels(3, *shape)
+    x = image.float() / 255
+    for layer, stride in zip(ours.convolutions, strides, strict=True):
+        assert isinstance(layer, nn.Conv2d)
+        x = activation(F.conv2d(x, layer.weight, layer.bias, stride))
+    x = x.permute(0, 2, 3, 1).reshape(3, dense_inputs)
+    expected = activation(F.linear(x, ours.dense.weight, ours.dense.bias))
+    torch.testing.assert_close(ours(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
+    assert ours.out_features == expected.shape[1] == 512
 
 
 def test_impala_equals_plain_functions() -> None:
@@ -161,3 +169,5 @@ def test_unsupported_observations_are_named() -> None:
         ObservationLayout.of(spaces.Dict(action_mask=spaces.MultiBinary(2)))
     with pytest.raises(SettingsError, match="impala, which takes any size"):
         NatureCNN((3, 35, 84))
+    with pytest.raises(SettingsError, match="at least 36x36"):
+        SimpleConvNet((3, 84, 35))
