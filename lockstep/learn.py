@@ -275,10 +275,9 @@ class Learner:
 
     def _gradient(self, batch: Batch, hyper: dict[str, float]) -> Tensor:
         """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""
-        self._flat.zero()
+        self._flat.forget_gradient()
         loss = self._algorithm.loss(self._model, batch, hyper)
         loss.total.backward()
-        self._flat.tail[0] = batch.valid.sum()
-        for position, name in enumerate(self._algorithm.metric_names, start=1):
-            self._flat.tail[position] = loss.metrics[name]
-        return self._flat.take()
+        return self._flat.gather_gradient(
+            [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
+        )

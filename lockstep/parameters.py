@@ -11,7 +11,7 @@ alignment, and aligned ones are faster."""
 
 
 class FlatParameters:
-    """Moves a module's parameters and gradients into two contiguous fp32 vectors; the module keeps views of them.
+    """Moves a module's parameters into one contiguous fp32 vector; the module keeps views of it.
 
     Args:
         module: all its parameters must be fp32, on one device.
@@ -20,40 +20,48 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, tail: int = 0) -> None:
         self._slices: dict[str, tuple[int, torch.Size]] = {}
+        self._gaps: list[slice] = []
+        """Between the parameters, where every vector is 0."""
         size = 0
         named = dict(module.named_parameters())
         for name, parameter in named.items():
             assert parameter.dtype == torch.float32, name
             self._slices[name] = (size, parameter.shape)
+            end = size + parameter.numel()
             size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+            if size > end:
+                self._gaps.append(slice(end, size))
         self.vector = nn.Parameter(torch.zeros(size, device=next(iter(named.values())).device))
         self._parameters = named
         self._tail = tail
         for name, parameter in named.items():
             self._view(self.vector.data, name).copy_(parameter.data)
             parameter.data = self._view(self.vector.data, name)
-        self.zero()
 
     def _view(self, vector: Tensor, name: str) -> Tensor:
         start, shape = self._slices[name]
         return vector[start : start + shape.numel()].view(shape)
 
-    def zero(self) -> None:
-        """Start a new gradient and tail at zero; one that was taken is left as it is."""
-        size = self.vector.numel()
-        self._gradient_and_tail = torch.zeros(size + self._tail, device=self.vector.device)
-        self.gradient = self._gradient_and_tail[:size]
-        self.tail = self._gradient_and_tail[size:]
-        for name, parameter in self._parameters.items():
-            parameter.grad = self._view(self.gradient, name)
+    def forget_gradient(self) -> None:
+        """Call it before a backward pass, which then need not add to what is there."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
-    def take(self) -> Tensor:
-        """Gradient and tail in one vector, to give to the reduction; call zero before the next backward pass."""
-        return self._gradient_and_tail
+    def gather_gradient(self, tail: list[Tensor]) -> Tensor:
+        """The last backward pass's gradient with the tail's numbers behind it, in a vector of its own."""
+        size = self.vector.numel()
+        gathered = torch.empty(size + self._tail, device=self.vector.device)
+        for name, parameter in self._parameters.items():
+            view = self._view(gathered, name)
+            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+        for gap in self._gaps:
+            gathered[gap] = 0.0
+        torch.stack(tail, out=gathered[size:])
+        return gathered
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient and tail out of a reduced vector."""
-        size = self.gradient.numel()
+        size = self.vector.numel()
         return total[:size], total[size:]
 
     def named(self, vector: Tensor | None = None) -> dict[str, Tensor]:
