@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime.display import PARTS, Display, Status, make_display
+from lockstep.runtime.display import PARTS, Display, Status, cores, make_display, waste
 from lockstep.settings import to_json
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 WINDOW = 100
 """Episodes that the running score is the mean of."""
 _HISTORY = 256
+_SETTLED = 4, 10.0
+"""Iterations, and seconds, after which a layout is judged."""
 
 
 @dataclass
@@ -93,6 +96,8 @@ class Recorder:
         self._waits: deque[dict[str, float]] = deque(maxlen=32)
         self._times: deque[dict[str, float]] = deque(maxlen=32)
         self._not_finite: set[str] = set()
+        self._busy_cores = os.getloadavg()[0]  # by others: this run has not begun
+        self._began, self._judged = self._totals.seconds, False
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
@@ -134,6 +139,7 @@ class Recorder:
         status = self._status(report)
         self._write(_line(report, status))
         self._warn_once(report)
+        self._judge_layout(status)
         self._display.update(status)
 
     def evaluation(self, iterations: int, result: Evaluation) -> None:
@@ -217,12 +223,22 @@ class Recorder:
             shards=self._experiment.scheme.shards,
             waits=self._mean_waits(report),
             free_running=self._experiment.scheme.free_running,
+            torch_threads=self._experiment.torch_threads,
         )
 
     def _mean_waits(self, report: IterationReport) -> dict[str, float]:
         """Over the recent iterations, since single ones say little."""
         self._waits.append(report.waits)
         return {name: statistics.fmean(waits[name] for waits in self._waits) for name in report.waits}
+
+    def _judge_layout(self, status: Status) -> None:
+        iterations, seconds = _SETTLED
+        if self._judged or len(self._recent) < iterations or self._totals.seconds - self._began < seconds:
+            return
+        self._judged = True
+        text = waste(status, cores(), self._busy_cores)
+        if text is not None:
+            self.message(text)
 
     def _warn_once(self, report: IterationReport) -> None:
         bad = {name for name, value in report.metrics.items() if not math.isfinite(value)} - self._not_finite

@@ -223,3 +223,17 @@ def test_tensorboard_drops_what_an_interrupted_run_wrote_after_its_checkpoint(fo
     resumed.close()
     events = EventAccumulator(str(folder.tensorboard)).Reload().Scalars("loss/value")
     assert [(event.step, event.value) for event in events] == [(STEP, 1), (2 * STEP, 2), (3 * STEP, 3), (4 * STEP, 40)]
+
+
+def test_a_wasteful_layout_is_named_once_and_not_before_it_has_settled(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.recorder.cores", lambda: 4)
+    monkeypatch.setattr("lockstep.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    recorder = Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"))
+    for iteration in range(1, 5):
+        recorder.record(report(iteration, seconds=3.3))
+        assert ("lockstep tune" in capsys.readouterr().out) == (iteration == 4)
+    recorder.record(report(5, seconds=3.3))
+    recorder.close()
+    assert "lockstep tune" not in capsys.readouterr().out

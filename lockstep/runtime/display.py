@@ -53,6 +53,8 @@ class Status:
     processes of their own."""
     free_running: bool = False
     """Whether timing decides, so that another layout gives another result."""
+    torch_threads: int = 1
+    """That each process computes with."""
 
     @property
     def eta(self) -> float:
@@ -126,6 +128,64 @@ def _balance(status: Status) -> str:
     if len(present) >= status.shards:
         remedy = f"there is one for each shard already: more shards allow more {role}, but change the result"
     return f"{what.format(f'{share:.0%}')}: {remedy}."
+
+
+_EXCHANGE_PAYS = 0.01
+"""Seconds of work between two exchanges of gradients from which on more processes are faster: an exchange takes about a
+millisecond, and the processes never arrive at the same moment."""
+_MUCH = 0.5
+"""Share of the time that processes may wait before it is called a waste."""
+
+
+def waste(status: Status, available_cores: int, busy_cores: float) -> str | None:
+    """What the layout wastes of the machine and what to take instead, in one paragraph; None if it suits.
+
+    Args:
+        status: after enough iterations that its shares mean something.
+        busy_cores: cores that other programs had been using when the run began.
+    """
+    layout = status.layout
+    result = "may change the result" if status.free_running else "gives the same result"
+    idle = int(available_cores - busy_cores)
+    best, reason = "", ""
+    waiting = status.shares.get("waiting", 0.0)
+    threads = layout.processes * status.torch_threads
+    more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # then others may make them wait
+    if on_gpus(layout):
+        return None  # what they are capable of is not known here
+    if threads > available_cores:
+        each = f" with {status.torch_threads} torch threads each" * (status.torch_threads > 1)
+        reason = f"{layout.processes} processes{each} crowd {available_cores} cores"
+    elif layout.backend == "inline":
+        steps = status.updates / max(1, status.iteration)
+        if more > 1 and status.iteration_seconds / (1 + steps) > _EXCHANGE_PAYS:
+            best, reason = f"processes:{more}", f"one of {idle} idle cores is used"
+    elif layout.backend == "split" and status.policy_lag == 0 and not status.free_running:
+        best = f"processes:{min(status.shards, layout.processes)}"
+        reason = "with --scheme.lag 0 collectors and learners take turns, and one side always idles"
+    elif crowded:
+        return None
+    elif status.waits:
+        seconds = max(1e-9, status.iteration_seconds)
+        who, share = max(((name, status.waits[name] / seconds) for name in status.waits), key=lambda entry: entry[1])
+        if share > _MUCH:
+            role = "learners" if who == "rollouts" else "collectors"
+            reason = f"{role} wait {min(share, 1.0):.0%} of the time for {who}"
+    elif layout.workers > 1 and waiting > _MUCH:
+        worth = layout.workers * (1 - waiting)
+        reason = (
+            f"{layout.workers} processes wait {waiting:.0%} of the time for each other and do the work of {worth:.1f}"
+        )
+        best = "inline" if worth < 1.2 else ""
+    if not reason:
+        return None
+    instead = f"--layout {best} is likely faster and {result}; " if best else ""
+    return f"The layout {layout} wastes the machine: {reason}. {instead}lockstep tune measures which is best."
+
+
+def on_gpus(layout: Layout) -> bool:
+    """Whether any process computes on one."""
+    return any(device != "cpu" for device in (layout.device, *layout.collectors, *layout.learners))
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lockstep.layout import Layout
 from lockstep.runtime import display
-from lockstep.runtime.display import Status, bottleneck, duration, number, panel, plain_line, sparkline
+from lockstep.runtime.display import Status, bottleneck, duration, number, panel, plain_line, sparkline, waste
 
 
 def status(**changes: Any) -> Status:
@@ -206,3 +206,56 @@ def test_none_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     shown.message("text")
     shown.close("done")
     assert capsys.readouterr().out == ""
+
+
+def shares(waiting: float) -> dict[str, float]:
+    return {"env": 0.9 - waiting, "inference": 0.05, "learning": 0.05, "waiting": waiting, "other": 0.0}
+
+
+INLINE, FOUR, SPLIT = (Layout.parse(text) for text in ("inline", "processes:4", "cpu:a2-l1"))
+WAITS = {"rollouts": 0.3, "parameters": 0.2}
+SHORT = {"iteration_seconds": 0.03, "iteration": 100, "updates": 4000}
+"""40 gradient steps in 30 ms: less than an exchange takes."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "busy", "parts"),
+    [
+        ({"layout": INLINE}, 8, 0.5, ["one of 7 idle cores", "--layout processes:4 ", "gives the same result"]),
+        ({"layout": INLINE}, 2, 0.0, ["--layout processes:2 "]),
+        ({"layout": FOUR, "shares": shares(0.75)}, 8, 0.0, ["do the work of 1.0", "--layout inline "]),
+        ({"layout": FOUR, "shares": shares(0.55)}, 8, 0.0, ["do the work of 1.8", "lockstep tune"]),
+        ({"layout": FOUR}, 2, 0.0, ["4 processes crowd 2 cores"]),
+        ({"layout": FOUR, "torch_threads": 4}, 8, 0.0, ["4 processes with 4 torch threads each crowd 8 cores"]),
+        ({"layout": SPLIT, "policy_lag": 0.0}, 8, 0.0, ["take turns", "--layout processes:3 "]),
+        ({"layout": SPLIT, "waits": {"rollouts": 0.7, "parameters": 0.0}}, 8, 0.0, ["learners wait 70% of the time"]),
+        ({"layout": SPLIT, "waits": {"rollouts": 0.0, "parameters": 0.6}}, 8, 0.0, ["collectors wait 60% of the time"]),
+    ],
+)
+def test_a_layout_that_wastes_the_machine_is_told_what_is_better(
+    changes: dict[str, Any], cores: int, busy: float, parts: list[str]
+) -> None:
+    text = waste(status(**changes), cores, busy)
+    assert text is not None and "lockstep tune" in text and all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "busy"),
+    [
+        ({"layout": INLINE}, 1, 0.0),
+        ({"layout": INLINE}, 4, 3.0),  # the other cores are in use
+        ({"layout": INLINE, "shards": 1}, 8, 0.0),
+        ({"layout": INLINE, **SHORT}, 8, 0.0),
+        ({"layout": FOUR, "shares": shares(0.2)}, 4, 0.0),
+        ({"layout": FOUR, "shares": shares(0.75)}, 8, 4.0),  # others make them wait
+        ({"layout": SPLIT, "waits": WAITS}, 4, 0.0),
+        (
+            {"layout": SPLIT, "policy_lag": 0.0, "free_running": True, "waits": {"rollouts": 0.3, "parameters": 0.2}},
+            4,
+            0.0,
+        ),
+        ({"layout": Layout("inline", device="0")}, 8, 0.0),
+    ],
+)
+def test_a_layout_that_suits_is_left_in_peace(changes: dict[str, Any], cores: int, busy: float) -> None:
+    assert waste(status(**changes), cores, busy) is None
