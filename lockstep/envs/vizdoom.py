@@ -26,6 +26,9 @@ PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"
 """What EnvPool is asked for, with another map and configuration than it would take by itself."""
 
+_GAME_MEMORY = 2_700_000
+"""Bytes that an engine shares with its controller."""
+
 MEASUREMENTS = (
     *("HEALTH", "ARMOR", "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO"),
     *("AMMO2", "AMMO3", "AMMO4", "AMMO5", "AMMO6", "AMMO7", "KILLCOUNT"),
@@ -165,6 +168,7 @@ class VizdoomShard(EnvPoolShard):
             return super()._make_spec()
 
     def _make_pool(self) -> Any:
+        _check_memory(self.num_envs)
         with self._files() as files:
             self._settings |= files
             pool = super()._make_pool()
@@ -243,6 +247,17 @@ def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
     if name not in known:
         raise SettingsError(f"env.options.actions={name!r} is no action space of {env_id}. It has {', '.join(known)}.")
     return scenario.actions[name]
+
+
+def _check_memory(games: int) -> None:
+    system = os.statvfs("/dev/shm")
+    free = system.f_bavail * system.f_frsize
+    if free < games * _GAME_MEMORY:
+        raise SettingsError(
+            f"{games} games of Doom need {games * _GAME_MEMORY / 1e6:.0f} MB of shared memory, but /dev/shm has "
+            f"{free / 1e6:.0f} MB left. Use fewer (--env.num-envs), or give the container more (docker run "
+            "--shm-size=1g)."
+        )
 
 
 def _home() -> str:

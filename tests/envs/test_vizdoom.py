@@ -222,3 +222,11 @@ def test_settings_that_cannot_work_are_errors(env_id: str, options: dict[str, An
 def test_there_are_no_videos() -> None:
     with pytest.raises(SettingsError, match="pictures"):
         envs.make(EnvConfig(id="vizdoom/Basic"), seed=1, first_index=0, num_envs=1, render=True)
+
+
+def test_too_little_shared_memory_is_an_error_before_any_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = type("Little", (), {"f_bavail": 1000, "f_frsize": 4096})
+    with playing("Basic", num_envs=2) as env:
+        monkeypatch.setattr(os, "statvfs", lambda _: little)
+        with pytest.raises(SettingsError, match=r"need 5 MB of shared memory, but /dev/shm has 4 MB left"):
+            reset(env)
