@@ -3,8 +3,8 @@
     python benchmarks/endurance.py [--layout cpu:a1-l1 --scheme.lag 1 …]
 
 Trains CartPole from EnvPool, which gives many samples, rollouts and checkpoints in little time; further flags go to
-`lockstep train`. All processes of the run are looked at once a second. A change is the median of the last tenth over that
-of the second tenth (in the first one caches fill).
+`lockstep train`. All processes of the run are looked at once a second. A change is the median of the last tenth over
+that of the second tenth (in the first one caches fill).
 """
 
 from __future__ import annotations
