@@ -19,6 +19,7 @@ _OPTIONS = {
     "device": str,
     "env_threads": int,
     "env_processes": int,
+    "pin": int,
     "stall_timeout": float,
     "jitter": float,
     "learner_delay": float,
@@ -44,6 +45,9 @@ class Layout:
     """Threads that step the environments of one shard (native adapters only)."""
     env_processes: int = 0
     """Processes of each collector that step its Python environments; 0 steps them in the collector itself."""
+    pin: int = 0
+    """1 keeps every process, with its threads and children, on cores of its own, neighbors in order: caches and, on
+    machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves it to the system."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run is ended with an error instead of waiting on."""
     jitter: float = 0.0
@@ -108,6 +112,8 @@ class Layout:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
         if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):
             raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
+        if self.pin not in (0, 1):
+            raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
         for device in (self.device, *self.collectors, *self.learners):
             if not (device == "cpu" or device.isdigit()):
                 raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")

@@ -21,6 +21,7 @@ from lockstep.settings import SettingsError
         "processes:2,env_threads=4,stall_timeout=30",
         "cpu:a1-l1,env_processes=2,jitter=0.01,learner_delay=0.5",
         "inline,device=0",
+        "processes:2,pin=1",
     ],
 )
 def test_text_and_layout_are_two_forms_of_one_thing(text: str) -> None:
@@ -61,6 +62,7 @@ def test_roles_and_devices() -> None:
         ("inline,env_threads=0", "must be positive"),
         ("inline,stall_timeout=0", "must be positive"),
         ("cpu:a1-l1,jitter=-1", "must not be negative"),
+        ("processes:2,pin=2", "must be 0 or 1"),
         ("inline,device=gpu", "must be cpu, or the number"),
         ("cpu:a1-l1,device=0", "names its devices already"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -17,6 +18,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from lockstep.shard import block
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -65,6 +68,15 @@ def _behave(parent: int) -> None:
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+
+
+def pin(process: Any, index: int, count: int) -> None:
+    """Keep a process that was just started, one of count, on its share of the cores that this process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    workers = min(count, len(cores))
+    share = [cores[i] for i in block(len(cores), workers, index % workers)]
+    with contextlib.suppress(ProcessLookupError):  # whoever watches it will say so
+        os.sched_setaffinity(process.pid, share)
 
 
 def patience(stall_timeout: float, *, started: bool) -> float:

@@ -189,6 +189,8 @@ def run_processes(work: Work, job: Job) -> Result:
                     (work, job, place, rendezvous, theirs, StopRequest(flag, progress, index)),
                     f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
+                if job.layout.pin:
+                    children.pin(process, index, len(places))
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
