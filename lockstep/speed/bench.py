@@ -178,13 +178,12 @@ def bench(
     """
     experiment, available = prepare(experiment, layout), cores()
     load = load_of_others(available, say)
-    say("starting: environments and models of the measuring processes …")
+    say(f"starting: processes that measure the parts, and training with {layout} (first iterations left out) …")
     workers = PartsWorkers(experiment, layout, available)
     trial = None
     try:
-        workers.ready()
-        say(f"starting: training with {layout}, whose first iterations are left out …")
         trial = Trial(experiment, layout)
+        workers.ready()
         first = trial.run(0.0, iterations=1 + experiment.scheme.slabs)
         pace = first.lines[-1][0] - first.lines[-2][0] if len(first.lines) > 1 else first.seconds
         training = max(2 * seconds, 3 * pace)

@@ -20,7 +20,7 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch
+from lockstep.algorithms.base import Algorithm, Batch
 from lockstep.arrays import map_structure
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -143,6 +143,10 @@ class _Parts:
         }
         """By part: what to time, and how many samples of training one call counts for."""
 
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
     def _rows(self) -> list[Any]:
         """Each shard's first observations."""
         rows = [self._group.rows(shard) for shard in self._group.shards]
@@ -180,7 +184,7 @@ class _Parts:
 
     def _training(self, agent: Agent, rollout: Rollout) -> tuple[Callable[[], object], float]:
         config, model, algorithm = self._experiment.algorithm, agent.model, agent.algorithm
-        batch = slice_of(self._experiment, rollout.map(lambda leaf: leaf.to(agent.device)), algorithm.bootstrap_inputs)
+        batch = slice_of(self._experiment, rollout.map(lambda leaf: leaf.to(agent.device)), algorithm)
         hyper = algorithm.hyperparameters(0.0)
 
         def learn() -> None:
@@ -206,10 +210,11 @@ class _Parts:
         return add_up
 
 
-def slice_of(experiment: Experiment, rollout: Rollout, bootstrap_inputs: bool) -> Batch:
+def slice_of(experiment: Experiment, rollout: Rollout, algorithm: Algorithm[Any]) -> Batch:
     """A shard's slice of a minibatch as learners make it, its numbers without meaning."""
     config, (steps, size) = experiment.algorithm, rollout.reward.shape
-    ones, inputs = torch.ones_like(rollout.reward), steps + bootstrap_inputs
+    inputs = steps + algorithm.bootstrap_inputs
+    targets = torch.ones_like(rollout.reward) if algorithm.needs_targets else None
     batch = Batch(
         obs=map_structure(lambda leaf: leaf[:inputs], rollout.obs),
         start=rollout.start[:inputs],
@@ -223,8 +228,8 @@ def slice_of(experiment: Experiment, rollout: Rollout, bootstrap_inputs: bool) -
         terminated=rollout.terminated,
         truncated=rollout.truncated,
         valid=torch.ones_like(rollout.valid),
-        advantage=ones,
-        value_target=ones,
+        advantage=targets,
+        value_target=targets,
     )
     if config.minibatches > 1:
         if experiment.model.recurrent or config.sequences:

@@ -81,8 +81,7 @@ def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
 def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> list[Layout]:
     """The same with environments spread over the cores that the layout leaves idle, or over one more."""
     collecting = len(layout.collectors) or layout.workers
-    computing = layout.processes
-    share = max(2, (available - computing) // collecting + (0 if layout.collectors else 1))
+    share = max(2, (available - len(layout.learners)) // collecting)  # a collector waits while its helpers step
     if available < 2 or collecting * share > 2 * available:
         return []
     name = "env_processes" if experiment.env.adapter == "gymnasium" else "env_threads"
@@ -188,11 +187,11 @@ def tune(
     begin = time.perf_counter() if begin is None else begin
     available = cores()
     load = load_of_others(available, say)
+    default = Layout.parse("cpu:a1-l1" if experiment.scheme.free_running else "inline")
+    experiment = prepare(experiment, default)
     trial_of = shortened(experiment)
     deadline, starting = begin + budget - _ENDING, begin + _STARTING * budget
     all_of_them = [Candidate(layout) for layout in candidates(experiment, available, torch.cuda.device_count())]
-    if not all_of_them:
-        prepare(experiment, Layout.parse("cpu:a1-l1" if experiment.scheme.free_running else "inline"))
     say(f"up to {budget:.0f} s for {len(all_of_them)} layouts: {', '.join(str(each.layout) for each in all_of_them)}")
     try:
         running = _first_turns(all_of_them, trial_of, starting, deadline, say)
@@ -206,7 +205,7 @@ def tune(
         failures = next((each.note for each in all_of_them if each.note), "none could start")
         raise SettingsError(
             f"No layout could be measured within {budget:.0f} seconds ({failures}). Allow more with --budget, or use "
-            f"the default layout, {'cpu:a1-l1' if experiment.scheme.free_running else 'inline'}."
+            f"--layout {default} untried."
         )
     # As many turns as any other had: what was left out after a round was slower in it.
     finalists = [each for each in measured if len(each.rates) == len(measured[0].rates)]

@@ -1,0 +1,124 @@
+"""The parts' measurements: in the shapes of training, and the limits that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from tiny import EXPERIMENTS, options
+
+from lockstep import Experiment, Layout, recipes, train
+from lockstep.algorithms.base import Batch
+from lockstep.speed import parts
+from lockstep.speed.parts import Costs, limit, processes_to_load
+from lockstep.train import prepare
+
+COSTS = Costs(env=300e-6, inference=100e-6, training=800e-6, optimizer=1e-6, reduction=1e-6)
+
+
+def atari(shards: int = 4, lag: int = 0, torch_threads: int = 1) -> Experiment:
+    experiment = recipes.ppo_atari()
+    scheme = dataclasses.replace(experiment.scheme, shards=shards, lag=lag, acting_batch=0)
+    env = dataclasses.replace(experiment.env, adapter="ale")
+    return experiment.replace(scheme=scheme, env=env, torch_threads=torch_threads)
+
+
+@pytest.mark.parametrize(
+    ("layout", "experiment", "cores", "expected"),
+    [
+        # Both cores always busy with 300 + 100 + 800 µs a sample.
+        ("processes:2", atari(), 2, 2 / 1200e-6),
+        # Environments of two shards step in two threads while the policy runs for others.
+        ("processes:2", atari(), 64, 2 / (150e-6 + 800e-6)),
+        # One shard a process: no other acting batch to step meanwhile.
+        ("processes:4", atari(), 64, 4 / 1200e-6),
+        ("processes:4,env_threads=3", atari(), 64, 4 / 1000e-6),
+        ("inline", atari(), 1, 1 / 1200e-6),
+        ("inline", atari(), 2, 1 / (100e-6 + 800e-6)),
+        ("inline", atari(torch_threads=2), 2, 2 / (300e-6 + 1800e-6)),
+        # Split: in turns at lag 0, the slower side from lag 1 on.
+        ("cpu:a1-l1", atari(), 64, 1 / (100e-6 + 800e-6)),
+        ("cpu:a1-l1", atari(lag=1), 64, 1 / 800e-6),
+        ("cpu:a1-l1", atari(lag=1), 1, 1 / 1200e-6),
+        ("cpu:a4-l4", atari(lag=1), 64, 4 / 800e-6),
+    ],
+)
+def test_the_limit_by_hand(layout: str, experiment: Experiment, cores: int, expected: float) -> None:
+    assert limit(experiment, Layout.parse(layout), COSTS, cores).rate == pytest.approx(expected)
+
+
+def test_environments_of_python_step_while_nothing_else_does_unless_they_have_processes() -> None:
+    experiment = atari()
+    experiment = experiment.replace(env=dataclasses.replace(experiment.env, adapter="gymnasium"))
+    for layout, expected in (("inline", 1 / 1200e-6), ("inline,env_processes=2", 1 / (150e-6 + 800e-6))):
+        assert limit(experiment, Layout.parse(layout), COSTS, 64).rate == pytest.approx(expected)
+
+
+def test_as_many_processes_measure_as_the_layout_loads_cores() -> None:
+    for layout, cores, expected in (
+        ("inline", 8, 1),
+        ("processes:4", 8, 4),
+        ("processes:4", 2, 2),
+        ("cpu:a2-l1", 8, 3),
+        ("inline,env_threads=2", 8, 8),
+    ):
+        assert processes_to_load(atari(), Layout.parse(layout), cores) == expected
+
+
+def shapes(batch: Batch) -> list[Any]:
+    found: list[Any] = []
+
+    def note(leaf: torch.Tensor) -> torch.Tensor:
+        found.append((leaf.shape, leaf.dtype))
+        return leaf
+
+    batch.map(note)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["ppo-lag-1", "ppo-acting-batch-of-two-shards", "impala-lstm-lag-2", "tuple-dict-mask", "mujoco-normalized"]
+)
+def test_parts_have_the_shapes_of_training(name: str, tmp_path: Path) -> None:
+    experiment = prepare(EXPERIMENTS[name](), Layout())
+    algorithm = type(experiment.algorithm.build())
+    trained: list[Batch] = []
+    loss = algorithm.loss
+
+    def spy(self: Any, model: Any, batch: Batch, hyper: dict[str, float]) -> Any:
+        trained.append(batch)
+        return loss(self, model, batch, hyper)
+
+    with mock.patch.object(algorithm, "loss", spy):
+        train(experiment, options=options(tmp_path / "run"), stop_after=1)
+        used, trained[:] = shapes(trained[0]), []
+        made = parts._Parts(experiment, Layout(), 0)
+        calls = made.calls
+        assert set(calls) == {*parts.PARTS, *parts.OVERHEAD}
+        for call, samples in calls.values():
+            call()
+            assert samples > 0
+    assert [shapes(batch) for batch in trained] == [used]
+    per_shard, config = experiment.envs_per_shard, experiment.algorithm
+    acting = experiment.scheme.acting_batch or per_shard
+    assert calls["env"][1] == calls["inference"][1] == acting
+    per_step = per_shard * config.rollout // config.minibatches
+    assert calls["training"][1] == per_step / config.epochs
+    assert calls["optimizer"][1] == calls["reduction"][1] == experiment.scheme.shards * per_step / config.epochs
+    made.close()
+
+
+def test_a_measuring_process_that_fails_is_named_with_its_traceback() -> None:
+    experiment = prepare(EXPERIMENTS["cartpole-8-shards"](), Layout())
+    workers = parts.PartsWorkers(experiment, Layout(), cores=1)
+    try:
+        workers.ready()
+        assert workers.measure("env", 0.01) > 0
+        with pytest.raises(RuntimeError, match="KeyError: 'nothing'"):
+            workers.measure("nothing", 0.01)
+    finally:
+        workers.close()

@@ -1,0 +1,75 @@
+"""Trials: halted they stand still, let go on they train, and nothing of them outlives whoever started them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from children import Child, until
+from tiny import EXPERIMENTS
+
+from lockstep import Experiment, Layout, SettingsError, envs
+from lockstep.speed.trial import OutOfTime, Slot, Trial
+from lockstep.train import prepare
+
+
+def cartpole() -> Experiment:
+    experiment = EXPERIMENTS["cartpole-8-shards"]()
+    return prepare(experiment, Layout())
+
+
+def test_a_halted_trial_stands_still_and_goes_on_where_it_was() -> None:
+    experiment = cartpole()
+    trial = Trial(experiment, Layout.parse("processes:2"))
+    try:
+        first = trial.run(0.0, iterations=2)
+        assert len(first.lines) >= 2 and first.samples == len(first.lines) * experiment.samples_per_iteration
+        time.sleep(0.2)  # what was being written when it was halted
+        trial._new_lines()
+        written = trial._metrics.stat().st_size
+        time.sleep(0.5)
+        assert trial._metrics.stat().st_size == written, "it trains although it was halted"
+        second = trial.run(0.2, iterations=3)
+        assert second.seconds >= 0.2 and second.rate == second.samples / second.seconds
+        numbers = [line["iteration"] for _, line in (*first.lines, *second.lines)]
+        assert numbers == sorted(set(numbers)) and numbers[0] == 1
+        shares = second.shares()
+        assert set(shares) == {"env", "inference", "learning", "waiting", "other", "recording"}
+        assert sum(shares.values()) == pytest.approx(1.0)
+        with pytest.raises(OutOfTime):
+            trial.run(60.0, deadline=time.perf_counter())
+    finally:
+        trial.close()
+    assert not trial._process.is_alive() and not trial._metrics.exists()
+
+
+def test_shares_leave_out_the_iteration_in_which_the_trial_was_halted() -> None:
+    def line(seconds: float, env: float) -> dict[str, float]:
+        return {"seconds": seconds, "time/env": env, "time/learning": 1 - env, "samples": 0.0}
+
+    halted = (10.0, line(100.0, 0.9))
+    slot = Slot(30, 3.0, [halted, (11.0, line(100.8, 0.25)), (12.0, line(101.6, 0.75))])
+    assert slot.shares() == pytest.approx({"env": 0.4, "learning": 0.4, "recording": 0.2})
+    assert Slot(10, 1.0, [halted]).shares() == {}
+
+
+def test_what_ends_a_trial_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def make(render_mode=None):\n    raise FileNotFoundError('no ROM here')\n")
+    experiment = cartpole()
+    env = envs.EnvConfig(id=f"{file}:make", num_envs=16)
+    trial = Trial(experiment.replace(env=env), Layout())
+    with pytest.raises((SettingsError, RuntimeError), match="no ROM here"):
+        trial.run(0.0)
+    trial.close()
+
+
+def test_no_process_outlives_a_tuner_that_is_killed_while_its_trials_are_halted(start: Callable[..., Child]) -> None:
+    flags = ["--env.num-envs", "8", "--algorithm.rollout", "8", "--env.adapter", "gymnasium"]
+    child = start("tune", "ppo-cartpole", *flags, "--budget", "1000")
+    child.until(lambda: "samples/s" in child.output(), "a trial to have run")
+    assert len(child.members()) >= 2
+    child.process.kill()
+    until(lambda: not child.members(), "no process is left")
