@@ -39,7 +39,7 @@ Heads = tuple[tuple[str, ...], ...]
 """Buttons by head. Choice 0 of a head presses none of its buttons, choice i the i-th."""
 
 _TURN = "TURN_LEFT_RIGHT_DELTA"
-"""A button that turns by an angle. Its head has one choice for each of its scenario's angles, and none for nothing."""
+"""A button that turns by an angle: its head has a choice for each, of which the middle one is 0."""
 _WALK: Heads = (("MOVE_FORWARD", "MOVE_BACKWARD"), ("MOVE_RIGHT", "MOVE_LEFT"), ("ATTACK",), ("SPEED",))
 _WEAPONS = tuple(f"SELECT_WEAPON{n}" for n in range(1, 8))
 
@@ -50,7 +50,12 @@ class Actions:
 
     heads: Heads
     angles: tuple[float, ...] = ()
-    """Degrees a tic that the last head turns by."""
+    """Degrees a tic that the last head turns by, if that is what it does."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Choices of each head."""
+        return [len(self.angles) if head == (_TURN,) else len(head) + 1 for head in self.heads]
 
 
 _FULL = Actions((*_WALK, ("USE",), _WEAPONS, (_TURN,)), tuple(np.linspace(-12.5, 12.5, 21)))
@@ -74,13 +79,11 @@ class Scenario:
     per_tic: float = 0.0
     """Reward of every tic."""
     per_kill: float = 0.0
+    """Reward of every kill."""
     per_shot: float = 0.0
+    """Reward of every shot."""
     at_end: float = 0.0
     """Reward of the step that ends an episode before its time."""
-
-
-def _plain(*heads: tuple[str, ...]) -> dict[str, Actions]:
-    return {"full": Actions(heads)}
 
 
 _BATTLE: dict[str, Any] = {
@@ -91,23 +94,34 @@ _BATTLE: dict[str, Any] = {
 }
 SCENARIOS = {
     "Basic": Scenario(
-        *("basic", _plain(("MOVE_LEFT", "MOVE_RIGHT"), ("ATTACK",)), 5, 300, 14),
+        map="basic",
+        actions={"full": Actions((("MOVE_LEFT", "MOVE_RIGHT"), ("ATTACK",)))},
+        skill=5,
+        timeout=300,
+        start=14,
         per_tic=-1.0,
         per_shot=-5.0,
-        at_end=108.0,  # 106 for the monster, and back what the last shot and the tics that the step lacks are charged
+        at_end=108.0,  # 106 for the monster, and 2 for the tics that the last step lacks on average
     ),
     "HealthGathering": Scenario(
-        *("health_gathering", _plain(("TURN_LEFT", "TURN_RIGHT"), ("MOVE_FORWARD",)), 3, 2100),
+        map="health_gathering",
+        actions={"full": Actions((("TURN_LEFT", "TURN_RIGHT"), ("MOVE_FORWARD",)))},
+        skill=3,
+        timeout=2100,
         per_tic=1.0,
         at_end=-100.0,
     ),
     "DefendTheCenter": Scenario(
-        *("defend_the_center", _plain(("TURN_LEFT", "TURN_RIGHT"), ("ATTACK",)), 3, 2100, 10),
+        map="defend_the_center",
+        actions={"full": Actions((("TURN_LEFT", "TURN_RIGHT"), ("ATTACK",)))},
+        skill=3,
+        timeout=2100,
+        start=10,
         per_kill=1.0,
         at_end=-1.0,
     ),
-    "Battle": Scenario("D3_battle", **_BATTLE),
-    "Battle2": Scenario("D4_battle2", **_BATTLE),
+    "Battle": Scenario(map="D3_battle", **_BATTLE),
+    "Battle2": Scenario(map="D4_battle2", **_BATTLE),
 }
 """ViZDoom's own scenarios (Kempka et al. 2016, arXiv:1605.02097), and the two battles of Dosovitskiy and Koltun 2017
 (arXiv:1611.01779). The battles' action spaces are Sample Factory's: `full`, with weapons and use, has 12,096 actions,
@@ -135,9 +149,6 @@ class VizdoomShard(EnvPoolShard):
         options: dict[str, Any] = dict(config.options)
         self._measured = bool(options.pop("measurements", True))
         self._actions = _choose(config.id, scenario, options.pop("actions", None))
-        self._buttons = np.array([len(head) + 1 for head in self._actions.heads], np.int64)
-        if self._actions.angles:
-            self._buttons[-1] = len(self._actions.angles)
         skip = int(options.get("frame_skip", 4))
         if skip < 1:
             raise SettingsError(f"env.options.frame_skip={skip} must be at least 1: the tics that an action lasts.")
@@ -157,7 +168,7 @@ class VizdoomShard(EnvPoolShard):
             threads=threads,
         )
         self.frames_per_step = skip
-        self.action_space = spaces.MultiDiscrete(self._buttons)
+        self.action_space = spaces.MultiDiscrete(self._actions.sizes)
         if self._measured:
             vector = spaces.Box(-np.inf, np.inf, (len(MEASUREMENTS),), np.float32)
             self.observation_space = spaces.Dict({"image": self._writer.space, "measurements": vector})
