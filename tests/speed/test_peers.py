@@ -30,10 +30,10 @@ SCRIPTS = Path(peers.__file__).parent
 METER = f"""
 import sys; sys.path.insert(0, {str(SCRIPTS)!r})
 import time
-from _script import Meter, end_with_parent, read_task
+from _script import Meter, end_with, read_task
 task = read_task()
 """
-ENDLESS = METER + "end_with_parent(); import os, pathlib; pathlib.Path({pid!r}).write_text(str(os.getpid()))\n"
+ENDLESS = METER + "end_with(task['parent']); import os, pathlib; pathlib.Path({pid!r}).write_text(str(os.getpid()))\n"
 
 
 def cartpole() -> Experiment:

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import tempfile
 from typing import Any
 
-from _script import Meter, end_with_parent, make_pool, read_task, use_threads
+from _script import Meter, end_with, make_pool, read_task, use_threads
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
-end_with_parent()  # at import, which its worker processes repeat
+if __name__ != "__main__":  # one of its worker processes, which import this file again
+    end_with(os.getppid())
 
 _CONVOLUTIONS = {"nature": "convnet_atari", "convnet_simple": "convnet_simple"}
 _LARGE = 10**12
@@ -63,8 +65,9 @@ def arguments(task: dict[str, Any], folder: str) -> list[str]:
         "batch_size": samples // algorithm["minibatches"],
         "num_batches_per_epoch": algorithm["minibatches"],
         "num_epochs": algorithm["epochs"],
-        # It refuses V-trace with normalized returns, and trains Doom with GAE itself.
-        "with_vtrace": algorithm["name"] == "appo" and not normalize["returns"],
+        # Its V-trace ends with an AttributeError where it records its first summaries, so it computes GAE, its default.
+        "with_vtrace": False,
+        "gae_lambda": algorithm["gae_lambda"],
         "learning_rate": algorithm["learning_rate"],
         "gamma": algorithm["discount"],
         "ppo_clip_ratio": algorithm["clip"],
@@ -87,8 +90,6 @@ def arguments(task: dict[str, Any], folder: str) -> list[str]:
         settings |= {"res_w": 128, "res_h": 72, "env_frameskip": 4}
         settings["normalize_input_keys"] = "measurements"
     lists = {} if env["image"] else {"encoder_mlp_layers": model["mlp_sizes"]}
-    if algorithm["name"] == "ppo":
-        settings["gae_lambda"] = algorithm["gae_lambda"]
     texts = [f"--{name}={value}" for name, value in settings.items()]
     return texts + [text for name, values in lists.items() for text in (f"--{name}", *map(str, values))]
 
@@ -108,6 +109,7 @@ class Count(AlgoObserver):
 
 def main() -> None:
     task = read_task()
+    end_with(task["parent"])
     use_threads(task["layout"].get("torch_threads", 1))  # only serial mode leaves it so: else, one for each process
     with tempfile.TemporaryDirectory() as folder:
         argv = arguments(task, folder)

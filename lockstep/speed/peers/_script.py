@@ -9,7 +9,6 @@ rate goes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import threading
@@ -57,14 +56,12 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def end_with_parent() -> None:
+def end_with(parent: int) -> None:
     """End this process soon after the one that started it, however that ended.
 
     The kernel's own signal for this follows the thread that started a process, and Sample Factory starts its workers in
     threads that end.
     """
-    process = multiprocessing.parent_process()
-    parent = process.pid if process is not None else read_task()["parent"]
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -14,7 +14,7 @@ from typing import Any
 
 import envpool
 import gym
-from _script import Meter, end_with_parent, make_pool, read_task, use_threads
+from _script import Meter, end_with, make_pool, read_task, use_threads
 
 
 class OldInterface:
@@ -44,8 +44,8 @@ class OldInterface:
 
 
 def main() -> None:
-    end_with_parent()
     task = read_task()
+    end_with(task["parent"])
     layout, algorithm = task["layout"], task["algorithm"]
     use_threads(layout["torch_threads"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _script import Meter, end_with_parent, make_pool, read_task, use_threads
+from _script import Meter, end_with, make_pool, read_task, use_threads
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -68,8 +68,8 @@ class Count(BaseCallback):
 
 
 def main() -> None:
-    end_with_parent()
     task = read_task()
+    end_with(task["parent"])
     use_threads(task["layout"]["torch_threads"])
     env, algorithm, model, count = task["env"], task["algorithm"], task["model"], task["num_envs"]
     envs: VecEnv

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _script import Meter, end_with_parent, make_pool, read_task, use_threads
+from _script import Meter, end_with, make_pool, read_task, use_threads
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -97,8 +97,8 @@ def make_modules(task: dict[str, Any], actions: int, inputs: int) -> tuple[Any, 
 
 
 def main() -> None:
-    end_with_parent()
     task = read_task()
+    end_with(task["parent"])
     use_threads(task["layout"]["torch_threads"])
     env, algorithm, count = task["env"], task["algorithm"], task["num_envs"]
     if env["library"] == "envpool":
@@ -107,7 +107,7 @@ def main() -> None:
     else:
         import gymnasium
 
-        envs = gymnasium.make_vec(
+        envs: Any = gymnasium.make_vec(
             env["id"],
             count,
             vectorization_mode="sync",

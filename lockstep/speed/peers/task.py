@@ -75,7 +75,7 @@ def task_of(experiment: Experiment, *, threads: int) -> dict[str, Any]:
             "minibatches": algorithm.minibatches,
             "learning_rate": algorithm.learning_rate,
             "discount": algorithm.discount,
-            "gae_lambda": algorithm.gae_lambda if isinstance(algorithm, PPOConfig) else 1.0,
+            "gae_lambda": algorithm.gae_lambda if isinstance(algorithm, PPOConfig) else 0.95,
             "clip": algorithm.clip,
             "entropy_coef": algorithm.entropy_coef,
             "value_coef": algorithm.value_coef,
