@@ -28,7 +28,7 @@ _ENOUGH = 6
 """Turns after which two layouts are as well compared as they need to be."""
 _ALIKE = 0.02
 """Layouts whose rates differ by less count as equally fast: the simplest of them is taken."""
-_FEW_SAMPLES = 256
+_FEW_SAMPLES = 128
 """Samples of a shard's slice of a minibatch, up to which trials keep theirs: below, kernels are less efficient."""
 _FEW_STEPS = 16
 """Steps of a rollout that trials keep: below, what happens once a rollout weighs more than in training."""
@@ -220,7 +220,7 @@ def _first_turns(
 ) -> list[Candidate]:
     """Start candidates, one after the other, and time a few iterations of each; returns those that run."""
     running: list[Candidate] = []
-    warm_up = 1 + experiment.scheme.slabs
+    warm_up = experiment.scheme.slabs  # then rollouts are taken as fast as they are made
     longest = 0.0
     for each in all_of_them:
         now = time.perf_counter()
