@@ -82,7 +82,8 @@ def test_a_task_has_the_environments_of_the_experiment() -> None:
     options = machado["env"]["options"]
     assert not options["episodic_life"] and options["repeat_action_probability"] == 0.25
     assert (machado["model"]["core"], machado["model"]["core_size"]) == ("lstm", 512)
-    assert machado["model"]["encoder"] == "convnet_simple" and machado["algorithm"]["name"] == "appo"
+    assert (machado["model"]["encoder"], machado["model"]["activation"]) == ("convnet_simple", "elu")
+    assert machado["algorithm"]["name"] == "appo"
 
 
 def test_a_task_is_json_and_has_batches_and_epochs() -> None:

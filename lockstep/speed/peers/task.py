@@ -15,7 +15,8 @@ from lockstep.models import StandardModelConfig
 from lockstep.settings import SettingsError
 
 _DOOM = "vizdoom/"
-_IMAGE_ENCODERS = ("nature", "convnet_simple")
+_IMAGE_ENCODERS = {"nature": "relu", "convnet_simple": "elu"}
+"""The networks for images that others have too, with their nonlinearities."""
 
 
 def comparable(experiment: Experiment) -> Experiment:
@@ -85,7 +86,7 @@ def task_of(experiment: Experiment, *, threads: int) -> dict[str, Any]:
             "encoder": encoder if _image(experiment) else "mlp",
             "core": model.core,
             "core_size": model.core_size,
-            "activation": "relu" if encoder == "nature" and _image(experiment) else model.activation,
+            "activation": _IMAGE_ENCODERS[encoder] if _image(experiment) else model.activation,
             "separate_value_network": model.separate_value_network,
             "mlp_sizes": list(model.hidden_sizes),
         },
