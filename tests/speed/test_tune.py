@@ -167,6 +167,9 @@ def test_it_ends_within_its_budget_with_a_layout_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "_turn", lambda left, parts: 0.2)
+    monkeypatch.setattr(module, "_ENOUGH", 3)
+    monkeypatch.setattr(module, "_with_helpers", lambda *_: [])
+    monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr("lockstep.cli.main.BEGAN", time.perf_counter())
     flags = [
         "--env.adapter",
