@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep import recipes
-from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput, Targets
+from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import gae
 from lockstep.experiment import Experiment
 from lockstep.models import PolicyModel
@@ -22,7 +22,7 @@ from lockstep.storage.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class PenaltyConfig(AlgorithmConfig):
+class PenaltyConfig(OnPolicyConfig):
     """Every field becomes a flag, such as --algorithm.penalty 3, with its docstring as help."""
 
     name = "ppo-penalty"
@@ -38,7 +38,7 @@ class PenaltyConfig(AlgorithmConfig):
         return Penalty(self)
 
 
-class Penalty(Algorithm[PenaltyConfig]):
+class Penalty(OnPolicy[PenaltyConfig]):
     """Everything here is a sum over valid samples of one shard's slice. The learner adds the shards' sums up, and
     divides by the number of valid samples in the global minibatch: so the result cannot depend on the layout."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,13 @@ class Version:
     """What observations and rewards of its rollouts are normalised with."""
 
 
+class Networks(NamedTuple):
+    """A model that learns, and the older copy of it whose values it learns towards."""
+
+    online: PolicyModel
+    target: PolicyModel
+
+
 class Agent:
     """An experiment's model with its state: built anew it is version 0, the same bits in every process.
 
@@ -48,8 +56,24 @@ class Agent:
             seed=experiment.seed,
         )
         self.model.to(self.device)
-        self.flat = FlatParameters(self.model, tail=1 + len(self.algorithm.metric_names))
+        tail = 1 + len(self.algorithm.metric_names) + (experiment.scheme.shards if self.algorithm.weighted else 0)
+        self.flat = FlatParameters(self.model, tail)
+        self.target: PolicyModel | None = None
+        self._target_flat: FlatParameters | None = None
+        if self.algorithm.has_target:
+            self.target = copy.deepcopy(self.model).requires_grad_(False)
+            self._target_flat = FlatParameters(self.target)
         self.normalizers = Normalizers.initial(experiment, self.model)
+
+    @property
+    def networks(self) -> PolicyModel | Networks:
+        """What the algorithm's loss takes."""
+        return self.model if self.target is None else Networks(self.model, self.target)
+
+    def follow(self, updates: int) -> None:
+        """Let the target network follow the model after so many gradient steps in all."""
+        if self._target_flat is not None:
+            self.algorithm.follow(self.flat.vector.data, self._target_flat.vector.data, updates)
 
     def version(self, number: int) -> Version:
         """A copy of the present state, to collect with later."""
@@ -59,13 +83,19 @@ class Agent:
         """Parameters and normalizers, by name."""
         return {
             **{f"parameter.{name}": tensor for name, tensor in self.flat.named().items()},
+            **{f"target.{name}": tensor for name, tensor in self._target_named().items()},
             **{f"normalizer.{name}": tensor for name, tensor in self.normalizers.state().items()},
         }
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Restore what state returned; further tensors may be among them."""
         self.flat.load(_below("parameter.", tensors))
+        if self._target_flat is not None:
+            self._target_flat.load(_below("target.", tensors))
         self.normalizers = self.normalizers.loaded(_below("normalizer.", tensors))
+
+    def _target_named(self) -> dict[str, torch.Tensor]:
+        return {} if self._target_flat is None else self._target_flat.named()
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -122,7 +122,7 @@ class Book:
                 "iteration": iteration,
                 **decided,
                 "rollout": {str(slot): deliveries[slot].digests for slot in slots},
-                "gradient": {str(slot): gradients[slot] for slot in slots},
+                "gradient": {str(slot): gradients[slot] for slot in slots if slot in gradients},
                 "parameters": {name: fast_digest(tensor) for name, tensor in agent.flat.named().items()},
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
             }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent, Version
+from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.arrays import map_structure
 from lockstep.clock import Acting, Fill
 from lockstep.envs.base import ShardEnv
@@ -101,6 +102,11 @@ class ActingBatch:
         self._raw_rewards = np.zeros((steps, size), np.float32)
         self._ended = np.zeros((steps, size), bool)
         """Episodes over for the score: a lost life does not count."""
+        self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
+        self._random = False
+        """Whether actions are drawn uniformly."""
+        self._exploring: Tensor | None = None
+        """fp32 [A, X]: how each environment explores."""
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
@@ -119,10 +125,25 @@ class ActingBatch:
                 slab.whole.start[0, seat.rows] = True
                 seat.score[:], seat.length[:] = 0, 0
                 seat.return_carry.zero_()
+            self._explore(seat, lap + seat.offset)
             draw = stream(self._experiment.seed, "action", seat.shard, lap + seat.offset)
             noise = self._noise[:, seat.rows]
             noise.copy_(torch.from_numpy(draw.random(noise.shape, np.float32)))
         slab.whole.core_state.copy_(self._state)
+
+    def _explore(self, seat: ShardSeat, rollout: int) -> None:
+        """Say how a shard's environments explore in a rollout."""
+        if self._off_policy is None:
+            return
+        experiment, size = self._experiment, seat.env.num_envs
+        samples = rollout * experiment.samples_per_iteration
+        environments = range(seat.shard * size, (seat.shard + 1) * size)
+        progress = min(1.0, samples / experiment.total_steps)
+        how = self._off_policy.exploration(progress, samples, environments, experiment.env.num_envs)
+        self._random = how.random
+        if self._exploring is None:
+            self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
+        self._exploring[seat.rows] = how.numbers.to(self._device)
 
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments."""
@@ -130,7 +151,13 @@ class ActingBatch:
         rollout = slab.whole
         out, self._state = self._evaluate(slab, now, actor)
         policy = out.policy[0]
-        action = self._distribution.sample(policy, self._to_device(self._noise[t]))
+        noise = self._to_device(self._noise[t])
+        if self._random:
+            action = self._distribution.uniform(noise)
+        elif self._exploring is not None:
+            action = self._distribution.explore(policy, noise, self._exploring)
+        else:
+            action = self._distribution.sample(policy, noise)
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
         action_np = rollout.action[t].numpy()
         for seat in self.seats:
@@ -295,6 +322,11 @@ class Collector:
             self._actor.forget()
         version.normalizers.apply(self._model)  # a rollout has one set of statistics, the one it is learned with
         acted = [(0, version.number)]
+        if self._model.noise_numbers:
+            rollout = lap + self._batches[0].seats[0].offset
+            draw = stream(self._experiment.seed, "noisy", rollout)
+            self._model.set_noise(torch.from_numpy(draw.random(self._model.noise_numbers, np.float32)))
+            self._actor.refresh()
         for batch in self._batches:
             batch.begin(lap)
         steps = self._experiment.algorithm.rollout

@@ -72,6 +72,7 @@ class Experiment:
         if self.torch_threads < 1:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
+        self.algorithm.validate_with(self)
 
     @property
     def envs_per_shard(self) -> int:

@@ -13,9 +13,9 @@ from torch import Tensor
 from lockstep.agent import Agent, Version
 from lockstep.clock import Acting, Clock, Fill, Recorded, Versions
 from lockstep.collect import Collectors, Delivery
-from lockstep.learn import Filled
 from lockstep.runtime.checkpoint import Checkpoint, write_part
 from lockstep.runtime.shared import Arena
+from lockstep.storage.batches import Filled
 from lockstep.storage.slabs import Slabs
 
 Parts = list[dict[str, Any]]

@@ -15,14 +15,11 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch
-from lockstep.arrays import map_structure
 from lockstep.experiment import Experiment
 from lockstep.ledger import fast_digest
 from lockstep.normalize import Normalizers
 from lockstep.parameters import FlatParameters
-from lockstep.rng import stream
-from lockstep.storage.rollout import Rollout
+from lockstep.storage.batches import Batches, Filled
 from lockstep.tree import TreeSum
 
 
@@ -98,15 +95,6 @@ class UpdateRule:
         }
 
 
-@dataclass(frozen=True)
-class Filled:
-    """What fills one of the S batch slots of an iteration: a rollout of some shard."""
-
-    rollout: Rollout
-    normalizers: Normalizers
-    """Statistics of the version that began to collect it."""
-
-
 @dataclass
 class LearningReport:
     """What one iteration's gradient steps did; equal on every process, except the shards' own digests."""
@@ -127,157 +115,68 @@ class Learner:
     """
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        experiment = agent.experiment
-        self._experiment, self._slots = experiment, slots
-        self._device = agent.device
-        self._model, self._algorithm, self._flat, self._tree = agent.model, agent.algorithm, agent.flat, tree
-        self._alive = alive
-        self._sequences = experiment.model.recurrent or experiment.algorithm.sequences
-        self.update = UpdateRule(experiment, agent.flat)
+        self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
+        self._slots, self._tree, self._alive = slots, tree, alive
+        self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
+        self.update = UpdateRule(agent.experiment, agent.flat)
         self._applied: Normalizers | None = None
         """The statistics that the model normalizes with at present."""
         self.seconds = 0.0
         """Time spent here since it was last set to 0, waiting for other processes left out."""
 
     def learn(self, iteration: int, filled: dict[int, Filled]) -> LearningReport:
-        """Take the iteration's gradient steps on one rollout in every slot of this learner."""
+        """Take the iteration's gradient steps, on what its rollouts add to: one in every slot of this learner."""
         begin, waited = time.perf_counter(), self._tree.group.waited
-        config = self._experiment.algorithm
-        hyper = self._algorithm.hyperparameters(iteration / self._experiment.iterations)
-        whole = {slot: self._prepare(filled[slot], hyper) for slot in self._slots}
-        plan = {slot: self._plan(slot, iteration) for slot in self._slots}
-        moments = self._advantage_moments(whole, plan) if self._algorithm.normalize_advantages else None
+        agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
+        hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
+        steps = self.batches.begin(iteration, filled, hyper)
+        before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
-        names = self._algorithm.metric_names
         sums, updates, norms = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0
-        for step in range(config.epochs * config.minibatches):
+        for step in range(steps):
             for slot in self._slots:
-                batch = self._slice(whole[slot], plan[slot][step])
-                self._normalize_with(filled[slot].normalizers)
-                if moments is not None:
-                    mean, deviation = moments[step]
-                    assert batch.advantage is not None
-                    batch = batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
-                gradient = self._gradient(batch, hyper)
+                gradient = self._gradient(slot, step, hyper)
                 if step == 0:
                     digests[slot] = fast_digest(gradient)
                 self._tree.push(slot, gradient)
                 self._alive()
-            gradient, tail = self._flat.split(self._tree.finish().to(self._device))
+            gradient, tail = self._flat.split(self._tree.finish().to(agent.device))
             tail = tail.cpu()
             valid = float(tail[0])
-            if self._algorithm.mean_loss:
+            if algorithm.mean_loss:
                 gradient /= max(valid, 1.0)
+            if algorithm.weighted:
+                gradient /= float(tail[1 + len(names) :].max())
             norms += self.update.apply(gradient, hyper["learning_rate"])
             updates += 1
-            sums += tail
-            if self._algorithm.stop_early(
-                {name: float(value) / max(valid, 1.0) for name, value in zip(names, tail[1:], strict=True)}
+            agent.follow(before + updates)
+            sums += tail[: 1 + len(names)]
+            if algorithm.stop_early(
+                {name: float(value) / max(valid, 1.0) for name, value in zip(names, tail[1:], strict=False)}
             ):
                 break
         count = max(float(sums[0]), 1.0)
         metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
-        metrics = self._algorithm.summarize(metrics)
-        metrics |= {"gradient_norm": norms / updates, **{f"hyper/{name}": value for name, value in hyper.items()}}
+        metrics = {**algorithm.summarize(metrics), "gradient_norm": norms / updates} if updates else {}
+        metrics |= {f"hyper/{name}": value for name, value in hyper.items()}
         self.seconds += time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests)
 
-    def _normalize_with(self, normalizers: Normalizers) -> None:
-        if normalizers is not self._applied:
-            normalizers.apply(self._model)
-            self._applied = normalizers
-
-    def _prepare(self, filled: Filled, hyper: dict[str, float]) -> Batch:
-        """A slot's whole rollout as one batch, with its advantages."""
-        rollout = filled.rollout
-        reward = filled.normalizers.scale_rewards(rollout.reward).to(self._device)
-        if self._device.type != "cpu":
-            rollout = rollout.map(lambda leaf: leaf.to(self._device, non_blocking=True))
-        steps = rollout.reward.shape[0]
-        inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
-        targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
-
-        def cut(leaf: Tensor | None) -> Tensor | None:
-            return None if leaf is None else leaf[inputs]
-
-        return Batch(
-            obs=map_structure(lambda leaf: leaf[inputs], rollout.obs),
-            start=rollout.start[inputs],
-            prev_action=cut(rollout.prev_action),
-            prev_reward=cut(rollout.prev_reward),
-            state=rollout.core_state,
-            action=rollout.action,
-            reward=reward,
-            log_prob=rollout.log_prob,
-            value=rollout.value[:steps],
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            valid=rollout.valid,
-            advantage=None if targets is None else targets.advantage,
-            value_target=None if targets is None else targets.value_target,
-        )
-
-    def _plan(self, slot: int, iteration: int) -> list[Tensor | None]:
-        """Which items of the rollout each gradient step takes: indices of environments where sequences stay whole,
-        else of single samples t * B + b. None means all of them, in order."""
-        config = self._experiment.algorithm
-        if config.minibatches == 1:
-            return [None] * config.epochs
-        items = self._experiment.envs_per_shard * (1 if self._sequences else config.rollout)
-        draw = stream(self._experiment.seed, "minibatch", slot, iteration)
-        return [
-            part
-            for _ in range(config.epochs)
-            for part in torch.from_numpy(draw.permutation(items)).to(self._device).chunk(config.minibatches)
-        ]
-
-    def _slice(self, whole: Batch, index: Tensor | None) -> Batch:
-        if index is None:
-            return whole
-        if self._sequences:
-            state = whole.state[index]
-            return whole.replace(state=None)[:, index].replace(state=state)
-        steps, environments = whole.reward.shape
-        t, b = index // environments, index % environments
-
-        def gather(leaf: Tensor) -> Tensor:
-            # A shard's rows may lie among those of its acting batch: index_select over all of them copies whole
-            # samples, which indexing with two tensors does not.
-            between = leaf.stride(0) // leaf.stride(1)
-            rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
-            return rows.index_select(0, t * between + b)[None]
-
-        state = whole.state.new_zeros(len(index), whole.state.shape[1])
-        return whole.replace(state=None).map(gather).replace(state=state)
-
-    def _advantage_moments(
-        self, whole: dict[int, Batch], plan: dict[int, list[Tensor | None]]
-    ) -> list[tuple[float, float]]:
-        """Mean and deviation of the valid advantages of every global minibatch, with one reduction for all."""
-        sums = {}
-        for slot, batch in whole.items():
-            assert batch.advantage is not None
-            valid = batch.valid.double()
-            advantage = batch.advantage.double() * valid
-            parts = torch.stack([valid, advantage, advantage * advantage])
-            if self._sequences:
-                columns = [parts.sum(1) if index is None else parts[:, :, index].sum(1) for index in plan[slot]]
-            else:
-                flat = parts.flatten(1)
-                columns = [flat if index is None else flat[:, index] for index in plan[slot]]
-            sums[slot] = torch.stack([column.sum(1) for column in columns])
-        moments = []
-        for count, total, square in self._tree.sum(sums).tolist():
-            mean = total / max(count, 1.0)
-            variance = max(square - count * mean * mean, 0.0) / max(count - 1.0, 1.0)
-            moments.append((mean, variance**0.5))
-        return moments
-
-    def _gradient(self, batch: Batch, hyper: dict[str, float]) -> Tensor:
+    def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""
+        batch, normalizers = self.batches.slice(slot, step)
+        if normalizers is not self._applied:
+            normalizers.apply(self._agent.model)
+            if self._agent.target is not None:
+                normalizers.apply(self._agent.target)
+            self._applied = normalizers
         self._flat.forget_gradient()
-        loss = self._algorithm.loss(self._model, batch, hyper)
+        loss = self._algorithm.loss(self._agent.networks, batch, hyper)
         loss.total.backward()
-        return self._flat.gather_gradient(
-            [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
-        )
+        self.batches.learned(slot, loss.priorities)
+        numbers = [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
+        if self._algorithm.weighted:
+            # One number for every slot, so that the sum holds each slot's largest weight.
+            largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
+            numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
+        return self._flat.gather_gradient(numbers)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.algorithms import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
+from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment, NormalizeConfig
-from lockstep.models import StandardModelConfig
+from lockstep.models import QModelConfig, StandardModelConfig
 from lockstep.scheme import Scheme
 
 
@@ -188,6 +189,48 @@ def ppo_memory() -> Experiment:
     )
 
 
+def dqn_cartpole() -> Experiment:
+    """DQN on CartPole, double, with 3-step returns (tuned here)."""
+    return Experiment(
+        env=EnvConfig(id="CartPole-v1", num_envs=8),
+        model=QModelConfig(encoder="mlp", hidden_sizes=(128, 128), activation="relu"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=128,
+            updates=16,
+            warmup=2_000,
+            n_step=3,
+            learning_rate=1e-3,
+            double=True,
+            discount=0.98,
+            target_period=64,
+            epsilon_end=0.04,
+            epsilon_fraction=0.2,
+            replay=ReplayConfig(capacity=50_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        total_steps=100_000,
+        precision="fp32",
+    )
+
+
+def dqn_atari(game: str = "Breakout") -> Experiment:
+    """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="classic"),
+        model=QModelConfig(encoder="nature"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=80_000,
+            target_period=250,
+            replay=ReplayConfig(capacity=1_000_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-cartpole": ppo_cartpole,
     "ppo-atari": ppo_atari,
@@ -198,5 +241,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-mujoco": ppo_mujoco,
     "ppo-procgen": ppo_procgen,
     "ppo-memory": ppo_memory,
+    "dqn-cartpole": dqn_cartpole,
+    "dqn-atari": dqn_atari,
 }
 """By the names that the command line knows them by."""

@@ -24,12 +24,12 @@ from lockstep.clock import Clock, Fill, Versions
 from lockstep.collect import Collectors, Delivery
 from lockstep.freerun import Admission, may_take
 from lockstep.handover import Arrival, Parts, acting_with, restore_shards, save_shards, slabs_of
-from lockstep.learn import Filled
 from lockstep.runtime.channels import Link
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import Arena
 from lockstep.shard import block
+from lockstep.storage.batches import Filled
 from lockstep.storage.slabs import Slabs
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput, OptimizerConfig, Targets
+from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, OptimizerConfig, Targets
 from lockstep.algorithms.losses import VALUE_METRICS, explained_variance, masked_sum, value_metrics
 from lockstep.algorithms.returns import n_step_returns
 from lockstep.models.base import PolicyModel
@@ -15,7 +15,7 @@ from lockstep.storage.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class A2CConfig(AlgorithmConfig):
+class A2CConfig(OnPolicyConfig):
     """One gradient step on each short rollout; the defaults are those for Atari."""
 
     name = "a2c"
@@ -33,7 +33,7 @@ class A2CConfig(AlgorithmConfig):
         return A2C(self)
 
 
-class A2C(Algorithm[A2CConfig]):
+class A2C(OnPolicy[A2CConfig]):
     """The policy gradient with n-step advantages, a value loss and an entropy bonus."""
 
     metric_names = ("loss/policy", "loss/value", "policy/entropy", *VALUE_METRICS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput
+from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.impala import validate_vtrace
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
@@ -22,7 +22,7 @@ from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
-class APPOConfig(AlgorithmConfig):
+class APPOConfig(OnPolicyConfig):
     """A PPO whose targets are recomputed at every gradient step, so that it bears stale data."""
 
     name = "appo"
@@ -58,7 +58,7 @@ class APPOConfig(AlgorithmConfig):
         return APPO(self)
 
 
-class APPO(Algorithm[APPOConfig]):
+class APPO(OnPolicy[APPOConfig]):
     """Clipping bounds the policy's step; V-trace keeps the advantages right for the version that learns."""
 
     metric_names = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -15,6 +15,13 @@ from lockstep.arrays import ArrayTuple
 from lockstep.models.base import PolicyModel
 from lockstep.settings import SettingsError
 from lockstep.storage.rollout import Rollout
+
+if TYPE_CHECKING:
+    from lockstep.agent import Agent
+    from lockstep.experiment import Experiment
+    from lockstep.storage.batches import Batches
+    from lockstep.storage.fresh import FreshBatches
+    from lockstep.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -44,17 +51,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class AlgorithmConfig(ABC):
-    """Settings that every on-policy algorithm shares; an algorithm's own file adds its own."""
+    """Settings that every algorithm shares; an algorithm's own file adds its own."""
 
     name: ClassVar[str] = ""
 
     rollout: int = 128
-    """Steps per environment and iteration. Longer lowers the bias of bootstrapping and the overhead; shorter
-    updates more often."""
-    epochs: int = 1
-    """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
-    minibatches: int = 1
-    """Gradient steps per epoch. More take more, noisier steps."""
+    """Steps per environment and iteration. Longer lowers the overhead and, on-policy, the bias of bootstrapping;
+    shorter updates more often."""
     learning_rate: float = 2.5e-4
     """Step size. Higher learns faster until it becomes unstable."""
     anneal_learning_rate: bool = True
@@ -65,17 +68,11 @@ class AlgorithmConfig(ABC):
     slower."""
     discount: float = 0.99
     """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
-    entropy_coef: float = 0.01
-    """Weight of the entropy bonus. Higher explores more."""
-    value_coef: float = 0.5
-    """Weight of the value loss against the policy loss."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
-        """Raise SettingsError for values out of range, and unless every shard fills an equal slice of every
-        minibatch."""
-        for setting in ("rollout", "epochs", "minibatches"):
-            if getattr(self, setting) < 1:
-                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
+        """Raise SettingsError for values out of range."""
+        if self.rollout < 1:
+            raise SettingsError(f"algorithm.rollout={self.rollout} must be at least 1.")
         if not self.learning_rate > 0:
             raise SettingsError(f"algorithm.learning_rate={self.learning_rate} must be positive, for example 2.5e-4.")
         if not self.max_grad_norm > 0:
@@ -85,10 +82,46 @@ class AlgorithmConfig(ABC):
             )
         if not 0 <= self.discount <= 1:
             raise SettingsError(f"algorithm.discount={self.discount} must lie between 0 and 1.")
+        self.optimizer.validate()
+
+    def validate_with(self, experiment: Experiment) -> None:  # noqa: B027 - most have nothing to say
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+
+    def gradient_steps(self, samples: int) -> tuple[int, int]:
+        """Of an iteration that collects so many samples: the gradient steps, and the samples of each."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def build(self) -> Algorithm[Any]:
+        """The algorithm with these settings."""
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(AlgorithmConfig):
+    """Settings of algorithms that learn from each rollout once it is there, and then forget it."""
+
+    epochs: int = 1
+    """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
+    minibatches: int = 1
+    """Gradient steps per epoch. More take more, noisier steps."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus. Higher explores more."""
+    value_coef: float = 0.5
+    """Weight of the value loss against the policy loss."""
+
+    sequences: ClassVar[bool] = False
+    """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range, and unless every shard fills an equal slice of every
+        minibatch."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        for setting in ("epochs", "minibatches"):
+            if getattr(self, setting) < 1:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
         for setting in ("entropy_coef", "value_coef"):
             if not getattr(self, setting) >= 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 0.")
-        self.optimizer.validate()
         sequences = recurrent or self.sequences
         items = envs_per_shard if sequences else envs_per_shard * self.rollout
         if items % self.minibatches:
@@ -98,11 +131,11 @@ class AlgorithmConfig(ABC):
                 f"divisor of {items}, or change env.num_envs, scheme.shards or algorithm.rollout."
             )
 
-    sequences: ClassVar[bool] = False
-    """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
+    def gradient_steps(self, samples: int) -> tuple[int, int]:
+        return self.epochs * self.minibatches, samples // self.minibatches
 
     @abstractmethod
-    def build(self) -> Algorithm[Any]:
+    def build(self) -> OnPolicy[Any]:
         """The algorithm with these settings."""
 
 
@@ -145,6 +178,8 @@ class LossOutput(NamedTuple):
     """Scalar to differentiate: the sum, not the mean."""
     metrics: dict[str, Tensor]
     """Detached scalars, each a sum over valid samples; the same names in the same order at every call."""
+    priorities: Tensor | None = None
+    """Detached [n]: how much there still is to learn from each item, for storages that choose by it."""
 
 
 class Algorithm(ABC, Generic[ConfigT]):
@@ -152,25 +187,38 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     metric_names: tuple[str, ...]
     """Names in LossOutput.metrics, in order."""
-    needs_targets: bool = False
-    """Whether targets is called before the epochs (GAE), from values that the collector stores."""
-    normalize_advantages: bool = False
-    """Whether the learner standardises advantages with moments over the global minibatch."""
-    bootstrap_inputs: bool = False
-    """Whether loss evaluates the model on T+1 observations (V-trace)."""
+    needs_targets: ClassVar[bool] = False
+    """Whether rollouts need the value of their last observation."""
     mean_loss: bool = True
     """Whether the gradient is divided by the global number of valid samples (False: a summed loss)."""
+    weighted: bool = False
+    """Whether batches have a `weight` [n] for each item, and the gradient is divided by the largest one."""
+    has_target: ClassVar[bool] = False
+    """Whether there is a target network, an older copy of the model."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
 
-    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        """Advantages and value targets [T, B] of one shard; reward is normalised if the experiment says so."""
-        raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
+    @abstractmethod
+    def loss(self, model: Any, batch: Any, hyper: dict[str, float]) -> LossOutput:
+        """The loss of one shard's slice of a minibatch.
+
+        Args:
+            model: what learns, a PolicyModel; off-policy with its target network, as Networks.
+            batch: what batches gives out.
+        """
 
     @abstractmethod
-    def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
-        """The loss of one shard's slice of a minibatch."""
+    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> Batches:
+        """Where a learner's minibatches come from."""
+
+    def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
+        """Change the target network's parameters [N] after so many gradient steps in all."""
+        raise NotImplementedError(f"{type(self).__name__} has a target network but does not say how it follows")
+
+    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
+        """Gradient steps before an iteration, for algorithms that count them."""
+        return 0
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Values for one iteration; progress in [0, 1) is the share of total_steps consumed before it.
@@ -182,8 +230,6 @@ class Algorithm(ABC, Generic[ConfigT]):
         return {
             "learning_rate": config.learning_rate * (remaining if config.anneal_learning_rate else 1.0),
             "discount": config.discount,
-            "entropy_coef": config.entropy_coef,
-            "value_coef": config.value_coef,
         }
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
@@ -193,3 +239,35 @@ class Algorithm(ABC, Generic[ConfigT]):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """What to report of an iteration's mean metrics; may combine several (such as moments) into one."""
         return metrics
+
+
+OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
+
+
+class OnPolicy(Algorithm[OnPolicyConfigT]):
+    """Learns from each rollout once."""
+
+    normalize_advantages: bool = False
+    """Whether the learner standardises advantages with moments over the global minibatch."""
+    bootstrap_inputs: bool = False
+    """Whether loss evaluates the model on T+1 observations (V-trace)."""
+
+    @abstractmethod
+    def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
+        """The loss of one shard's slice of a minibatch."""
+
+    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> FreshBatches:
+        """Epochs of minibatches over the iteration's rollouts."""
+        from lockstep.storage.fresh import FreshBatches
+
+        return FreshBatches(agent, slots, tree)
+
+    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        """Advantages and value targets [T, B] of one shard; reward is normalised if the experiment says so."""
+        raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the base class, with the weights of the entropy bonus and of the value loss."""
+        config = self.config
+        weights = {"entropy_coef": config.entropy_coef, "value_coef": config.value_coef}
+        return {**super().hyperparameters(progress), **weights}

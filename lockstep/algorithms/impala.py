@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput, OptimizerConfig
+from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, OptimizerConfig
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
@@ -21,7 +21,7 @@ from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
-class IMPALAConfig(AlgorithmConfig):
+class IMPALAConfig(OnPolicyConfig):
     """V-trace actor-critic with a summed loss; the defaults are Cleanba's for Atari."""
 
     name = "impala"
@@ -64,7 +64,7 @@ def validate_vtrace(lambda_: float, rho_clip: float, c_clip: float) -> None:
         )
 
 
-class IMPALA(Algorithm[IMPALAConfig]):
+class IMPALA(OnPolicy[IMPALAConfig]):
     """One pass over each rollout; targets follow the learned version's values and policy at every gradient step."""
 
     metric_names = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Batch, LossOutput, Targets
+from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
@@ -23,7 +23,7 @@ from lockstep.storage.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class PPOConfig(AlgorithmConfig):
+class PPOConfig(OnPolicyConfig):
     """PPO with a clipped surrogate; the defaults are those for Atari."""
 
     name = "ppo"
@@ -62,7 +62,7 @@ class PPOConfig(AlgorithmConfig):
         return PPO(self)
 
 
-class PPO(Algorithm[PPOConfig]):
+class PPO(OnPolicy[PPOConfig]):
     """Several epochs of minibatch gradient steps on each rollout, kept near the collecting policy by clipping."""
 
     metric_names = (

@@ -137,13 +137,13 @@ def load_recipe(name: str) -> Experiment:
 def derived_facts(experiment: Experiment) -> dict[str, Any]:
     """What follows from the settings of a resolved experiment."""
     algorithm, scheme = experiment.algorithm, experiment.scheme
-    updates = algorithm.epochs * algorithm.minibatches
+    updates, step = algorithm.gradient_steps(experiment.samples_per_iteration)
     return {
         "iterations": experiment.iterations,
         "samples_per_iteration": experiment.samples_per_iteration,
         "total_samples": experiment.iterations * experiment.samples_per_iteration,
         "gradient_steps_per_iteration": updates,
-        "samples_per_gradient_step": experiment.samples_per_iteration // algorithm.minibatches,
+        "samples_per_gradient_step": step,
         "envs_per_shard": experiment.envs_per_shard,
         "acting_batch": scheme.acting_batch or experiment.envs_per_shard,
         "most_processes": scheme.shards,

@@ -7,6 +7,7 @@ from lockstep.models.encoders import MLP, ConvNet, ImpalaResNet, NatureCNN, Obse
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, Trunk, ValueHead
+from lockstep.models.q import NoisyLinear, QHead, QModel, QModelConfig
 
 __all__ = [
     "GRU",
@@ -22,10 +23,14 @@ __all__ = [
     "ModelConfig",
     "ModelOutput",
     "NatureCNN",
+    "NoisyLinear",
     "ObservationEncoder",
     "ObservationLayout",
     "PolicyHead",
     "PolicyModel",
+    "QHead",
+    "QModel",
+    "QModelConfig",
     "RecurrentCore",
     "SimpleConvNet",
     "StandardModel",

@@ -37,6 +37,14 @@ class ActionDistribution(Protocol):
         """[..., P], [..., N] -> action [..., *action_shape]. All randomness comes from noise."""
         ...
 
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """As sample, while learning off-policy; numbers [..., X] say how much to explore."""
+        ...
+
+    def uniform(self, noise: Tensor) -> Tensor:
+        """[..., N] -> an action drawn uniformly."""
+        ...
+
     def mode(self, params: Tensor) -> Tensor:
         """The most likely action."""
         ...
@@ -83,6 +91,13 @@ class PolicyModel(nn.Module, ABC):
         Returns:
             The outputs, and the core state [B, K] after the last step.
         """
+
+    noise_numbers: int = 0
+    """Z: uniform numbers that set_noise takes."""
+
+    def set_noise(self, uniform: Tensor | None) -> None:
+        """Disturb noisy layers by noise that comes from fp32 [Z], uniform in (0, 1), or no longer (None)."""
+        assert self.noise_numbers == 0, "a model with noisy layers says how to disturb them"
 
     @abstractmethod
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:

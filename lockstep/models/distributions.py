@@ -44,6 +44,14 @@ class Distribution(ABC):
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
 
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """As sample, while learning off-policy; numbers [..., X] say how much to explore."""
+        raise NotImplementedError(f"{type(self).__name__} explores by sampling")
+
+    def uniform(self, noise: Tensor) -> Tensor:
+        """[..., N] -> an action drawn uniformly [..., *action_shape]"""
+        raise NotImplementedError(f"{type(self).__name__} cannot draw uniformly")
+
     @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
         """[..., P] -> the most likely action [..., *action_shape]"""
@@ -93,6 +101,51 @@ class Categorical(Distribution):
     def entropy(self, params: Tensor) -> Tensor:
         log_p = F.log_softmax(params, -1)
         return -(log_p.exp() * log_p).sum(-1)
+
+    def to_env(self, action: np.ndarray) -> Any:
+        return action + self.start if self.start else action
+
+    def encode(self, action: Tensor) -> Tensor:
+        return F.one_hot(action.long(), self.n).float()
+
+
+class EpsilonGreedy(Distribution):
+    """The action that is valued most; when exploring, any action with probability ε. Parameters are action values.
+
+    Outside training, sample takes any action with probability 0.001 (Hessel et al. 2018, table 1), so that no episode
+    goes on for ever.
+    """
+
+    action_shape = ()
+    action_dtype = torch.int64
+    noise_size = 2
+    EVALUATION_EPSILON = 0.001
+
+    def __init__(self, space: spaces.Discrete):
+        self.n, self.start = int(space.n), int(space.start)
+        self.num_params = self.encoded_size = self.n
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """See the class."""
+        return self.explore(params, noise, torch.full_like(params[..., :1], self.EVALUATION_EPSILON))
+
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """numbers [..., 1]: ε"""
+        return torch.where(noise[..., 0] < numbers[..., 0], self.uniform(noise), params.argmax(-1))
+
+    def uniform(self, noise: Tensor) -> Tensor:
+        """Any action: noise [..., N] -> [...]"""
+        return (noise[..., 1] * self.n).long().clamp(max=self.n - 1)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return params.argmax(-1)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """Not known, since ε is not among the parameters, and not needed: 0."""
+        return torch.zeros(params.shape[:-1], device=params.device)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.zeros(params.shape[:-1], device=params.device)
 
     def to_env(self, action: np.ndarray) -> Any:
         return action + self.start if self.start else action

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import gymnasium
 import torch
@@ -98,6 +98,13 @@ class Trunk(nn.Module):
             features = torch.cat([features, extra.to(self.dtype)], -1)
         return (features, state) if self.core is None else self.core(features, start, state)
 
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """See PolicyModel."""
+        for module in self.modules():
+            if isinstance(module, ObservationEncoder):
+                module.mean.copy_(mean)
+                module.std.copy_(std)
+
 
 class StandardModel(PolicyModel):
     """One trunk for policy and value, or one for each; then the heads.
@@ -153,21 +160,26 @@ class StandardModel(PolicyModel):
         return output, state
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        for module in self.modules():
-            if isinstance(module, ObservationEncoder):
-                module.mean.copy_(mean)
-                module.std.copy_(std)
+        for trunk in self.trunks:
+            trunk.set_observation_statistics(mean, std)  # type: ignore[operator]
 
     def for_acting(self) -> StandardModel:
-        """A copy for inference only. Layers that cast their weights to bf16 at each use store them so."""
-        acting = copy.deepcopy(self).requires_grad_(False)
-        acting.zero_grad(set_to_none=True)
-        for trunk in acting.trunks:
-            for module in trunk.modules():
-                if isinstance(module, (Linear, Conv2d, RecurrentCore)):
-                    for parameter in module.parameters(recurse=False):
-                        parameter.data = parameter.data.to(trunk.dtype)  # type: ignore[arg-type]
-        return acting
+        return acting_copy(self)
+
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def acting_copy(model: ModelT) -> ModelT:
+    """A copy for inference only. Layers that cast their weights to bf16 at each use store them so."""
+    acting = copy.deepcopy(model).requires_grad_(False)
+    acting.zero_grad(set_to_none=True)
+    for trunk in acting.modules():
+        for module in trunk.modules() if isinstance(trunk, Trunk) else ():
+            if isinstance(module, (Linear, Conv2d, RecurrentCore)):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(trunk.dtype)  # type: ignore[arg-type]
+    return acting
 
 
 @dataclass(frozen=True)

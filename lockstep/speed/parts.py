@@ -20,7 +20,7 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Algorithm, Batch
+from lockstep.algorithms.base import Batch, OnPolicy
 from lockstep.arrays import map_structure
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -210,7 +210,7 @@ class _Parts:
         return add_up
 
 
-def slice_of(experiment: Experiment, rollout: Rollout, algorithm: Algorithm[Any]) -> Batch:
+def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any]) -> Batch:
     """A shard's slice of a minibatch as learners make it, its numbers without meaning."""
     config, (steps, size) = experiment.algorithm, rollout.reward.shape
     inputs = steps + algorithm.bootstrap_inputs

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms import Algorithm, Batch
+from lockstep.algorithms import Batch, OnPolicy
 from lockstep.models import ModelOutput, PolicyModel
 
 FEATURES, ACTIONS = 3, 4
@@ -71,7 +71,7 @@ def make_model(seed: int = 0) -> LinearActor:
     return LinearActor(torch.from_numpy(np.random.default_rng(seed).normal(size=(ACTIONS + 1, FEATURES))))
 
 
-def make_batch(algorithm: Algorithm[Any], seed: int = 1, steps: int = 6, envs: int = 4) -> Batch:
+def make_batch(algorithm: OnPolicy[Any], seed: int = 1, steps: int = 6, envs: int = 4) -> Batch:
     """Random slices in which episodes end by termination, truncation and lost lives, with reset steps."""
     rng = np.random.default_rng(seed)
     inputs = steps + algorithm.bootstrap_inputs

@@ -18,17 +18,17 @@ from lockstep.algorithms import (
     IMPALA,
     PPO,
     A2CConfig,
-    Algorithm,
     APPOConfig,
     Batch,
     IMPALAConfig,
     LossOutput,
+    OnPolicy,
     PPOConfig,
 )
 from lockstep.algorithms.losses import approximate_kl, explained_variance, log_ratio, masked_sum, value_metrics
 from lockstep.algorithms.returns import vtrace
 
-ALGORITHMS: dict[str, Algorithm[Any]] = {
+ALGORITHMS: dict[str, OnPolicy[Any]] = {
     "a2c": A2CConfig().build(),
     "ppo": PPOConfig(clip=0.3).build(),
     "ppo with value clip": PPOConfig(clip=0.3, value_clip=0.2).build(),
@@ -41,7 +41,7 @@ HYPER = {"discount": 0.9, "entropy_coef": 0.03, "value_coef": 0.7, "clip": 0.3}
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
 
 
-def gradient_of(algorithm: Algorithm[Any], batch: Batch) -> tuple[LossOutput, Tensor]:
+def gradient_of(algorithm: OnPolicy[Any], batch: Batch) -> tuple[LossOutput, Tensor]:
     model = make_model()
     loss = algorithm.loss(model, batch, HYPER)
     (gradient,) = torch.autograd.grad(loss.total, [model.weight])
@@ -51,7 +51,7 @@ def gradient_of(algorithm: Algorithm[Any], batch: Batch) -> tuple[LossOutput, Te
 class SlowLoss:
     """The loss in plain Python, sample by sample; targets are fixed by the weights that it is made with."""
 
-    def __init__(self, algorithm: Algorithm[Any], batch: Batch, weight: np.ndarray) -> None:
+    def __init__(self, algorithm: OnPolicy[Any], batch: Batch, weight: np.ndarray) -> None:
         self.config, self.batch = algorithm.config, batch
         self.samples = np.argwhere(batch.valid.numpy()).tolist()
         if algorithm.needs_targets:
@@ -108,7 +108,7 @@ class SlowLoss:
 
 @every_algorithm
 @pytest.mark.parametrize("seed", range(3))
-def test_loss_and_gradient_are_those_of_the_formula(algorithm: Algorithm[Any], seed: int) -> None:
+def test_loss_and_gradient_are_those_of_the_formula(algorithm: OnPolicy[Any], seed: int) -> None:
     batch, weight = make_batch(algorithm, seed), make_model().weight.detach().numpy()
     loss, gradient = gradient_of(algorithm, batch)
     slow = SlowLoss(algorithm, batch, weight)
@@ -122,7 +122,7 @@ def test_loss_and_gradient_are_those_of_the_formula(algorithm: Algorithm[Any], s
 
 
 @every_algorithm
-def test_invalid_slots_change_no_bit(algorithm: Algorithm[Any]) -> None:
+def test_invalid_slots_change_no_bit(algorithm: OnPolicy[Any]) -> None:
     batch = make_batch(algorithm)
     rng = np.random.default_rng(7)
 
@@ -148,7 +148,7 @@ def test_invalid_slots_change_no_bit(algorithm: Algorithm[Any]) -> None:
 
 
 @every_algorithm
-def test_slices_add_up_to_the_whole(algorithm: Algorithm[Any]) -> None:
+def test_slices_add_up_to_the_whole(algorithm: OnPolicy[Any]) -> None:
     batch = make_batch(algorithm)
     loss, gradient = gradient_of(algorithm, batch)
     whole = batch.replace(state=None)
@@ -162,7 +162,7 @@ def test_slices_add_up_to_the_whole(algorithm: Algorithm[Any]) -> None:
 
 
 @every_algorithm
-def test_metrics_are_detached_scalars_in_the_stated_order(algorithm: Algorithm[Any]) -> None:
+def test_metrics_are_detached_scalars_in_the_stated_order(algorithm: OnPolicy[Any]) -> None:
     loss, _ = gradient_of(algorithm, make_batch(algorithm))
     assert tuple(loss.metrics) == algorithm.metric_names
     assert all(metric.shape == () and not metric.requires_grad for metric in loss.metrics.values())
@@ -171,7 +171,7 @@ def test_metrics_are_detached_scalars_in_the_stated_order(algorithm: Algorithm[A
 
 
 @every_algorithm
-def test_all_invalid_is_a_loss_of_zero(algorithm: Algorithm[Any]) -> None:
+def test_all_invalid_is_a_loss_of_zero(algorithm: OnPolicy[Any]) -> None:
     batch = make_batch(algorithm)
     loss, gradient = gradient_of(algorithm, batch.replace(valid=torch.zeros_like(batch.valid)))
     assert float(loss.total.detach()) == 0.0 and not gradient.any()

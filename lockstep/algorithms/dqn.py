@@ -1,0 +1,201 @@
+"""Deep Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236) and what was added to it.
+
+Each addition is a switch of its own: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
+al. 2016), and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017) and
+quantiles (QR-DQN, Dabney et al. 2018). All together are Rainbow (Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
+
+Shape legend: n items, A actions, K atoms or quantiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.models.base import PolicyModel
+from lockstep.models.q import QModel, QModelConfig
+from lockstep.settings import SettingsError
+from lockstep.storage.transitions import Transitions
+
+if TYPE_CHECKING:
+    from lockstep.agent import Networks
+    from lockstep.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class DQNConfig(OffPolicyConfig):
+    """Q-learning from replay with a target network; the defaults are those for Atari."""
+
+    name = "dqn"
+
+    learning_rate: float = 1e-4
+    """Step size. Higher learns faster until it becomes unstable."""
+    anneal_learning_rate: bool = False
+    """Lower the learning rate linearly to zero over total_steps."""
+    max_grad_norm: float = 10.0
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are."""
+    double: bool = False
+    """Let the model choose the action whose value the target network tells. On overestimates returns less."""
+    epsilon_start: float = 1.0
+    """ε at the beginning: the share of random actions. Higher explores more."""
+    epsilon_end: float = 0.01
+    """ε once it has fallen. Higher explores more for good."""
+    epsilon_fraction: float = 0.1
+    """Share of total_steps over which ε falls. Longer explores more."""
+    epsilon_spread: float = 0.0
+    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
+    same. Higher lets environments explore more differently; 7 with epsilon_end 0.4 is Ape-X's."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        for setting in ("epsilon_start", "epsilon_end", "epsilon_fraction"):
+            if not 0 <= getattr(self, setting) <= 1:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must lie between 0 and 1.")
+        if self.epsilon_spread < 0:
+            raise SettingsError(f"algorithm.epsilon_spread={self.epsilon_spread} must not be negative.")
+        if recurrent:
+            raise SettingsError(
+                "algorithm=dqn learns from single steps, which a recurrent core cannot use: --model.core none."
+            )
+
+    def validate_with(self, experiment: Experiment) -> None:
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+        super().validate_with(experiment)
+        if not isinstance(experiment.model, QModelConfig):
+            raise SettingsError(
+                f"algorithm=dqn needs a Q-network, but the model is {type(experiment.model).__name__}: use "
+                "lockstep.models.QModelConfig, as the recipe dqn-atari does."
+            )
+
+    def build(self) -> DQN:
+        return DQN(self)
+
+
+class DQN(OffPolicy[DQNConfig]):
+    """Moves the value of a remembered action towards its reward and the value of the best action that followed."""
+
+    metric_names = ("loss/value", "value/mean", "value/target", "value/error")
+
+    def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+        """Huber loss of the expected return, cross-entropy of atoms, or quantile regression, summed over items."""
+        online, target = model
+        assert isinstance(online, QModel) and isinstance(target, QModel)
+        if batch.noise is not None:
+            noise, target_noise = batch.noise.chunk(2)
+            online.set_noise(noise)
+            target.set_noise(target_noise)
+        numbers = _of_action(_describe(online, batch.obs), batch.action)
+        with torch.no_grad():
+            after = _describe(target, batch.next_obs)
+            chooser = (
+                online.expected(_describe(online, batch.next_obs)) if self.config.double else target.expected(after)
+            )
+            after = _of_action(after, chooser.argmax(-1))
+        reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
+        if online.atoms is not None:
+            wanted = project(after.softmax(-1), reward + discount * online.atoms, online.atoms)
+            # Less the entropy of what is wanted, so that the smallest loss is 0: a priority should not be what no
+            # learning can remove.
+            error = -(wanted * numbers.log_softmax(-1)).sum(-1) + torch.xlogy(wanted, wanted).sum(-1)
+            priority, value, towards = (
+                error,
+                (numbers.softmax(-1) * online.atoms).sum(-1),
+                (wanted * online.atoms).sum(-1),
+            )
+        elif online.quantiles:
+            wanted = reward + discount * after
+            error = quantile_huber(numbers, wanted)
+            value, towards = numbers.mean(-1), wanted.mean(-1)
+            priority = (towards - value).abs()
+        else:
+            value, towards = numbers.squeeze(-1), (reward + discount * after).squeeze(-1)
+            error = F.smooth_l1_loss(value, towards, reduction="none")
+            priority = (towards - value).abs()
+        loss = (batch.weight * error).sum()
+        with torch.no_grad():
+            metrics = {
+                "loss/value": loss.detach(),
+                "value/mean": value.detach().sum(),
+                "value/target": towards.sum(),
+                "value/error": (towards - value).abs().sum(),
+            }
+        return LossOutput(loss, metrics, priority.detach().flatten())
+
+    def noise_numbers(self, model: PolicyModel, items: int) -> int:
+        assert isinstance(model, QModel)
+        return 2 * model.noise_numbers
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the base class, and `epsilon`."""
+        return {**super().hyperparameters(progress), "epsilon": self._epsilon(progress)}
+
+    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+        epsilon = self._epsilon(progress)
+        place = torch.tensor(list(environments), dtype=torch.float64) / max(1, of - 1)
+        spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
+        numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)
+        return Exploration(samples < self.config.warmup, numbers.to(torch.float32).unsqueeze(-1))
+
+    def _epsilon(self, progress: float) -> float:
+        config = self.config
+        share = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
+        return (
+            config.epsilon_end
+            if share == 1.0
+            else config.epsilon_start + share * (config.epsilon_end - config.epsilon_start)
+        )
+
+
+def project(probability: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """A categorical distribution moved to other values, expressed on evenly spaced atoms again (Bellemare et al. 2017,
+    algorithm 1): each value's probability goes to its two neighbors, in proportion to how near they are.
+
+    Args:
+        probability: [..., K], of the values.
+        values: [..., K]; beyond the outermost atoms they count as those.
+        atoms: [K], rising.
+
+    Returns:
+        [..., K]
+    """
+    step = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
+    place = ((values.clamp(atoms[0], atoms[-1]) - atoms[0]) / step).unsqueeze(-1)
+    near = (1 - (place - torch.arange(len(atoms), device=atoms.device)).abs()).clamp(min=0)  # [..., value, atom]
+    return (probability.unsqueeze(-1) * near).sum(-2)
+
+
+def quantile_huber(quantiles: Tensor, wanted: Tensor) -> Tensor:
+    """The quantile regression loss with κ = 1 (Dabney et al. 2018, equation 10), summed over quantiles.
+
+    Args:
+        quantiles: [..., K], at the midpoints of K equal parts.
+        wanted: [..., K], samples of the distribution that they should have.
+
+    Returns:
+        [...]
+    """
+    count = quantiles.shape[-1]
+    midpoint = (torch.arange(count, device=quantiles.device) + 0.5) / count
+    error = wanted.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., quantile, sample]
+    huber = F.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
+    return ((midpoint.unsqueeze(-1) - (error.detach() < 0).float()).abs() * huber).mean(-1).sum(-1)
+
+
+def _describe(model: QModel, obs: Any) -> Tensor:
+    """[1, n, ...] -> the head's numbers [1, n, A, K], each item by itself."""
+    leaf = next(iter(obs.values())) if isinstance(obs, dict) else obs
+    start = torch.ones(leaf.shape[:2], dtype=torch.bool, device=leaf.device)
+    return model.describe(obs, start, torch.zeros(leaf.shape[1], 0, device=leaf.device))[0]
+
+
+def _of_action(numbers: Tensor, action: Tensor) -> Tensor:
+    """[1, n, A, K], [1, n] -> [1, n, K]"""
+    index = action.long()[..., None, None].expand(*action.shape, 1, numbers.shape[-1])
+    return numbers.gather(-2, index).squeeze(-2)

@@ -1,0 +1,186 @@
+"""What algorithms share that learn from replay: their settings, and the interface to storage and collectors.
+
+Shape legend: B environments, N parameters, X numbers that tell how an environment explores.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from lockstep.algorithms.base import Algorithm, AlgorithmConfig
+from lockstep.settings import SettingsError, Steps
+
+if TYPE_CHECKING:
+    from lockstep.agent import Agent
+    from lockstep.experiment import Experiment
+    from lockstep.models.base import PolicyModel
+    from lockstep.storage.replay import ReplayBatches
+    from lockstep.tree import TreeSum
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What is remembered, and which of it is learned from."""
+
+    capacity: Steps = 1_000_000
+    """Steps that are remembered, of all environments together. More remember rarer things, and cost memory."""
+    prioritized: bool = False
+    """Draw items in proportion to what there still is to learn from them (Schaul et al. 2016) instead of uniformly."""
+    alpha: float = 0.6
+    """Exponent of priorities: 0 is uniform, 1 fully proportional. Higher repeats surprising items more often."""
+    beta: float = 0.4
+    """How far importance weights correct for that at the beginning; it rises to 1 over total_steps. Higher has less
+    bias and more variance."""
+    store_frames: bool = True
+    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same bits."""
+
+    checkpoint: bool = True
+    """Write what is remembered into checkpoints, so that a resumed run goes on exactly. Off saves disk and time, and
+    a resumed run begins with an empty memory (another result)."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if self.capacity < 1:
+            raise SettingsError(f"algorithm.replay.capacity={self.capacity} must be at least 1, for example 100000.")
+        for setting in ("alpha", "beta"):
+            if not 0 <= getattr(self, setting) <= 1:
+                raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must lie between 0 and 1.")
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings of algorithms that learn from replay."""
+
+    rollout: int = 4
+    """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
+    batch_size: int = 32
+    """Items of a gradient step. More make it less noisy, and cost more."""
+    updates: int = 1
+    """Gradient steps per iteration, so that each step that is collected is learned from
+    updates * batch_size / (rollout * num_envs) times. More learn faster per sample, until they overfit what is
+    remembered."""
+    warmup: Steps = 10_000
+    """Steps, of all environments together, that are collected with random actions before learning begins. More begin
+    with more varied data."""
+    n_step: int = 1
+    """Steps after which a return is bootstrapped from a value. More let rewards travel faster, with more variance and
+    with the bias of old actions."""
+    target_period: int = 1
+    """Gradient steps after which the target network follows the model."""
+    target_rate: float = 1.0
+    """How far it follows then: 1 copies the model. Lower is more stable and slower."""
+    replay: ReplayConfig = ReplayConfig()
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        for setting in ("batch_size", "updates", "n_step", "target_period"):
+            if getattr(self, setting) < 1:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
+        if self.warmup < 0:
+            raise SettingsError(f"algorithm.warmup={self.warmup} must not be negative.")
+        if not 0 < self.target_rate <= 1:
+            raise SettingsError(f"algorithm.target_rate={self.target_rate} must lie above 0 and not above 1.")
+        self.replay.validate()
+
+    def validate_with(self, experiment: Experiment) -> None:
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+        shards, environments = experiment.scheme.shards, experiment.env.num_envs
+        if self.batch_size % shards:
+            raise SettingsError(
+                f"algorithm.batch_size={self.batch_size} does not divide over scheme.shards={shards}, each of which "
+                f"draws an equal share. Use --algorithm.batch-size {max(1, round(self.batch_size / shards)) * shards}."
+            )
+        least = environments * (self.rollout + self.n_step + 8)
+        if self.replay.capacity < least:
+            raise SettingsError(
+                f"algorithm.replay.capacity={self.replay.capacity} is too small for {environments} environments, "
+                f"rollouts of {self.rollout} steps and returns of {self.n_step}: it needs at least {least}."
+            )
+        if self.warmup >= experiment.total_steps:
+            raise SettingsError(
+                f"algorithm.warmup={self.warmup} leaves nothing of total_steps={experiment.total_steps} to learn in. "
+                "Lower it, or raise --total-steps."
+            )
+        if experiment.scheme.free_running:
+            raise SettingsError("--scheme.lag async does not serve replay yet: use a number, such as --scheme.lag 1.")
+
+    def gradient_steps(self, samples: int) -> tuple[int, int]:
+        return self.updates, self.batch_size
+
+    @abstractmethod
+    def build(self) -> OffPolicy[Any]:
+        """The algorithm with these settings."""
+
+
+class Exploration(NamedTuple):
+    """How the environments of a shard explore during one rollout."""
+
+    random: bool
+    """Whether actions are drawn uniformly, whatever the model says."""
+    numbers: Tensor
+    """fp32 [B, X]: what the distribution's explore takes."""
+
+
+OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
+
+
+class OffPolicy(Algorithm[OffPolicyConfigT]):
+    """Learns from what it remembers. Its loss takes Networks and Transitions."""
+
+    has_target: ClassVar[bool] = True
+
+    def __init__(self, config: OffPolicyConfigT) -> None:
+        super().__init__(config)
+        self.weighted = config.replay.prioritized
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the base class, and `beta`, which rises to 1."""
+        beta = self.config.replay.beta
+        weights = {"beta": beta + (1 - beta) * progress} if self.weighted else {}
+        return {**super().hyperparameters(progress), **weights}
+
+    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> ReplayBatches:
+        """Draws from the replay of every slot's shard."""
+        from lockstep.storage.replay import ReplayBatches
+
+        return ReplayBatches(agent, slots)
+
+    def noise_numbers(self, model: PolicyModel, items: int) -> int:
+        """Z: uniform numbers that the loss of a slice consumes."""
+        return 0
+
+    def warm_iterations(self, samples_per_iteration: int) -> int:
+        """Iterations that only collect: until the warm-up is over, and every step of the first has n successors."""
+        config = self.config
+        return max(-(-config.n_step // config.rollout), -(-config.warmup // samples_per_iteration))
+
+    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
+        """Gradient steps of an iteration."""
+        return self.config.updates if iteration >= self.warm_iterations(samples_per_iteration) else 0
+
+    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
+        """Gradient steps before an iteration."""
+        return self.config.updates * max(0, iteration - self.warm_iterations(samples_per_iteration))
+
+    def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
+        if updates % self.config.target_period == 0:
+            if self.config.target_rate == 1.0:
+                target.copy_(online)
+            else:
+                target.lerp_(online, self.config.target_rate)
+
+    @abstractmethod
+    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+        """How environments explore in a rollout.
+
+        Args:
+            progress: share of total_steps collected before it.
+            samples: steps collected before it.
+            environments: global indices [B].
+            of: number of all environments.
+        """

@@ -1,0 +1,229 @@
+"""Models that value every action: Q-networks, with dueling streams, distributions of returns and noisy layers.
+
+Shape legend: T time, B environments, F features, A actions, K numbers by which a head describes an action's return,
+Z numbers of noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.core import GRU, LSTM
+from lockstep.models.distributions import EpsilonGreedy
+from lockstep.models.layers import reproducible_initialization
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.policy import PRECISIONS, StandardModelConfig, Trunk, acting_copy
+from lockstep.settings import SettingsError
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer whose weights are disturbed by noise of learned size (Fortunato et al. 2018, factorised noise).
+
+    Without noise it is an ordinary one.
+    """
+
+    def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
+        super().__init__()
+        bound = 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((out_features,), sigma * bound))
+        self.noise: Tensor
+        self.register_buffer("noise", torch.zeros(in_features + out_features), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """fp32 [..., F] -> [..., out_features]"""
+        into, out = self.noise.split((self.weight.shape[1], self.weight.shape[0]))
+        weight = self.weight + self.weight_sigma * out.unsqueeze(1) * into
+        return F.linear(x, weight, self.bias + self.bias_sigma * out)
+
+
+class QHead(nn.Module):
+    """Describes the return of every action by K numbers, in fp32: its expectation, the logits of atoms, or quantiles.
+
+    With dueling streams (Wang et al. 2016) an action's numbers are those of the state plus its own, less the mean of
+    all actions'.
+    """
+
+    def __init__(self, in_features: int, actions: int, numbers: int, *, dueling: bool, noisy: bool, stream_size: int):
+        super().__init__()
+        self.actions, self.numbers = actions, numbers
+        linear = NoisyLinear if noisy else nn.Linear
+
+        def stream(size: int) -> nn.Module:
+            if not stream_size:
+                return linear(in_features, size)
+            return nn.Sequential(linear(in_features, stream_size), nn.ReLU(), linear(stream_size, size))
+
+        self.advantage = stream(actions * numbers)
+        self.value = stream(numbers) if dueling else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[T, B, F] -> [T, B, A, K]"""
+        features = features.float()
+        advantage = self.advantage(features).unflatten(-1, (self.actions, self.numbers))
+        if self.value is None:
+            return advantage
+        return self.value(features).unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
+
+
+class QModel(PolicyModel):
+    """Encoder, core and a head of action values.
+
+    Args:
+        trunk: encoder and core.
+        head: to K numbers an action.
+        support: what K numbers mean: None for one expected value, atoms [K] whose logits they are, or "quantiles".
+    """
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        head: QHead,
+        distribution: EpsilonGreedy,
+        support: Tensor | Literal["quantiles"] | None,
+        *,
+        uses_previous: bool = False,
+    ) -> None:
+        super().__init__()
+        self.trunk, self.head, self.distribution = trunk, head, distribution
+        self._encode = distribution.encode
+        self.uses_previous, self.state_size = uses_previous, trunk.state_size
+        self.quantiles = isinstance(support, str)
+        self.atoms: Tensor | None
+        self.register_buffer("atoms", support if isinstance(support, Tensor) else None, persistent=False)
+        self._noisy = [module for module in self.modules() if isinstance(module, NoisyLinear)]
+        self.noise_numbers = sum(layer.noise.numel() for layer in self._noisy)
+
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        """The expected return of every action as the policy's numbers, and that of the best one as the value."""
+        numbers, state = self.describe(obs, start, state, prev_action, prev_reward)
+        q = self.expected(numbers)
+        return ModelOutput(q, q.amax(-1)), state
+
+    def describe(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As forward, but the head's numbers [T, B, A, K]."""
+        extra = None
+        if self.uses_previous:
+            assert prev_action is not None and prev_reward is not None
+            extra = torch.cat([self._encode(prev_action), prev_reward.unsqueeze(-1)], -1)
+            extra = extra.masked_fill(start.unsqueeze(-1), 0.0)
+        features, state = self.trunk(obs, start, state, extra)
+        return self.head(features), state
+
+    def expected(self, numbers: Tensor) -> Tensor:
+        """[..., A, K] -> [..., A]"""
+        if self.atoms is not None:
+            return (numbers.softmax(-1) * self.atoms).sum(-1)
+        return numbers.mean(-1) if self.quantiles else numbers.squeeze(-1)
+
+    def set_noise(self, uniform: Tensor | None) -> None:
+        """Disturb noisy layers by noise that comes from Z numbers, uniform in (0, 1), or no longer (None)."""
+        if uniform is None:
+            for layer in self._noisy:
+                layer.noise.zero_()
+            return
+        normal = torch.special.ndtri(uniform.clamp(1e-7, 1 - 1e-7))
+        scaled = normal.sign() * normal.abs().sqrt()
+        for layer, noise in zip(self._noisy, scaled.split([layer.noise.numel() for layer in self._noisy]), strict=True):
+            layer.noise.copy_(noise)
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        self.trunk.set_observation_statistics(mean, std)
+
+    def for_acting(self) -> QModel:
+        acting = acting_copy(self)
+        acting.set_noise(None)
+        return acting
+
+
+@dataclass(frozen=True)
+class QModelConfig(StandardModelConfig):
+    """A Q-network over discrete actions."""
+
+    dueling: bool = False
+    """Estimate the state's value and each action's advantage in streams of their own. On generalises over actions."""
+    noisy: bool = False
+    """Explore by noise in the head's weights, whose size is learned, in place of ε."""
+    stream_size: int = 0
+    """Hidden units of each of the head's streams; 0 is a linear head. More fit more, and cost more."""
+    returns: Literal["expected", "categorical", "quantiles"] = "expected"
+    """What of the return is learned: its expectation (DQN), the probabilities of atoms (C51), or quantiles (QR-DQN)."""
+    numbers: int = 51
+    """Atoms or quantiles. More describe returns more finely, and cost more."""
+    v_min: float = -10.0
+    """Lowest atom of a categorical return. Too high, and bad returns look alike."""
+    v_max: float = 10.0
+    """Highest atom. Too low, and good returns look alike."""
+
+    def build(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        precision: Literal["bf16", "fp32"],
+        normalize_observations: bool,
+        seed: int,
+        observation_clip: float = 10.0,
+    ) -> QModel:
+        self._validate()
+        if not isinstance(action_space, spaces.Discrete):
+            raise SettingsError(
+                f"A Q-network values a list of actions one by one, but the action space is {action_space}. Use an "
+                "environment with Discrete actions, or an algorithm for continuous ones."
+            )
+        if ObservationLayout.of(observation_space).mask_size:
+            raise SettingsError("Q-networks know no action masks yet. Remove action_mask from the observation.")
+        if self.returns == "categorical" and not self.v_min < self.v_max:
+            raise SettingsError(f"model.v_min={self.v_min} must be below model.v_max={self.v_max}.")
+        distribution = EpsilonGreedy(action_space)
+        extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
+        core, dtype = {"none": None, "gru": GRU, "lstm": LSTM}[self.core], PRECISIONS[precision]
+        support: Tensor | Literal["quantiles"] | None = None
+        if self.returns == "categorical":
+            support = torch.linspace(self.v_min, self.v_max, self.numbers)
+        elif self.returns == "quantiles":
+            support = "quantiles"
+        with reproducible_initialization(seed):
+            encoder = self.build_encoder(
+                observation_space, dtype=dtype, normalize=normalize_observations, clip=observation_clip
+            )
+            trunk = Trunk(encoder, core, self.core_size, extra_features=extra, dtype=dtype)
+            head = QHead(
+                trunk.out_features,
+                int(action_space.n),
+                1 if support is None else self.numbers,
+                dueling=self.dueling,
+                noisy=self.noisy,
+                stream_size=self.stream_size,
+            )
+            return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
+
+    def _validate(self) -> None:
+        super()._validate()
+        if self.stream_size < 0 or self.numbers < 1:
+            raise SettingsError("model.stream_size must be 0 or more, and model.numbers at least 1.")

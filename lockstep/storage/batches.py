@@ -1,0 +1,53 @@
+"""What learners learn from: the interface between storages and the learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from lockstep.normalize import Normalizers
+from lockstep.storage.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What fills one of the S batch slots of an iteration: a rollout of some shard."""
+
+    rollout: Rollout
+    normalizers: Normalizers
+    """Statistics of the version that began to collect it."""
+
+
+class Slice(NamedTuple):
+    """A slot's part of a minibatch."""
+
+    batch: Any
+    """What the algorithm's loss takes."""
+    normalizers: Normalizers
+    """What the model normalizes it with."""
+
+
+class Batches(Protocol):
+    """A learner's source of minibatches, for its block of batch slots."""
+
+    def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
+        """Take an iteration's rollouts; returns the number of gradient steps that follow."""
+        ...
+
+    def slice(self, slot: int, step: int) -> Slice:
+        """A slot's part of one gradient step's minibatch. Steps are asked for in order, slots in order within one."""
+        ...
+
+    def learned(self, slot: int, priorities: Tensor | None) -> None:
+        """What the loss thought of the slice that was taken last, [n]: how much there still was to learn from it."""
+        ...
+
+    def state(self, slot: int) -> dict[str, Tensor]:
+        """What of a slot outlives an iteration, by name."""
+        ...
+
+    def load(self, slot: int, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned."""
+        ...

@@ -1,0 +1,128 @@
+"""Rings of observations: as they are, or stacked images of which each frame is kept once.
+
+An environment that shows its last K frames repeats K - 1 of them at every step. Only the newest one is stored; stacks
+are put together again when they are drawn, exactly as they were. A stack that does not go on from the one before it
+began an episode: what it holds beside its newest frame (copies of it, zeros, or what happened before the agent could
+act) cannot be had from other steps, and is kept aside.
+
+Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks kept aside, n items.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.settings import SettingsError
+
+_ASIDE = 32
+"""Steps for each stack that can be kept aside: episodes are longer than that on average."""
+
+
+class Ring:
+    """Observations of C steps of B environments, kept as they are."""
+
+    before = 0
+    """Steps before one that its observation needs."""
+
+    def __init__(self, steps: int, example: Tensor) -> None:
+        self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype)
+
+    def put(self, at: int, obs: Tensor) -> None:
+        """Write the next step's observations [B, ...] at its place."""
+        self._obs[at] = obs
+
+    def take(self, at: Tensor, environment: Tensor) -> Tensor:
+        """[n, ...]: the observations at places [n] of environments [n]."""
+        return self._obs.flatten(0, 1).index_select(0, at * self._obs.shape[1] + environment)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, by name."""
+        return {"obs": self._obs}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned."""
+        for name, tensor in self.state().items():
+            tensor.copy_(tensors[name])
+
+
+class StackedFrames(Ring):
+    """Images uint8 [K, H, W] whose first K - 1 frames were the last ones of the step before, if that was of the same
+    episode."""
+
+    def __init__(self, steps: int, example: Tensor) -> None:
+        environments, self._stack, *image = example.shape
+        self.before = self._stack - 1
+        self._frames = torch.zeros(steps, environments, *image, dtype=torch.uint8)
+        self._age = torch.zeros(steps, environments, dtype=torch.int64)
+        """Steps since the episode began, K - 1 at most: so many frames of the stack are those of steps before."""
+        self._beginning = torch.zeros(steps, environments, dtype=torch.int64)
+        """Where the stack was kept that began the episode."""
+        aside = max(16 * environments, steps * environments // _ASIDE)
+        self._aside = torch.zeros(aside, self.before, *image, dtype=torch.uint8)
+        self._aside_step = torch.full((aside,), -steps, dtype=torch.int64)
+        """Number of the step that each was the observation of."""
+        self._newest = torch.zeros_like(example)
+        self._counts = torch.zeros(2, dtype=torch.int64)
+        """Steps put, and stacks kept aside."""
+
+    @staticmethod
+    def nbytes(steps: int, environments: int, shape: tuple[int, ...]) -> int:
+        """Memory that such a ring takes."""
+        frame = shape[1] * shape[2]
+        aside = max(16 * environments, steps * environments // _ASIDE)
+        return steps * environments * (frame + 16) + aside * (shape[0] - 1) * frame
+
+    def put(self, at: int, obs: Tensor) -> None:
+        steps, (puts, kept) = len(self._frames), self._counts.tolist()
+        goes_on = (obs[:, :-1] == self._newest[:, 1:]).flatten(1).all(1)
+        if puts == 0:
+            goes_on.zero_()
+        self._newest.copy_(obs)
+        self._frames[at] = obs[:, -1]
+        self._age[at] = (self._age[at - 1] + 1).clamp(max=self.before) * goes_on
+        self._beginning[at] = self._beginning[at - 1]
+        began = (~goes_on).nonzero()[:, 0]
+        if len(began):
+            places = (kept + torch.arange(len(began))) % len(self._aside)
+            if bool((self._aside_step[places] > puts - steps).any()):
+                raise SettingsError(
+                    f"Episodes are shorter than {_ASIDE} steps on average, or observations are no stacks of frames: "
+                    "replay cannot keep each frame once. Use --algorithm.replay.no-store-frames, which takes more "
+                    "memory."
+                )
+            self._aside[places] = obs[began, :-1]
+            self._aside_step[places] = puts
+            self._beginning[at, began] = places
+        self._counts += torch.tensor([1, len(began)])
+
+    def take(self, at: Tensor, environment: Tensor) -> Tensor:
+        steps, environments, *image = self._frames.shape
+        age, beginning = self._age[at, environment], self._beginning[at, environment]
+        back = torch.arange(self._stack - 1, -1, -1)  # of each frame of a stack: how many steps ago it was the newest
+        rows = ((at.unsqueeze(1) - back) % steps) * environments + environment.unsqueeze(1)
+        stacks = self._frames.flatten(0, 1).index_select(0, rows.flatten()).view(len(at), self._stack, *image)
+        item, frame = (back > age.unsqueeze(1)).nonzero(as_tuple=True)
+        if len(item):
+            stacks[item, frame] = self._aside[beginning[item], frame + age[item]]
+        return stacks
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "frames": self._frames,
+            "age": self._age,
+            "beginning": self._beginning,
+            "aside": self._aside,
+            "aside_step": self._aside_step,
+            "newest": self._newest,
+            "counts": self._counts,
+        }
+
+
+def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
+    """A ring for observations like obs [T+1, B, ...]; once: keep each frame once if they are stacks of frames."""
+    if once and obs.dtype == torch.uint8 and obs.ndim == 5 and obs.shape[2] > 1 and len(obs) > 1:
+        goes_on = (obs[1:, :, :-1] == obs[:-1, :, 1:]).flatten(2).all(2)
+        if float(goes_on.float().mean()) > 0.5:
+            return StackedFrames(steps, obs[0])
+    return Ring(steps, obs[0])

@@ -1,0 +1,267 @@
+"""Replay: what a shard's environments have lived through lately, and how it is drawn from.
+
+Shape legend: C steps of the ring, T steps of a rollout, B environments of a shard, S shards, n items of a slice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
+from lockstep.experiment import Experiment
+from lockstep.rng import stream
+from lockstep.storage.batches import Filled, Slice
+from lockstep.storage.frames import ring_for
+from lockstep.storage.rollout import Rollout
+from lockstep.storage.sumtree import SumTree
+from lockstep.storage.transitions import Transitions
+
+_LEAST_PRIORITY = 1e-6
+"""Added to every priority, so that nothing is forgotten for good (Schaul et al. 2016, section 3.3)."""
+_PLAIN = ""
+"""Name of observations that are one tensor."""
+
+
+class Replay:
+    """One shard's steps, as a ring over time that all its environments share.
+
+    A step is known by its number, which counts on for ever. Step t is at place t mod C. Its successor's observation is
+    that of step t + 1, which is the true last one of the episode where step t ended it: the step that an environment
+    spends on its reset is remembered too, but never drawn.
+
+    Args:
+        experiment: whose settings it follows.
+        rollout: an example of what will be inserted.
+    """
+
+    def __init__(self, experiment: Experiment, rollout: Rollout) -> None:
+        config = experiment.algorithm
+        assert isinstance(config, OffPolicyConfig)
+        self._config, self._discount = config, config.discount
+        self.size = experiment.envs_per_shard
+        self.steps = ring_steps(experiment)
+        shape = (self.steps, self.size)
+        self._rings = {
+            name: ring_for(self.steps, leaf, config.replay.store_frames) for name, leaf in _entries(rollout.obs).items()
+        }
+        self._action = torch.zeros(*shape, *rollout.action.shape[2:], dtype=rollout.action.dtype)
+        self._reward = torch.zeros(shape)
+        self._terminated, self._truncated, self._valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
+        self._last: dict[str, Tensor] = {}
+        """The newest observations, from which the next rollout should go on."""
+        self._tree = SumTree(self.steps * self.size) if config.replay.prioritized else None
+        self._largest = 1.0
+        """The largest priority so far, which new steps begin with."""
+        self.count = 0
+        """Steps inserted so far."""
+
+    def insert(self, rollout: Rollout) -> None:
+        """Remember a rollout, in the place of what is oldest."""
+        steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
+        goes_on = bool(self._last) and all(torch.equal(leaf[0], self._last[name]) for name, leaf in obs.items())
+        if self._last and not goes_on:
+            # The environments were started afresh between two rollouts, which cut the episodes in flight. The
+            # observations after their last steps stand where this rollout begins: so that begins one step later.
+            at = before % self.steps
+            self._valid[at] = False
+            self._truncated[at - 1] |= self._valid[at - 1] & ~self._terminated[at - 1]
+            self.count += 1
+        for t in range(int(goes_on), steps + 1):
+            for name, leaf in obs.items():
+                self._rings[name].put((self.count + t) % self.steps, leaf[t])
+        self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
+        places = (self.count + torch.arange(steps)) % self.steps
+        self._action[places], self._reward[places] = rollout.action, rollout.reward
+        self._terminated[places], self._truncated[places] = rollout.terminated, rollout.truncated
+        self._valid[places] = rollout.valid
+        self.count += steps
+        if self._tree is not None:
+            self._renew(self._tree, before)
+
+    def _renew(self, tree: SumTree, before: int) -> None:
+        """Let steps be drawn from now on that have n successors, and no longer those that are overwritten."""
+        oldest, newest = self._oldest(), self._newest()
+        overwritten = np.arange(max(0, self.count - self.steps + 1), oldest)
+        unfinished = np.arange(max(0, newest + 1), self.count + 1)
+        tree.set(self._items(np.concatenate([overwritten, unfinished])), 0.0)
+        ready = np.arange(max(oldest, before - self._config.n_step + 1), newest + 1)
+        valid = self._valid[torch.from_numpy(ready % self.steps)].numpy().reshape(-1)
+        tree.set(self._items(ready), np.where(valid, self._largest, 0.0))
+
+    def _items(self, times: np.ndarray) -> np.ndarray:
+        """Items of the tree for all environments at steps of these numbers."""
+        return ((times % self.steps)[:, None] * self.size + np.arange(self.size)).reshape(-1)
+
+    def _oldest(self) -> int:
+        """Number of the oldest step whose observation, frames before it included, is still there."""
+        return max(0, self.count - self.steps + 1 + max(ring.before for ring in self._rings.values()))
+
+    def _newest(self) -> int:
+        """Number of the newest step that has n successors."""
+        return self.count - self._config.n_step
+
+    def draw(self, items: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers of steps [n], their environments [n], and the probability [n] with which each was drawn."""
+        low, high = self._oldest(), self._newest()
+        assert high >= low, "learning began before there was anything to learn from"
+        if self._tree is not None:
+            total = self._tree.total
+            # One from each of n equal parts, so that a minibatch is spread over all priorities.
+            sums = (np.arange(items) + generator.random(items)) * (total / items)
+            found = self._tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
+            place, environment = found // self.size, found % self.size
+            time = low + (place - low) % self.steps
+            return time, environment, self._tree[found] / total
+        times, environments = np.zeros(items, np.int64), np.zeros(items, np.int64)
+        missing, drawn = np.arange(items), 0
+        while len(missing):
+            times[missing] = generator.integers(low, high + 1, len(missing))
+            environments[missing] = generator.integers(0, self.size, len(missing))
+            missing = missing[~self._can_be_drawn(times[missing], environments[missing])]
+            drawn += 1
+            assert drawn < 10_000, "nearly all that is remembered are resets"
+        return times, environments, np.full(items, 1.0 / ((high - low + 1) * self.size))
+
+    def _can_be_drawn(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        at, environment = torch.from_numpy(times % self.steps), torch.from_numpy(environments)
+        return self._valid[at, environment].numpy()
+
+    def transitions(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Transitions:
+        """What is remembered of steps that were drawn."""
+        time, environment = torch.from_numpy(times), torch.from_numpy(environments)
+        reward, going = torch.zeros(len(time)), torch.ones(len(time), dtype=torch.bool)
+        terminated, ahead = torch.zeros(len(time), dtype=torch.bool), torch.zeros(len(time), dtype=torch.int64)
+        for k in range(self._config.n_step):
+            at = (time + k) % self.steps
+            reward += self._discount**k * self._reward[at, environment] * going
+            ahead += going
+            ended = self._terminated[at, environment]
+            terminated |= ended & going
+            going &= ~(ended | self._truncated[at, environment])
+        discount = self._discount ** ahead.to(torch.float32) * ~terminated
+        at, then = time % self.steps, (time + ahead) % self.steps
+
+        def take(where: Tensor) -> Any:
+            taken = {name: ring.take(where, environment).unsqueeze(0) for name, ring in self._rings.items()}
+            return taken.get(_PLAIN, taken)
+
+        return Transitions(
+            obs=take(at),
+            action=self._action[at, environment].unsqueeze(0),
+            reward=reward.unsqueeze(0),
+            discount=discount.unsqueeze(0),
+            next_obs=take(then),
+            weight=torch.from_numpy(weight).to(torch.float32),
+            valid=torch.ones(1, len(time), dtype=torch.bool),
+            noise=None,
+        )
+
+    def prioritize(self, times: np.ndarray, environments: np.ndarray, priorities: np.ndarray) -> None:
+        """Set priorities of steps that were drawn; of those overwritten since, nothing changes."""
+        assert self._tree is not None
+        present = times >= self._oldest()
+        items = (times % self.steps * self.size + environments)[present]
+        chosen = np.abs(priorities.astype(np.float64)[present]) + _LEAST_PRIORITY
+        self._tree.set(items, chosen**self._config.replay.alpha)
+        self._largest = max(self._largest, float((chosen**self._config.replay.alpha).max(initial=0.0)))
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, by name."""
+        rings = {f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.state().items()}
+        tree = {} if self._tree is None else {"priorities": torch.from_numpy(self._tree.priorities)}
+        return {
+            **rings,
+            **tree,
+            **{f"last.{name}": leaf for name, leaf in self._last.items()},
+            "action": self._action,
+            "reward": self._reward,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "valid": self._valid,
+            "largest": torch.tensor(self._largest, dtype=torch.float64),
+            "count": torch.tensor(self.count),
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned."""
+        for name, ring in self._rings.items():
+            prefix = f"obs.{name}."
+            ring.load({key[len(prefix) :]: x for key, x in tensors.items() if key.startswith(prefix)})
+        if self._tree is not None:
+            self._tree.set(np.arange(self._tree.size), tensors["priorities"].numpy())
+        self._last = {key[len("last.") :]: x.clone() for key, x in tensors.items() if key.startswith("last.")}
+        for name in ("action", "reward", "terminated", "truncated", "valid"):
+            getattr(self, f"_{name}").copy_(tensors[name])
+        self._largest, self.count = float(tensors["largest"]), int(tensors["count"])
+
+
+class ReplayBatches:
+    """Draws from the replay of every slot's shard, an equal share of each minibatch."""
+
+    def __init__(self, agent: Agent, slots: range) -> None:
+        config, algorithm = agent.experiment.algorithm, agent.algorithm
+        assert isinstance(config, OffPolicyConfig) and isinstance(algorithm, OffPolicy)
+        self._agent, self._config, self._algorithm, self._slots = agent, config, algorithm, slots
+        self._replays: dict[int, Replay] = {}
+        self._saved: dict[int, dict[str, Tensor]] = {}
+        self._draws: dict[int, np.random.Generator] = {}
+        self._beta = 1.0
+        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
+
+    def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
+        """Remember an iteration's rollouts; returns the number of gradient steps."""
+        experiment = self._agent.experiment
+        for slot in self._slots:
+            if slot not in self._replays:
+                self._replays[slot] = Replay(experiment, filled[slot].rollout)
+                if slot in self._saved:
+                    self._replays[slot].load(self._saved.pop(slot))
+            self._replays[slot].insert(filled[slot].rollout)
+            self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
+        self._beta = hyper.get("beta", 1.0)
+        return self._algorithm.updates_in(iteration, experiment.samples_per_iteration)
+
+    def slice(self, slot: int, step: int) -> Slice:
+        """A slot's part of one gradient step's minibatch."""
+        shards, draw, replay = self._agent.experiment.scheme.shards, self._draws[slot], self._replays[slot]
+        items = self._config.batch_size // shards
+        times, environments, probability = replay.draw(items, draw)
+        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(items)
+        batch = replay.transitions(times, environments, weight)
+        numbers = self._algorithm.noise_numbers(self._agent.model, items)
+        if numbers:
+            batch = batch.replace(noise=torch.from_numpy(draw.random(numbers, np.float32)))
+        normalizers = self._agent.normalizers
+        batch = batch.replace(reward=normalizers.scale_rewards(batch.reward))
+        self._drawn = times, environments
+        return Slice(batch.map(lambda leaf: leaf.to(self._agent.device)), normalizers)
+
+    def state(self, slot: int) -> dict[str, Tensor]:
+        """A slot's replay, if the experiment wants it in checkpoints."""
+        return self._replays[slot].state() if self._config.replay.checkpoint else {}
+
+    def load(self, slot: int, tensors: dict[str, Tensor]) -> None:
+        """Restore it; it is made when the first rollout shows its shapes."""
+        self._saved[slot] = tensors
+
+    def learned(self, slot: int, priorities: Tensor | None) -> None:
+        """Let what was drawn last be drawn by its new priorities."""
+        if self._algorithm.weighted:
+            assert priorities is not None and self._drawn is not None
+            self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())
+
+
+def ring_steps(experiment: Experiment) -> int:
+    """Steps of every environment that are remembered."""
+    config = experiment.algorithm
+    assert isinstance(config, OffPolicyConfig)
+    return config.replay.capacity // experiment.env.num_envs
+
+
+def _entries(obs: Any) -> dict[str, Tensor]:
+    return obs if isinstance(obs, dict) else {_PLAIN: obs}

@@ -1,0 +1,242 @@
+"""Replay against the plain history of the same environments, which keeps everything and searches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep import recipes
+from lockstep.experiment import Experiment
+from lockstep.settings import SettingsError
+from lockstep.storage.replay import Replay
+from lockstep.storage.rollout import Rollout
+
+STACK, SIDE, GAMMA = 4, 3, 0.9
+
+
+def experiment(
+    *, steps: int, envs: int, n_step: int, rollout: int, prioritized: bool = False, once: bool = True
+) -> Experiment:
+    base = recipes.RECIPES["dqn-atari"]()
+    memory = replace(base.algorithm.replay, capacity=steps * envs, prioritized=prioritized, store_frames=once)  # type: ignore[attr-defined]
+    algorithm = replace(base.algorithm, rollout=rollout, n_step=n_step, discount=GAMMA, replay=memory, batch_size=4)  # type: ignore[call-arg]
+    return base.replace(
+        env=replace(base.env, num_envs=envs), algorithm=algorithm, scheme=replace(base.scheme, shards=1, acting_batch=0)
+    )
+
+
+class World:
+    """B environments with stacked frames, of which every step is remembered for ever.
+
+    Args:
+        pad: what fills the stack at an episode's start: `zero`, `repeat`, or `noise`, as after no-op actions.
+        reset: probability of an episode's end at each step.
+    """
+
+    def __init__(self, envs: int, seed: int, pad: str, reset: float) -> None:
+        self.draw, self.envs, self.pad, self.reset = np.random.default_rng(seed), envs, pad, reset
+        self.stack = np.zeros((envs, STACK, SIDE, SIDE), np.uint8)
+        self.history: list[dict[str, np.ndarray]] = []
+        """By step: obs [B, K, H, W] before it, and what came of it."""
+        self.ended = np.zeros(envs, bool)
+        self.begin(np.ones(envs, bool))
+
+    def frame(self) -> np.ndarray:
+        return self.draw.integers(1, 256, (SIDE, SIDE), np.uint8)
+
+    def begin(self, which: np.ndarray) -> None:
+        for env in np.flatnonzero(which):
+            newest = self.frame()
+            older = {"zero": np.zeros_like(newest), "repeat": newest}
+            self.stack[env] = [older[self.pad] if self.pad in older else self.frame() for _ in range(STACK)]
+            self.stack[env, -1] = newest
+
+    def step(self) -> dict[str, np.ndarray]:
+        first, obs = self.ended, self.stack.copy()
+        ends, life = self.draw.random(self.envs) < self.reset, self.draw.random(self.envs) < self.reset / 2
+        by_time = self.draw.random(self.envs) < 0.5
+        going = ~first
+        for env in np.flatnonzero(going):
+            self.stack[env] = [*self.stack[env, 1:], self.frame()]
+        self.begin(first)
+        self.ended = ends & going
+        step = {
+            "obs": obs,
+            "action": self.draw.integers(0, 3, self.envs),
+            "reward": np.where(first, 0, self.draw.integers(-3, 4, self.envs)).astype(np.float32),
+            "terminated": (self.ended & ~by_time) | (life & going & ~self.ended),
+            "truncated": self.ended & by_time,
+            "valid": going,
+            "start": first | (life & going),
+        }
+        self.history.append(step)
+        return step
+
+    def rollouts(self, steps: int, count: int, afresh_every: int = 10**9) -> Iterator[Rollout]:
+        """Rollouts as collectors deliver them; every now and then all environments are started afresh in between."""
+        start = np.ones(self.envs, bool)
+        for number in range(count):
+            if number and number % afresh_every == 0:
+                # The history shows the cut as a step that nobody may learn from.
+                last = self.history[-1]
+                last["truncated"] = last["truncated"] | (last["valid"] & ~last["terminated"])
+                self.history.append({**self.step_that_is_none(), "obs": self.stack.copy()})
+                self.begin(np.ones(self.envs, bool))
+                self.ended = np.zeros(self.envs, bool)
+                start = np.ones(self.envs, bool)
+            told = []
+            for _ in range(steps):
+                step = self.step()
+                told.append({name: np.copy(value) for name, value in step.items()})
+            starts = np.stack([start, *(step["start"] for step in told)])
+            start = starts[-1]
+            fields = {name: torch.from_numpy(np.stack([step[name] for step in told])) for name in told[0]}
+            yield Rollout(
+                obs=torch.from_numpy(np.stack([*(step["obs"] for step in told), self.stack])),
+                start=torch.from_numpy(starts),
+                action=fields["action"],
+                reward=fields["reward"],
+                prev_action=None,
+                prev_reward=None,
+                log_prob=torch.zeros(steps, self.envs),
+                value=torch.zeros(steps + 1, self.envs),
+                terminated=fields["terminated"],
+                truncated=fields["truncated"],
+                valid=fields["valid"],
+                core_state=torch.zeros(self.envs, 0),
+            )
+
+    def step_that_is_none(self) -> dict[str, np.ndarray]:
+        none = np.zeros(self.envs, bool)
+        return {
+            "action": np.zeros(self.envs, int),
+            "reward": np.zeros(self.envs, np.float32),
+            "terminated": none,
+            "truncated": none,
+            "valid": none,
+            "start": none,
+        }
+
+    def transition(self, time: int, env: int, n_step: int) -> dict[str, Any]:
+        """The slow way: walk on from a step until its episode ends."""
+        reward, discount, terminated = 0.0, 1.0, False
+        obs = self.history[time]["obs"][env]
+        for _ in range(n_step):
+            step = self.history[time]
+            assert step["valid"][env], "a reset lies in between"
+            reward += discount * float(step["reward"][env])
+            discount *= GAMMA
+            time += 1
+            if step["terminated"][env] or step["truncated"][env]:
+                terminated = bool(step["terminated"][env])
+                break
+        after = self.history[time]["obs"][env] if time < len(self.history) else self.stack[env]
+        return {"obs": obs, "reward": reward, "discount": 0.0 if terminated else discount, "next_obs": after}
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("prioritized", [True, False])
+@pytest.mark.parametrize(
+    ("pad", "rollout", "n_step", "steps", "afresh"),
+    [("zero", 5, 1, 40, 10**9), ("repeat", 4, 3, 64, 7), ("noise", 7, 5, 50, 3), ("noise", 1, 2, 41, 11)],
+)
+def test_every_item_is_what_happened(
+    pad: str, rollout: int, n_step: int, steps: int, afresh: int, prioritized: bool, once: bool
+) -> None:
+    envs, draw = 3, np.random.default_rng(1)
+    settings = experiment(steps=steps, envs=envs, n_step=n_step, rollout=rollout, prioritized=prioritized, once=once)
+    world = World(envs, 5, pad, reset=0.02)
+    memory: Replay | None = None
+    seen: set[tuple[int, int]] = set()
+    for number, each in enumerate(world.rollouts(rollout, 300 // rollout, afresh)):
+        memory = memory or Replay(settings, each)
+        memory.insert(each)
+        assert memory.count == len(world.history)
+        if (number + 1) * rollout < n_step + 1:
+            continue
+        times, environments, probability = memory.draw(16, draw)
+        items = memory.transitions(times, environments, np.ones(16))
+        for i, (time, env) in enumerate(zip(times, environments, strict=True)):
+            expected = world.transition(int(time), int(env), n_step)
+            assert np.array_equal(items.obs[0, i].numpy(), expected["obs"])
+            assert np.array_equal(items.next_obs[0, i].numpy(), expected["next_obs"])
+            assert items.action[0, i] == world.history[time]["action"][env]
+            assert float(items.reward[0, i]) == pytest.approx(expected["reward"], abs=1e-5)
+            assert float(items.discount[0, i]) == pytest.approx(expected["discount"], abs=1e-6)
+            assert len(world.history) - steps < time <= len(world.history) - n_step
+            seen.add((int(time), int(env)))
+        if prioritized:
+            memory.prioritize(times, environments, draw.random(16))
+            tree = memory._tree
+            assert tree is not None
+            fit = {
+                (t, e)
+                for t in range(memory._oldest(), memory._newest() + 1)
+                for e in range(envs)
+                if world.history[t]["valid"][e]
+            }
+            positive = int((tree.priorities > 0).sum())
+            assert positive == len(fit)
+        else:
+            assert np.allclose(probability, probability[0])
+    assert len(seen) > 200
+
+
+def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
+    settings = experiment(steps=640, envs=2, n_step=1, rollout=8)
+    (each,) = World(2, 1, "zero", 0.01).rollouts(8, 1)
+    memory = Replay(settings, each)
+    stored = sum(x.numel() for name, x in memory.state().items() if name.startswith("obs.") and x.dtype == torch.uint8)
+    assert stored < 1.2 * 640 * 2 * SIDE * SIDE
+
+
+def test_many_short_episodes_are_refused_rather_than_mixed_up() -> None:
+    settings = experiment(steps=200, envs=2, n_step=1, rollout=8)
+    world = World(2, 1, "noise", 0.01)
+    memory: Replay | None = None
+    with pytest.raises(SettingsError, match="no-store-frames"):
+        for number, each in enumerate(world.rollouts(8, 100)):
+            world.reset = 0.01 if number < 3 else 0.4
+            memory = memory or Replay(settings, each)
+            memory.insert(each)
+
+
+def test_late_priorities_of_overwritten_steps_are_refused() -> None:
+    settings = experiment(steps=24, envs=2, n_step=1, rollout=8, prioritized=True)
+    world = World(2, 3, "zero", 0.01)
+    rollouts = world.rollouts(8, 8)
+    first = next(rollouts)
+    memory = Replay(settings, first)
+    memory.insert(first)
+    times, environments, _ = memory.draw(8, np.random.default_rng(1))
+    for each in rollouts:
+        memory.insert(each)
+    tree = memory._tree
+    assert tree is not None
+    before = tree.priorities
+    memory.prioritize(times, environments, np.full(8, 1e6))
+    assert np.array_equal(tree.priorities, before)
+
+
+def test_state_is_all_there_is() -> None:
+    settings = experiment(steps=40, envs=3, n_step=3, rollout=5, prioritized=True)
+    world = World(3, 9, "noise", 0.03)
+    rollouts = list(world.rollouts(5, 24, 7))
+    memory = Replay(settings, rollouts[0])
+    for each in rollouts[:15]:
+        memory.insert(each)
+    memory.prioritize(*memory.draw(8, np.random.default_rng(4))[:2], np.arange(8.0))
+    twin = Replay(settings, rollouts[0])
+    twin.load({name: tensor.clone() for name, tensor in memory.state().items()})
+    for each in rollouts[15:]:
+        memory.insert(each)
+        twin.insert(each)
+        drawn, again = (m.draw(8, np.random.default_rng(6)) for m in (memory, twin))
+        assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
+        for a, b in zip(memory.transitions(*drawn).leaves(), twin.transitions(*again).leaves(), strict=True):
+            assert torch.equal(a, b)
