@@ -23,7 +23,7 @@ from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.layout import Layout
 from lockstep.ledger import structure_digests
-from lockstep.models.base import ModelOutput
+from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
 from lockstep.rng import stream
 from lockstep.storage.rollout import Rollout
@@ -152,12 +152,12 @@ class ActingBatch:
         out, self._state = self._evaluate(slab, now, actor)
         policy = out.policy[0]
         noise = self._to_device(self._noise[t])
-        if self._random:
-            action = self._distribution.uniform(noise)
-        elif self._exploring is not None:
-            action = self._distribution.explore(policy, noise, self._exploring)
-        else:
+        if self._exploring is None:
             action = self._distribution.sample(policy, noise)
+        else:
+            assert isinstance(self._distribution, Exploring)
+            uniform, explore = self._distribution.uniform, self._distribution.explore
+            action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
         action_np = rollout.action[t].numpy()
         for seat in self.seats:

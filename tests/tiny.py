@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep import recipes
 from lockstep.algorithms import PPOConfig
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
@@ -45,6 +46,28 @@ def cut(
     )
 
 
+def replaying(
+    recipe: Callable[[], Experiment], *, replay: dict[str, Any], scheme: dict[str, Any] | None = None, **changes: Any
+) -> Experiment:
+    """A recipe that learns from replay, with 4 environments in 4 shards and three iterations of 8 steps, of which the
+    first only collects and the last overwrites what it did."""
+    full = recipe()
+    assert isinstance(full.algorithm, OffPolicyConfig)
+    memory = dataclasses.replace(full.algorithm.replay, capacity=4 * 20, **replay)
+    algorithm = dataclasses.replace(
+        full.algorithm, rollout=8, batch_size=8, updates=3, warmup=32, n_step=3, target_period=2, replay=memory
+    )
+    small = {"dense_size": 32, "core_size": 16, "hidden_sizes": (16,), **changes}
+    return full.replace(
+        env=dataclasses.replace(full.env, num_envs=4, reseed_every=24),
+        algorithm=algorithm,
+        model=dataclasses.replace(full.model, **small),
+        scheme=dataclasses.replace(full.scheme, **{"shards": 4, "acting_batch": 0, **(scheme or {})}),
+        total_steps=ITERATIONS * 8 * 4,
+        precision="fp32",
+    )
+
+
 def tuple_bandit() -> Experiment:
     """Image and vector to see, an arm and a point to choose, arms that are forbidden."""
     return Experiment(
@@ -71,6 +94,13 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "cartpole-lag-1": lambda: cut(recipes.ppo_cartpole, env={"adapter": "gymnasium"}, scheme={"lag": 1}),
     "cartpole-8-shards": lambda: cut(
         recipes.ppo_cartpole, rollout=32, env={"num_envs": 16, "adapter": "gymnasium"}, scheme={"shards": 8}
+    ),
+    "dqn-prioritized-frames": lambda: replaying(recipes.dqn_atari, replay={"prioritized": True}),
+    "rainbow-lag-1": lambda: replaying(
+        recipes.dqn_cartpole,
+        replay={"prioritized": True},
+        scheme={"lag": 1},
+        **{"dueling": True, "noisy": True, "returns": "categorical", "numbers": 11, "stream_size": 8},
     ),
 }
 """By what is special about them."""

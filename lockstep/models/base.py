@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -37,14 +37,6 @@ class ActionDistribution(Protocol):
         """[..., P], [..., N] -> action [..., *action_shape]. All randomness comes from noise."""
         ...
 
-    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """As sample, while learning off-policy; numbers [..., X] say how much to explore."""
-        ...
-
-    def uniform(self, noise: Tensor) -> Tensor:
-        """[..., N] -> an action drawn uniformly."""
-        ...
-
     def mode(self, params: Tensor) -> Tensor:
         """The most likely action."""
         ...
@@ -59,6 +51,19 @@ class ActionDistribution(Protocol):
 
     def to_env(self, action: np.ndarray) -> Any:
         """The action batch [B, *action_shape] as the environment's ShardEnv.send expects it."""
+        ...
+
+
+@runtime_checkable
+class Exploring(Protocol):
+    """What collectors ask of a distribution beyond that when an algorithm learns from replay."""
+
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """As sample, but numbers [..., X] say how much to explore."""
+        ...
+
+    def uniform(self, noise: Tensor) -> Tensor:
+        """[..., N] -> an action drawn uniformly."""
         ...
 
 

@@ -44,14 +44,6 @@ class Distribution(ABC):
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
 
-    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """As sample, while learning off-policy; numbers [..., X] say how much to explore."""
-        raise NotImplementedError(f"{type(self).__name__} explores by sampling")
-
-    def uniform(self, noise: Tensor) -> Tensor:
-        """[..., N] -> an action drawn uniformly [..., *action_shape]"""
-        raise NotImplementedError(f"{type(self).__name__} cannot draw uniformly")
-
     @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
         """[..., P] -> the most likely action [..., *action_shape]"""

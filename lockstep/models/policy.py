@@ -183,8 +183,9 @@ def acting_copy(model: ModelT) -> ModelT:
 
 
 @dataclass(frozen=True)
-class StandardModelConfig(ModelConfig):
-    """Encoder, core and heads chosen by name. Subclass it to replace an encoder, or ModelConfig to replace it all."""
+class TrunkConfig(ModelConfig):
+    """Encoder and core chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace it
+    all."""
 
     encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala"] = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
@@ -195,9 +196,6 @@ class StandardModelConfig(ModelConfig):
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Nonlinearity of the MLP. tanh is the safer one for on-policy control; relu and elu suit wide layers."""
-    separate_value_network: bool = False
-    """Give the value its own encoder and core. On keeps the value loss from disturbing the policy, off shares
-    features, which images need."""
     core_size: int = 256
     """Hidden units of the core. More remember more, and cost more per step."""
     previous_action_reward: bool = False
@@ -209,10 +207,6 @@ class StandardModelConfig(ModelConfig):
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
     """Features that an image is encoded to; 0 takes 256 for impala and 512 for the others. More fit and cost more."""
-    std: Literal["free", "state"] = "free"
-    """Deviation of continuous actions: free is one number per dimension, state a function of the observation."""
-    squash: bool = False
-    """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
 
     @property
     def uses_previous(self) -> bool:
@@ -246,6 +240,27 @@ class StandardModelConfig(ModelConfig):
             normalize=normalize,
             clip=clip,
         )
+
+    def _validate(self) -> None:
+        sizes = {"hidden_sizes": self.hidden_sizes, "channels": self.channels, "core_size": (self.core_size,)}
+        for name, values in sizes.items():
+            if not values or min(values) < 1:
+                raise SettingsError(f"model.{name}={getattr(self, name)} needs numbers of at least 1.")
+        if self.dense_size < 0:
+            raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
+
+
+@dataclass(frozen=True)
+class StandardModelConfig(TrunkConfig):
+    """A policy and a value: encoder and core chosen by name, and heads for the action space."""
+
+    separate_value_network: bool = False
+    """Give the value its own encoder and core. On keeps the value loss from disturbing the policy, off shares
+    features, which images need."""
+    std: Literal["free", "state"] = "free"
+    """Deviation of continuous actions: free is one number per dimension, state a function of the observation."""
+    squash: bool = False
+    """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
 
     def build(
         self,
@@ -286,11 +301,3 @@ class StandardModelConfig(ModelConfig):
                 uses_previous=self.previous_action_reward,
                 masked=mask_size > 0,
             )
-
-    def _validate(self) -> None:
-        sizes = {"hidden_sizes": self.hidden_sizes, "channels": self.channels, "core_size": (self.core_size,)}
-        for name, values in sizes.items():
-            if not values or min(values) < 1:
-                raise SettingsError(f"model.{name}={getattr(self, name)} needs numbers of at least 1.")
-        if self.dense_size < 0:
-            raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")

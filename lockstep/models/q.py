@@ -21,7 +21,7 @@ from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
-from lockstep.models.policy import PRECISIONS, StandardModelConfig, Trunk, acting_copy
+from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy
 from lockstep.settings import SettingsError
 
 
@@ -162,7 +162,7 @@ class QModel(PolicyModel):
 
 
 @dataclass(frozen=True)
-class QModelConfig(StandardModelConfig):
+class QModelConfig(TrunkConfig):
     """A Q-network over discrete actions."""
 
     dueling: bool = False

@@ -20,7 +20,7 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch, OnPolicy
+from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
 from lockstep.arrays import map_structure
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -30,6 +30,7 @@ from lockstep.runtime.group import Group
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import WorkerError
+from lockstep.settings import SettingsError
 from lockstep.shard import block
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import Slabs, acting_groups
@@ -103,6 +104,20 @@ def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors
     return (max(env, costs.inference) if len(groups) > 1 else env + costs.inference) / collectors
 
 
+def on_policy(experiment: Experiment) -> OnPolicyConfig:
+    """The experiment's algorithm.
+
+    Raises:
+        SettingsError: it learns from replay, whose parts cannot be measured yet.
+    """
+    if not isinstance(experiment.algorithm, OnPolicyConfig):
+        raise SettingsError(
+            f"bench and tune cannot measure algorithms that learn from replay yet: {experiment.algorithm.name}. "
+            "Train a few iterations with --display plain, which shows samples/s and where the time goes."
+        )
+    return experiment.algorithm
+
+
 def processes_to_load(experiment: Experiment, layout: Layout, cores: int) -> int:
     """Processes that measure at once, so that each has a core as slow as training's cores are."""
     helpers = layout.env_processes > 0 or (experiment.env.adapter != "gymnasium" and layout.env_threads > 1)
@@ -130,7 +145,8 @@ class _Parts:
         ]
         self._acting = len(self._envs) * size
         slots = len(block(experiment.scheme.shards, learners, index % learners))
-        updates = experiment.algorithm.epochs * experiment.algorithm.minibatches
+        config = on_policy(experiment)
+        updates = config.epochs * config.minibatches
         collected = slots * size * experiment.algorithm.rollout
         for env, rows in zip(self._envs, self._rows(), strict=True):
             env.reset(rows)
@@ -183,7 +199,8 @@ class _Parts:
         return act
 
     def _training(self, agent: Agent, rollout: Rollout) -> tuple[Callable[[], object], float]:
-        config, model, algorithm = self._experiment.algorithm, agent.model, agent.algorithm
+        config, model, algorithm = on_policy(self._experiment), agent.model, agent.algorithm
+        assert isinstance(algorithm, OnPolicy)
         batch = slice_of(self._experiment, rollout.map(lambda leaf: leaf.to(agent.device)), algorithm)
         hyper = algorithm.hyperparameters(0.0)
 
@@ -212,7 +229,7 @@ class _Parts:
 
 def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any]) -> Batch:
     """A shard's slice of a minibatch as learners make it, its numbers without meaning."""
-    config, (steps, size) = experiment.algorithm, rollout.reward.shape
+    config, (steps, size) = on_policy(experiment), rollout.reward.shape
     inputs = steps + algorithm.bootstrap_inputs
     targets = torch.ones_like(rollout.reward) if algorithm.needs_targets else None
     batch = Batch(

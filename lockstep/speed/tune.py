@@ -17,6 +17,7 @@ from lockstep.runtime.display import cores
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.speed.bench import load_of_others
+from lockstep.speed.parts import on_policy
 from lockstep.speed.trial import OutOfTime, Trial
 from lockstep.train import prepare
 
@@ -106,7 +107,7 @@ def shortened(experiment: Experiment) -> Experiment:
     smaller ones, no smaller than kernels need to be efficient. Where minibatches hold whole sequences, nothing is
     shortened, since a sample's cost depends on their length.
     """
-    algorithm = experiment.algorithm
+    algorithm = on_policy(experiment)
     if algorithm.sequences or experiment.model.recurrent:
         return experiment
     size = experiment.envs_per_shard

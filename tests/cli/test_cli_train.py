@@ -99,7 +99,7 @@ def test_derived_facts() -> None:
     samples = experiment.env.num_envs * experiment.algorithm.rollout
     assert facts["samples_per_iteration"] == samples
     assert facts["total_samples"] == facts["iterations"] * samples >= experiment.total_steps
-    assert facts["gradient_steps_per_iteration"] == experiment.algorithm.epochs * experiment.algorithm.minibatches
+    assert facts["gradient_steps_per_iteration"] == experiment.algorithm.gradient_steps(samples)[0] == 40
     # 4 floats of observation, 1 of action, 12 numbers.
     assert facts["rollout_megabytes"] == round(samples * 17 * 4 / 1e6, 1)
 

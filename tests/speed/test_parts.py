@@ -103,7 +103,7 @@ def test_parts_have_the_shapes_of_training(name: str, tmp_path: Path) -> None:
             call()
             assert samples > 0
     assert [shapes(batch) for batch in trained] == [used]
-    per_shard, config = experiment.envs_per_shard, experiment.algorithm
+    per_shard, config = experiment.envs_per_shard, parts.on_policy(experiment)
     acting = experiment.scheme.acting_batch or per_shard
     assert calls["env"][1] == calls["inference"][1] == acting
     per_step = per_shard * config.rollout // config.minibatches

@@ -17,6 +17,7 @@ from lockstep.recipes import RECIPES
 from lockstep.run import RunOptions
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.speed import tune as module
+from lockstep.speed.parts import on_policy
 from lockstep.speed.trial import OutOfTime, Slot
 from lockstep.speed.tune import candidates, shortened, tune
 from lockstep.train import prepare
@@ -51,13 +52,13 @@ def test_candidates_use_the_gpus_that_there_are(monkeypatch: pytest.MonkeyPatch)
     assert not any(text.endswith("l1,2") for text in overlapping), "there is no GPU 2"
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "dqn" not in name])
 def test_shortened_iterations_do_the_same_work_a_sample(name: str) -> None:
     full = RECIPES[name]()
     short = shortened(full)
     short.validate()
     assert short.replace(algorithm=full.algorithm) == full, "only rollout and minibatches change"
-    before, after = full.algorithm, short.algorithm
+    before, after = on_policy(full), on_policy(short)
     assert dataclasses.replace(after, rollout=before.rollout, minibatches=before.minibatches) == before
     assert after.rollout <= before.rollout and (before.minibatches == 1) == (after.minibatches == 1)
     if before.sequences or full.model.recurrent:

@@ -37,8 +37,8 @@ def test_against_a_scan_over_many_random_operations(size: int) -> None:
         priorities[items] = values
         assert tree.total == priorities.sum()
         if tree.total:
-            wanted = draw.integers(0, int(tree.total))
-            assert tree.find(np.array([float(wanted)]))[0] == scan(priorities, wanted)
+            wanted = float(draw.integers(0, int(tree.total)))
+            assert tree.find(np.array([wanted]))[0] == scan(priorities, wanted)
 
 
 def test_items_of_priority_zero_are_never_found() -> None:
