@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lockstep.agent import Agent
     from lockstep.experiment import Experiment
     from lockstep.models.base import PolicyModel
-    from lockstep.storage.replay import ReplayBatches
+    from lockstep.storage.replay import Replay, ReplayBatches
+    from lockstep.storage.rollout import Rollout
     from lockstep.tree import TreeSum
 
 
@@ -33,8 +34,9 @@ class ReplayConfig:
     alpha: float = 0.6
     """Exponent of priorities: 0 is uniform, 1 fully proportional. Higher repeats surprising items more often."""
     beta: float = 0.4
-    """How far importance weights correct for that at the beginning; it rises to 1 over total_steps. Higher has less
-    bias and more variance."""
+    """How far importance weights correct for that at the beginning. Higher has less bias and more variance."""
+    beta_end: float = 1.0
+    """And at the end: it changes linearly over total_steps. Higher has less bias and more variance."""
     store_frames: bool = True
     """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same bits."""
 
@@ -46,7 +48,7 @@ class ReplayConfig:
         """Raise SettingsError for values out of range."""
         if self.capacity < 1:
             raise SettingsError(f"algorithm.replay.capacity={self.capacity} must be at least 1, for example 100000.")
-        for setting in ("alpha", "beta"):
+        for setting in ("alpha", "beta", "beta_end"):
             if not 0 <= getattr(self, setting) <= 1:
                 raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must lie between 0 and 1.")
 
@@ -95,11 +97,11 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.batch_size={self.batch_size} does not divide over scheme.shards={shards}, each of which "
                 f"draws an equal share. Use --algorithm.batch-size {max(1, round(self.batch_size / shards)) * shards}."
             )
-        least = environments * (self.rollout + self.n_step + 8)
+        least = environments * (self.rollout + self.item_steps + 8)
         if self.replay.capacity < least:
             raise SettingsError(
                 f"algorithm.replay.capacity={self.replay.capacity} is too small for {environments} environments, "
-                f"rollouts of {self.rollout} steps and returns of {self.n_step}: it needs at least {least}."
+                f"rollouts of {self.rollout} steps and items of {self.item_steps}: it needs at least {least}."
             )
         if self.warmup >= experiment.total_steps:
             raise SettingsError(
@@ -111,6 +113,11 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:
         return self.updates, self.batch_size
+
+    @property
+    def item_steps(self) -> int:
+        """Steps from the first observation of an item to its last one."""
+        return self.n_step
 
     @abstractmethod
     def build(self) -> OffPolicy[Any]:
@@ -139,9 +146,9 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         self.weighted = config.replay.prioritized
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `beta`, which rises to 1."""
-        beta = self.config.replay.beta
-        weights = {"beta": beta + (1 - beta) * progress} if self.weighted else {}
+        """As the base class, and `beta`."""
+        replay = self.config.replay
+        weights = {"beta": replay.beta + (replay.beta_end - replay.beta) * progress} if self.weighted else {}
         return {**super().hyperparameters(progress), **weights}
 
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> ReplayBatches:
@@ -150,14 +157,20 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
 
         return ReplayBatches(agent, slots)
 
+    def memory(self, experiment: Experiment, rollout: Rollout) -> Replay:
+        """What a shard remembers, given an example of what will be inserted."""
+        from lockstep.storage.replay import Replay
+
+        return Replay(experiment, rollout)
+
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
         """Z: uniform numbers that the loss of a slice consumes."""
         return 0
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """Iterations that only collect: until the warm-up is over, and every step of the first has n successors."""
+        """Iterations that only collect: until the warm-up is over, and the steps of the first rollout can be drawn."""
         config = self.config
-        return max(-(-config.n_step // config.rollout), -(-config.warmup // samples_per_iteration))
+        return max(-(-config.item_steps // config.rollout), -(-config.warmup // samples_per_iteration))
 
     def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
         """Gradient steps of an iteration."""
