@@ -2,7 +2,8 @@
 
 Each addition is a switch of its own: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
 al. 2016), and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017) and
-quantiles (QR-DQN, Dabney et al. 2018). All together are Rainbow (Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
+quantiles (QR-DQN, Dabney et al. 2018), implicit ones too (IQN, Dabney et al. 2018,
+https://arxiv.org/abs/1806.06923). Rainbow (Hessel et al. 2018, https://arxiv.org/abs/1710.02298) has all but quantiles.
 
 Shape legend: n items, A actions, K atoms or quantiles.
 """
@@ -10,7 +11,7 @@ Shape legend: n items, A actions, K atoms or quantiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class DQNConfig(OffPolicyConfig):
     """Q-learning from replay with a target network; the defaults are those for Atari."""
 
     name = "dqn"
+    sequences: ClassVar[bool] = False
+    """Whether items are sequences, which a recurrent core needs."""
 
     learning_rate: float = 1e-4
     """Step size. Higher learns faster until it becomes unstable."""
@@ -51,6 +54,11 @@ class DQNConfig(OffPolicyConfig):
     epsilon_spread: float = 0.0
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
     same. Higher lets environments explore more differently; 7 with epsilon_end 0.4 is Ape-X's."""
+    samples: int = 64
+    """N: implicit quantiles of each item that a gradient step moves. More make it less noisy, and cost more."""
+    target_samples: int = 64
+    """N': implicit quantiles of what follows each item that they are moved towards. More make it less noisy, and cost
+    more."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -60,9 +68,13 @@ class DQNConfig(OffPolicyConfig):
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must lie between 0 and 1.")
         if self.epsilon_spread < 0:
             raise SettingsError(f"algorithm.epsilon_spread={self.epsilon_spread} must not be negative.")
-        if recurrent:
+        for setting in ("samples", "target_samples"):
+            if getattr(self, setting) < 1:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
+        if recurrent and not self.sequences:
             raise SettingsError(
-                "algorithm=dqn learns from single steps, which a recurrent core cannot use: --model.core none."
+                f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: --model.core "
+                "none, or the recipes r2d2-atari and r2d2-memory, which learn from sequences."
             )
 
     def validate_with(self, experiment: Experiment) -> None:
@@ -70,7 +82,7 @@ class DQNConfig(OffPolicyConfig):
         super().validate_with(experiment)
         if not isinstance(experiment.model, QModelConfig):
             raise SettingsError(
-                f"algorithm=dqn needs a Q-network, but the model is {type(experiment.model).__name__}: use "
+                f"algorithm={self.name} needs a Q-network, but the model is {type(experiment.model).__name__}: use "
                 "lockstep.models.QModelConfig, as the recipe dqn-atari does."
             )
 
@@ -87,16 +99,15 @@ class DQN(OffPolicy[DQNConfig]):
         """Huber loss of the expected return, cross-entropy of atoms, or quantile regression, summed over items."""
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel)
-        if batch.noise is not None:
-            noise, target_noise = batch.noise.chunk(2)
-            online.set_noise(noise)
-            target.set_noise(target_noise)
-        numbers = _of_action(_describe(online, batch.obs), batch.action)
+        tau, target_tau = self._draw(online, target, batch)
+        numbers = _of_action(_describe(online, batch.obs, tau), batch.action)
         with torch.no_grad():
-            after = _describe(target, batch.next_obs)
-            chooser = (
-                online.expected(_describe(online, batch.next_obs)) if self.config.double else target.expected(after)
-            )
+            features = _features(target, batch.next_obs)
+            after = _numbers(target, features, target_tau)
+            if self.config.double:
+                chooser = online.expected(_describe(online, batch.next_obs))
+            else:
+                chooser = target.expected(after if target_tau is None else target.head(features))
             after = _of_action(after, chooser.argmax(-1))
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:
@@ -111,7 +122,7 @@ class DQN(OffPolicy[DQNConfig]):
             )
         elif online.quantiles:
             wanted = reward + discount * after
-            error = quantile_huber(numbers, wanted)
+            error = quantile_huber(numbers, wanted, tau)
             value, towards = numbers.mean(-1), wanted.mean(-1)
             priority = (towards - value).abs()
         else:
@@ -130,7 +141,21 @@ class DQN(OffPolicy[DQNConfig]):
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
         assert isinstance(model, QModel)
-        return 2 * model.noise_numbers
+        samples = self.config.samples + self.config.target_samples if model.implicit else 0
+        return 2 * model.noise_numbers + items * samples
+
+    def _draw(self, online: QModel, target: QModel, batch: Transitions) -> tuple[Tensor | None, Tensor | None]:
+        """Disturb noisy layers, and draw fractions of implicit quantiles [1, n, N] and [1, n, N']."""
+        if batch.noise is None:
+            return None, None
+        disturb(online, target, batch.noise)
+        if not online.implicit:
+            return None, None
+        config, shape = self.config, batch.reward.shape
+        tau, target_tau = batch.noise[2 * online.noise_numbers :].split(
+            [shape.numel() * config.samples, shape.numel() * config.target_samples]
+        )
+        return tau.view(*shape, config.samples), target_tau.view(*shape, config.target_samples)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """As the base class, and `epsilon`."""
@@ -153,6 +178,14 @@ class DQN(OffPolicy[DQNConfig]):
         )
 
 
+def disturb(online: QModel, target: QModel, noise: Tensor | None) -> None:
+    """Disturb the noisy layers of both by the first numbers of noise [Z], different ones."""
+    if noise is not None and online.noise_numbers:
+        first, second = noise[: 2 * online.noise_numbers].chunk(2)
+        online.set_noise(first)
+        target.set_noise(second)
+
+
 def project(probability: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
     """A categorical distribution moved to other values, expressed on evenly spaced atoms again (Bellemare et al. 2017,
     algorithm 1): each value's probability goes to its two neighbors, in proportion to how near they are.
@@ -171,28 +204,41 @@ def project(probability: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
     return (probability.unsqueeze(-1) * near).sum(-2)
 
 
-def quantile_huber(quantiles: Tensor, wanted: Tensor) -> Tensor:
-    """The quantile regression loss with κ = 1 (Dabney et al. 2018, equation 10), summed over quantiles.
+def quantile_huber(quantiles: Tensor, wanted: Tensor, tau: Tensor | None = None) -> Tensor:
+    """The quantile regression loss with κ = 1 (Dabney et al. 2018, arXiv:1710.10044, equation 10; arXiv:1806.06923,
+    equation 3), summed over quantiles.
 
     Args:
-        quantiles: [..., K], at the midpoints of K equal parts.
-        wanted: [..., K], samples of the distribution that they should have.
+        quantiles: [..., K]
+        wanted: [..., K'], samples of the distribution that they should have.
+        tau: [..., K], their fractions; None are the midpoints of K equal parts.
 
     Returns:
         [...]
     """
-    count = quantiles.shape[-1]
-    midpoint = (torch.arange(count, device=quantiles.device) + 0.5) / count
+    if tau is None:
+        count = quantiles.shape[-1]
+        tau = (torch.arange(count, device=quantiles.device) + 0.5) / count
     error = wanted.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., quantile, sample]
     huber = F.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
-    return ((midpoint.unsqueeze(-1) - (error.detach() < 0).float()).abs() * huber).mean(-1).sum(-1)
+    return ((tau.unsqueeze(-1) - (error.detach() < 0).float()).abs() * huber).mean(-1).sum(-1)
 
 
-def _describe(model: QModel, obs: Any) -> Tensor:
-    """[1, n, ...] -> the head's numbers [1, n, A, K], each item by itself."""
+def _features(model: QModel, obs: Any) -> Tensor:
+    """[1, n, ...] -> what the head takes, [1, n, F], each item by itself."""
     leaf = next(iter(obs.values())) if isinstance(obs, dict) else obs
     start = torch.ones(leaf.shape[:2], dtype=torch.bool, device=leaf.device)
-    return model.describe(obs, start, torch.zeros(leaf.shape[1], 0, device=leaf.device))[0]
+    return model.features(obs, start, torch.zeros(leaf.shape[1], 0, device=leaf.device))[0]
+
+
+def _numbers(model: QModel, features: Tensor, tau: Tensor | None) -> Tensor:
+    """[1, n, F], fractions of implicit quantiles [1, n, K] -> [1, n, A, K]"""
+    return model.head(features) if tau is None else model.head(features, tau)
+
+
+def _describe(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
+    """[1, n, ...], fractions of implicit quantiles [1, n, K] -> the head's numbers [1, n, A, K]"""
+    return _numbers(model, _features(model, obs), tau)
 
 
 def _of_action(numbers: Tensor, action: Tensor) -> Tensor:

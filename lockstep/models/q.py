@@ -1,7 +1,7 @@
 """Models that value every action: Q-networks, with dueling streams, distributions of returns and noisy layers.
 
 Shape legend: T time, B environments, F features, A actions, K numbers by which a head describes an action's return,
-Z numbers of noise.
+E cosines of an embedding, Z numbers of noise.
 """
 
 from __future__ import annotations
@@ -77,6 +77,33 @@ class QHead(nn.Module):
         return self.value(features).unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
 
 
+class ImplicitQHead(nn.Module):
+    """Describes the return of every action by its quantiles at any fractions (IQN, Dabney et al. 2018,
+    https://arxiv.org/abs/1806.06923, section 3.1): the features are multiplied by an embedding of the fraction,
+    φ(τ) = relu(W cos(π i τ) + b) for i from 0 to E - 1.
+
+    Args:
+        in_features: F.
+        head: from F features to one number an action.
+        fractions: K that are asked for unless others are named: the midpoints of K equal parts.
+        cosines: E.
+    """
+
+    def __init__(self, in_features: int, head: QHead, fractions: int, cosines: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(cosines, in_features), head
+        self.midpoints: Tensor
+        self.register_buffer("midpoints", (torch.arange(fractions) + 0.5) / fractions, persistent=False)
+        self.multiples: Tensor
+        self.register_buffer("multiples", math.pi * torch.arange(cosines), persistent=False)
+
+    def forward(self, features: Tensor, tau: Tensor | None = None) -> Tensor:
+        """[T, B, F], fractions [T, B, K] in (0, 1) -> [T, B, A, K]"""
+        tau = self.midpoints if tau is None else tau
+        embedded = F.relu(self.embedding((tau.unsqueeze(-1) * self.multiples).cos()))
+        return self.head(features.float().unsqueeze(-2) * embedded).squeeze(-1).transpose(-1, -2)
+
+
 class QModel(PolicyModel):
     """Encoder, core and a head of action values.
 
@@ -89,7 +116,7 @@ class QModel(PolicyModel):
     def __init__(
         self,
         trunk: Trunk,
-        head: QHead,
+        head: QHead | ImplicitQHead,
         distribution: EpsilonGreedy,
         support: Tensor | Literal["quantiles"] | None,
         *,
@@ -99,7 +126,7 @@ class QModel(PolicyModel):
         self.trunk, self.head, self.distribution = trunk, head, distribution
         self._encode = distribution.encode
         self.uses_previous, self.state_size = uses_previous, trunk.state_size
-        self.quantiles = isinstance(support, str)
+        self.quantiles, self.implicit = isinstance(support, str), isinstance(head, ImplicitQHead)
         self.atoms: Tensor | None
         self.register_buffer("atoms", support if isinstance(support, Tensor) else None, persistent=False)
         self._noisy = [module for module in self.modules() if isinstance(module, NoisyLinear)]
@@ -127,13 +154,24 @@ class QModel(PolicyModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As forward, but the head's numbers [T, B, A, K]."""
+        features, state = self.features(obs, start, state, prev_action, prev_reward)
+        return self.head(features), state
+
+    def features(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As forward, but what the head takes, [T, B, F]."""
         extra = None
         if self.uses_previous:
             assert prev_action is not None and prev_reward is not None
             extra = torch.cat([self._encode(prev_action), prev_reward.unsqueeze(-1)], -1)
             extra = extra.masked_fill(start.unsqueeze(-1), 0.0)
-        features, state = self.trunk(obs, start, state, extra)
-        return self.head(features), state
+        return self.trunk(obs, start, state, extra)
 
     def expected(self, numbers: Tensor) -> Tensor:
         """[..., A, K] -> [..., A]"""
@@ -171,10 +209,14 @@ class QModelConfig(TrunkConfig):
     """Explore by noise in the head's weights, whose size is learned, in place of ε."""
     stream_size: int = 0
     """Hidden units of each of the head's streams; 0 is a linear head. More fit more, and cost more."""
-    returns: Literal["expected", "categorical", "quantiles"] = "expected"
-    """What of the return is learned: its expectation (DQN), the probabilities of atoms (C51), or quantiles (QR-DQN)."""
+    returns: Literal["expected", "categorical", "quantiles", "implicit"] = "expected"
+    """What of the return is learned: its expectation (DQN), the probabilities of atoms (C51), quantiles (QR-DQN), or
+    quantiles at fractions that are drawn (IQN)."""
     numbers: int = 51
-    """Atoms or quantiles. More describe returns more finely, and cost more."""
+    """Atoms or quantiles; of implicit ones, those whose mean chooses actions. More describe returns more finely, and
+    cost more."""
+    cosines: int = 64
+    """E: cosines that the fraction of an implicit quantile is embedded by. More tell near ones apart, and cost more."""
     v_min: float = -10.0
     """Lowest atom of a categorical return. Too high, and bad returns look alike."""
     v_max: float = 10.0
@@ -206,24 +248,27 @@ class QModelConfig(TrunkConfig):
         support: Tensor | Literal["quantiles"] | None = None
         if self.returns == "categorical":
             support = torch.linspace(self.v_min, self.v_max, self.numbers)
-        elif self.returns == "quantiles":
+        elif self.returns != "expected":
             support = "quantiles"
         with reproducible_initialization(seed):
             encoder = self.build_encoder(
                 observation_space, dtype=dtype, normalize=normalize_observations, clip=observation_clip
             )
             trunk = Trunk(encoder, core, self.core_size, extra_features=extra, dtype=dtype)
-            head = QHead(
+            head: QHead | ImplicitQHead = QHead(
                 trunk.out_features,
                 int(action_space.n),
-                1 if support is None else self.numbers,
+                self.numbers if self.returns in ("categorical", "quantiles") else 1,
                 dueling=self.dueling,
                 noisy=self.noisy,
                 stream_size=self.stream_size,
             )
+            if self.returns == "implicit":
+                assert isinstance(head, QHead)
+                head = ImplicitQHead(trunk.out_features, head, self.numbers, self.cosines)
             return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
 
     def _validate(self) -> None:
         super()._validate()
-        if self.stream_size < 0 or self.numbers < 1:
-            raise SettingsError("model.stream_size must be 0 or more, and model.numbers at least 1.")
+        if self.stream_size < 0 or self.numbers < 1 or self.cosines < 1:
+            raise SettingsError("model.stream_size must be 0 or more, model.numbers and model.cosines at least 1.")

@@ -1,0 +1,174 @@
+"""The losses of distributions of returns against loops over their numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep.agent import Networks
+from lockstep.algorithms.dqn import DQN, DQNConfig, project, quantile_huber
+from lockstep.models.q import ImplicitQHead, QModel, QModelConfig
+from lockstep.storage.transitions import Transitions
+
+ITEMS, ACTIONS = 5, 3
+
+
+def slow_quantile_huber(quantiles: list[float], wanted: list[float], fractions: list[float]) -> float:
+    total = 0.0
+    for tau, quantile in zip(fractions, quantiles, strict=True):
+        for sample in wanted:
+            error = sample - quantile
+            huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+            total += abs(tau - (1.0 if error < 0 else 0.0)) * huber / len(wanted)
+    return total
+
+
+def test_quantile_huber_by_hand() -> None:
+    # Errors 2 and -0.5: 0.25 * 1.5 + 0.75 * 0.125, over two samples.
+    loss = quantile_huber(torch.tensor([0.0]), torch.tensor([2.0, -0.5]), torch.tensor([0.25]))
+    assert float(loss) == pytest.approx((0.25 * 1.5 + 0.75 * 0.125) / 2)
+
+
+@pytest.mark.parametrize(("count", "samples", "drawn"), [(7, 7, False), (4, 9, True), (1, 3, True)])
+def test_quantile_huber_is_what_loops_give(count: int, samples: int, drawn: bool) -> None:
+    torch.manual_seed(1)
+    quantiles, wanted = 2 * torch.randn(ITEMS, count), 2 * torch.randn(ITEMS, samples)
+    midpoints = [(k + 0.5) / count for k in range(count)]
+    tau = torch.rand(ITEMS, count) if drawn else None
+    fractions = tau.tolist() if tau is not None else [midpoints] * ITEMS
+    losses = [
+        slow_quantile_huber(q, w, f) for q, w, f in zip(quantiles.tolist(), wanted.tolist(), fractions, strict=True)
+    ]
+    assert quantile_huber(quantiles, wanted, tau).tolist() == pytest.approx(losses, rel=1e-5)
+
+
+def test_projection_is_what_the_paper_s_algorithm_gives() -> None:
+    torch.manual_seed(2)
+    atoms = torch.linspace(-2, 2, 9)
+    probability, values = torch.rand(ITEMS, 9).softmax(-1), 3 * torch.randn(ITEMS, 9)
+    wanted = np.zeros((ITEMS, 9))
+    for i in range(ITEMS):
+        for p, value in zip(probability[i].tolist(), values[i].tolist(), strict=True):
+            place = (min(max(value, -2.0), 2.0) + 2.0) / 0.5
+            low, high = math.floor(place), math.ceil(place)
+            if low == high:
+                wanted[i, low] += p
+            else:
+                wanted[i, low] += p * (high - place)
+                wanted[i, high] += p * (place - low)
+    assert np.allclose(project(probability, values, atoms).numpy(), wanted, atol=1e-5)
+
+
+def implicit(seed: int, *, noisy: bool = False) -> QModel:
+    config = QModelConfig(
+        encoder="mlp", hidden_sizes=(8,), returns="implicit", numbers=6, cosines=5, stream_size=7, noisy=noisy
+    )
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    return config.build(space, spaces.Discrete(ACTIONS), precision="fp32", normalize_observations=False, seed=seed)
+
+
+def features_of(model: QModel, obs: Tensor) -> Tensor:
+    return model.features(obs, torch.ones(obs.shape[:2], dtype=torch.bool), torch.zeros(obs.shape[1], 0))[0]
+
+
+def slow_quantile(model: QModel, features: Tensor, tau: float) -> Tensor:
+    """Features [F] -> the quantile of every action's return [A], by the paper's section 3.1."""
+    head = model.head
+    assert isinstance(head, ImplicitQHead)
+    cosines = torch.tensor([math.cos(math.pi * i * tau) for i in range(5)])
+    embedded = (head.embedding.weight @ cosines + head.embedding.bias).clamp(min=0)
+    return head.head((features * embedded)[None, None])[0, 0, :, 0]
+
+
+def test_quantiles_at_drawn_fractions_are_the_papers() -> None:
+    model, obs = implicit(1), torch.randn(1, ITEMS, 2)
+    features, tau = features_of(model, obs), torch.rand(1, ITEMS, 4)
+    numbers = model.head(features, tau)
+    assert numbers.shape == (1, ITEMS, ACTIONS, 4)
+    for i in range(ITEMS):
+        for k in range(4):
+            wanted = slow_quantile(model, features[0, i], float(tau[0, i, k]))
+            assert torch.allclose(numbers[0, i, :, k], wanted, atol=1e-6)
+
+
+def test_acting_takes_the_mean_of_fixed_midpoints() -> None:
+    model, obs = implicit(1), torch.randn(1, ITEMS, 2)
+    features = features_of(model, obs)
+    out, _ = model(obs, torch.ones(1, ITEMS, dtype=torch.bool), torch.zeros(ITEMS, 0))
+    for i in range(ITEMS):
+        each = [slow_quantile(model, features[0, i], (k + 0.5) / 6) for k in range(6)]
+        assert torch.allclose(out.policy[0, i], torch.stack(each).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_implicit_loss_is_what_loops_give(double: bool) -> None:
+    torch.manual_seed(4)
+    algorithm = DQN(DQNConfig(double=double, samples=3, target_samples=4))
+    online, target = implicit(1), implicit(2)
+    numbers = algorithm.noise_numbers(online, ITEMS)
+    assert numbers == ITEMS * (3 + 4)
+    batch = Transitions(
+        obs=torch.randn(1, ITEMS, 2),
+        action=torch.randint(0, ACTIONS, (1, ITEMS)),
+        reward=torch.randn(1, ITEMS),
+        discount=torch.tensor([[0.9, 0.0, 0.9, 0.9, 0.81]]),
+        next_obs=torch.randn(1, ITEMS, 2),
+        weight=torch.rand(ITEMS),
+        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+        noise=torch.rand(numbers),
+    )
+    out = algorithm.loss(Networks(online, target), batch, {})
+    assert batch.noise is not None
+    tau, target_tau = batch.noise[: ITEMS * 3].view(ITEMS, 3), batch.noise[ITEMS * 3 :].view(ITEMS, 4)
+    now, then = features_of(online, batch.obs)[0], features_of(target, batch.next_obs)[0]
+    chooser = online if double else target
+    choosing = features_of(chooser, batch.next_obs)[0]
+    total, priorities = 0.0, []
+    for i in range(ITEMS):
+        mean = torch.stack([slow_quantile(chooser, choosing[i], (k + 0.5) / 6) for k in range(6)]).mean(0)
+        best, action = int(mean.argmax()), int(batch.action[0, i])
+        reward, discount = float(batch.reward[0, i]), float(batch.discount[0, i])
+        wanted = [
+            reward + discount * float(slow_quantile(target, then[i], t)[best].detach()) for t in target_tau[i].tolist()
+        ]
+        quantiles = [float(slow_quantile(online, now[i], t)[action].detach()) for t in tau[i].tolist()]
+        total += float(batch.weight[i]) * slow_quantile_huber(quantiles, wanted, tau[i].tolist())
+        priorities.append(abs(float(np.mean(wanted)) - float(np.mean(quantiles))))
+    assert float(out.total.detach()) == pytest.approx(total, rel=1e-4)
+    assert out.priorities is not None
+    assert out.priorities.tolist() == pytest.approx(priorities, rel=1e-3, abs=1e-5)
+    out.total.backward()
+    assert all(parameter.grad is not None for parameter in online.parameters())
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_noisy_layers_and_fractions_share_a_slices_noise() -> None:
+    algorithm, online, target = (
+        DQN(DQNConfig(samples=2, target_samples=3)),
+        implicit(1, noisy=True),
+        implicit(2, noisy=True),
+    )
+    numbers = algorithm.noise_numbers(online, ITEMS)
+    assert numbers == 2 * online.noise_numbers + ITEMS * 5
+    batch = Transitions(
+        obs=torch.randn(1, ITEMS, 2),
+        action=torch.zeros(1, ITEMS, dtype=torch.int64),
+        reward=torch.zeros(1, ITEMS),
+        discount=torch.ones(1, ITEMS),
+        next_obs=torch.randn(1, ITEMS, 2),
+        weight=torch.ones(ITEMS),
+        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+        noise=torch.rand(numbers),
+    )
+    losses = []
+    for changed in (0, online.noise_numbers, 2 * online.noise_numbers, numbers - 1):
+        assert batch.noise is not None
+        noise = batch.noise.clone()
+        noise[changed] = 1 - noise[changed]
+        losses.append(float(algorithm.loss(Networks(online, target), batch.replace(noise=noise), {}).total.detach()))
+    assert len(set(losses)) == 4, "every part of the noise is used, each for something else"
