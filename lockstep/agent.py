@@ -89,14 +89,15 @@ class Agent:
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Restore what state returned; further tensors may be among them."""
-        self.flat.load(_below("parameter.", tensors))
+        self.flat.load(below("parameter.", tensors))
         if self._target_flat is not None:
-            self._target_flat.load(_below("target.", tensors))
-        self.normalizers = self.normalizers.loaded(_below("normalizer.", tensors))
+            self._target_flat.load(below("target.", tensors))
+        self.normalizers = self.normalizers.loaded(below("normalizer.", tensors))
 
     def _target_named(self) -> dict[str, torch.Tensor]:
         return {} if self._target_flat is None else self._target_flat.named()
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a name that begins so, by the rest of it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -39,6 +39,7 @@ from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
 from lockstep.settings import SettingsError
 from lockstep.shard import block
+from lockstep.storage import memory
 from lockstep.worker import Worker
 
 
@@ -102,6 +103,7 @@ def train(
     """
     layout, options = layout or Layout(), options or RunOptions()
     experiment = prepare(experiment, layout, recorded)
+    memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
     folder = RunFolder.create(experiment, layout, options)
     if recorded is not None:
@@ -133,6 +135,7 @@ def resume(
         )
     layout, options = layout or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
+    memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
     with _writing(folder, layout):
         path = _resumable(folder, from_checkpoint) if _leads(layout) else None
@@ -187,6 +190,14 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             "cpu:aC-lL with C collectors and L learners."
         )
     return experiment
+
+
+def _shards_here(experiment: Experiment, layout: Layout) -> int:
+    """Shards on this machine; torchrun alone spreads them over several, evenly."""
+    machines = 1
+    if layout.backend == "torchrun":
+        machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return -(-experiment.scheme.shards // max(1, machines))
 
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:

@@ -71,9 +71,7 @@ class Worker:
         optimizer = {name.removeprefix("optimizer."): t for name, t in tensors.items() if name.startswith("optimizer.")}
         self._learner.update.load(optimizer)
         for slot in self.slots:
-            name = f"replay-{slot:03d}"
-            if name in saved.parts:
-                self._learner.batches.load(slot, saved.part(name)[0])
+            self._learner.batches.restore(slot, saved)
         for number in meta["versions"]:
             prefix = f"version.{number}.normalizer."
             state = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
@@ -88,8 +86,7 @@ class Worker:
         """
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
-            if state := self._learner.batches.state(slot):
-                parts.append(write_part(directory, iterations, f"replay-{slot:03d}", state, {}))
+            parts += self._learner.batches.save(slot, directory, iterations)
         if self.group.rank == 0:
             tensors, held = self.state(), self.versions.held()
             if self.agent.experiment.scheme.free_running:  # collectors go on with the newest

@@ -81,6 +81,24 @@ def test_killed_at_random_moments(
     assert outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=50))) == expected
 
 
+def test_killed_while_remembering(start: Callable[..., Child]) -> None:
+    """What is remembered wraps around twice, and outlives the kills with every checkpoint."""
+    flags = (
+        *("train", "dqn-cartpole", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
+        *("--algorithm.rollout", "8", "--algorithm.updates", "2", "--algorithm.batch-size", "8"),
+        *("--algorithm.warmup", "64", "--algorithm.replay.capacity", "4800", "--algorithm.replay.prioritized"),
+        *("--total-steps", str(8 * 8 * ITERATIONS), "--checkpoint-every", "2", "--display", "plain"),
+        *("--no-tensorboard", "--env.adapter", "gymnasium"),
+    )
+    draw = random.Random(7)
+    assert main([*flags, "--checkpoint-every", "99", "--run", "whole"]) == 0
+    kill(start(*flags, "--run", "run"), draw)
+    kill(start("resume", "run"), draw)
+    assert outcome(resume("run", Layout("processes", 2), options(Path("run"), checkpoint_every=50))) == (
+        outcome(resume("whole"))
+    )
+
+
 def kill(child: Child, draw: random.Random) -> None:
     """SIGKILL after a random iteration, and a random part of the next."""
     begin = lines()

@@ -148,8 +148,20 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
         "acting_batch": scheme.acting_batch or experiment.envs_per_shard,
         "most_processes": scheme.shards,
         "rollout_megabytes": round(_rollout_bytes(experiment) / 1e6, 1),
+        **_replay_facts(experiment),
         "identity": experiment.identity(),
     }
+
+
+def _replay_facts(experiment: Experiment) -> dict[str, Any]:
+    """What replay needs and what there is, if anything is remembered."""
+    from lockstep.storage.memory import available_bytes, replay_bytes
+
+    needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()
+    if not needed:
+        return {}
+    known = {} if available is None else {"available_megabytes": round(available / 1e6, 1)}
+    return {"replay_megabytes": round(needed / 1e6, 1), **known}
 
 
 def _rollout_bytes(experiment: Experiment) -> int:

@@ -44,6 +44,11 @@ def _folder(iteration: int) -> str:
     return f"{iteration:08d}"
 
 
+def checkpoint_path(directory: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration is, or will be once it is finished."""
+    return directory / _folder(iteration)
+
+
 def _fsync(path: Path) -> None:
     """Make a file's contents, or a folder's entries, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -110,6 +115,29 @@ def write_part(
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / f"{name}.safetensors", data)
     return {"name": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def link_part(directory: Path, iteration: int, part: Mapping[str, Any], origin: Path) -> dict[str, Any]:
+    """Take a part over as it is from another checkpoint: a second name for the same file where the file system can do
+    that, a copy elsewhere.
+
+    Args:
+        directory: the run's checkpoints folder.
+        part: what write_part returned for it.
+        origin: the folder of a finished checkpoint that has it.
+
+    Returns:
+        The entry that `finish` wants.
+    """
+    folder, file = directory / f".partial-{_folder(iteration)}", f"{part['name']}.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(origin / file, folder / file)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _write(folder / file, (origin / file).read_bytes())
+    return dict(part)
 
 
 def finish(

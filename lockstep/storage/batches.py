@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from lockstep.normalize import Normalizers
+from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.storage.rollout import Rollout
 
 
@@ -44,10 +46,11 @@ class Batches(Protocol):
         """What the loss thought of the slice that was taken last, [n]: how much there still was to learn from it."""
         ...
 
-    def state(self, slot: int) -> dict[str, Tensor]:
-        """What of a slot outlives an iteration, by name."""
+    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
+        """Write what of a slot outlives an iteration into a checkpoint; returns what runtime.checkpoint.finish wants
+        to know of each part."""
         ...
 
-    def load(self, slot: int, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned."""
+    def restore(self, slot: int, saved: Checkpoint) -> None:
+        """Restore what save wrote, if it did."""
         ...

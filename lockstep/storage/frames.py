@@ -36,14 +36,28 @@ class Ring:
         """[n, ...]: the observations at places [n] of environments [n]."""
         return self._obs.flatten(0, 1).index_select(0, at * self._obs.shape[1] + environment)
 
+    def between(self, first: int, end: int) -> dict[str, Tensor]:
+        """Steps of these numbers, end not included, by name."""
+        return {"obs": self._obs[torch.arange(first, end) % len(self._obs)]}
+
+    def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
+        """Restore what between returned."""
+        obs = tensors["obs"]
+        self._obs[(first + torch.arange(len(obs))) % len(self._obs)] = obs
+
     def state(self) -> dict[str, Tensor]:
-        """All of it, by name."""
-        return {"obs": self._obs}
+        """All that is not step by step, by name."""
+        return {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what state returned."""
         for name, tensor in self.state().items():
             tensor.copy_(tensors[name])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self._obs.nbytes
 
 
 class StackedFrames(Ring):
@@ -65,13 +79,6 @@ class StackedFrames(Ring):
         self._newest = torch.zeros_like(example)
         self._counts = torch.zeros(2, dtype=torch.int64)
         """Steps put, and stacks kept aside."""
-
-    @staticmethod
-    def nbytes(steps: int, environments: int, shape: tuple[int, ...]) -> int:
-        """Memory that such a ring takes."""
-        frame = shape[1] * shape[2]
-        aside = max(16 * environments, steps * environments // _ASIDE)
-        return steps * environments * (frame + 16) + aside * (shape[0] - 1) * frame
 
     def put(self, at: int, obs: Tensor) -> None:
         steps, (puts, kept) = len(self._frames), self._counts.tolist()
@@ -107,16 +114,31 @@ class StackedFrames(Ring):
             stacks[item, frame] = self._aside[beginning[item], frame + age[item]]
         return stacks
 
-    def state(self) -> dict[str, Tensor]:
+    def between(self, first: int, end: int) -> dict[str, Tensor]:
+        at = torch.arange(first, end) % len(self._frames)
+        aside = ((self._aside_step >= first) & (self._aside_step < end)).nonzero()[:, 0]
         return {
-            "frames": self._frames,
-            "age": self._age,
-            "beginning": self._beginning,
-            "aside": self._aside,
-            "aside_step": self._aside_step,
-            "newest": self._newest,
-            "counts": self._counts,
+            **{name: tensor[at] for name, tensor in self._by_step().items()},
+            "aside_at": aside,
+            "aside_step": self._aside_step[aside],
+            "aside": self._aside[aside],
         }
+
+    def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in self._by_step().items():
+            tensor[(first + torch.arange(len(tensors[name]))) % len(tensor)] = tensors[name]
+        self._aside_step[tensors["aside_at"]] = tensors["aside_step"]
+        self._aside[tensors["aside_at"]] = tensors["aside"]
+
+    def _by_step(self) -> dict[str, Tensor]:
+        return {"frames": self._frames, "age": self._age, "beginning": self._beginning}
+
+    def state(self) -> dict[str, Tensor]:
+        return {"newest": self._newest, "counts": self._counts}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self._by_step().values(), self._aside, self._aside_step))
 
 
 def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:

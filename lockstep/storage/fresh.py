@@ -5,6 +5,9 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,7 @@ from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
 from lockstep.arrays import map_structure
 from lockstep.normalize import Normalizers
 from lockstep.rng import stream
+from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.storage.batches import Filled, Slice
 from lockstep.tree import TreeSum
 
@@ -51,11 +55,11 @@ class FreshBatches:
     def learned(self, slot: int, priorities: Tensor | None) -> None:
         """Nothing outlives the iteration."""
 
-    def state(self, slot: int) -> dict[str, Tensor]:
-        return {}
+    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
+        return []
 
-    def load(self, slot: int, tensors: dict[str, Tensor]) -> None:
-        raise AssertionError("there is nothing to load")
+    def restore(self, slot: int, saved: Checkpoint) -> None:
+        pass
 
     def _prepare(self, filled: Filled, hyper: dict[str, float]) -> Batch:
         """A slot's whole rollout as one batch, with its advantages."""

@@ -5,18 +5,22 @@ Shape legend: C steps of the ring, T steps of a rollout, B environments of a sha
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent
+from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.rng import stream
+from lockstep.runtime.checkpoint import Checkpoint
+from lockstep.storage import memory
 from lockstep.storage.batches import Filled, Slice
 from lockstep.storage.frames import ring_for
+from lockstep.storage.history import History
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.sumtree import SumTree
 from lockstep.storage.transitions import Transitions
@@ -54,7 +58,7 @@ class Replay:
         self._terminated, self._truncated, self._valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
         self._last: dict[str, Tensor] = {}
         """The newest observations, from which the next rollout should go on."""
-        self._tree = SumTree(self.steps * self.size) if config.replay.prioritized else None
+        self._tree = SumTree(self._places() * self.size) if config.replay.prioritized else None
         self._largest = 1.0
         """The largest priority so far, which new steps begin with."""
         self.count = 0
@@ -80,11 +84,17 @@ class Replay:
         self._terminated[places], self._truncated[places] = rollout.terminated, rollout.truncated
         self._valid[places] = rollout.valid
         self.count += steps
-        if self._tree is not None:
-            self._renew(self._tree, before)
+        self._renew(before, rollout)
 
-    def _renew(self, tree: SumTree, before: int) -> None:
+    def _places(self) -> int:
+        """Items of every environment that can be remembered."""
+        return self.steps
+
+    def _renew(self, before: int, rollout: Rollout) -> None:
         """Let steps be drawn from now on that have n successors, and no longer those that are overwritten."""
+        tree = self._tree
+        if tree is None:
+            return
         oldest, newest = self._oldest(), self._newest()
         overwritten = np.arange(max(0, self.count - self.steps + 1), oldest)
         unfinished = np.arange(max(0, newest + 1), self.count + 1)
@@ -110,13 +120,8 @@ class Replay:
         low, high = self._oldest(), self._newest()
         assert high >= low, "learning began before there was anything to learn from"
         if self._tree is not None:
-            total = self._tree.total
-            # One from each of n equal parts, so that a minibatch is spread over all priorities.
-            sums = (np.arange(items) + generator.random(items)) * (total / items)
-            found = self._tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
-            place, environment = found // self.size, found % self.size
-            time = low + (place - low) % self.steps
-            return time, environment, self._tree[found] / total
+            place, environment, probability = self._by_priority(self._tree, items, generator)
+            return low + (place - low) % self.steps, environment, probability
         times, environments = np.zeros(items, np.int64), np.zeros(items, np.int64)
         missing, drawn = np.arange(items), 0
         while len(missing):
@@ -127,15 +132,29 @@ class Replay:
             assert drawn < 10_000, "nearly all that is remembered are resets"
         return times, environments, np.full(items, 1.0 / ((high - low + 1) * self.size))
 
+    def _by_priority(
+        self, tree: SumTree, items: int, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Places [n], environments [n], and the probability [n] with which each was drawn."""
+        total = tree.total
+        # One from each of n equal parts, so that a minibatch is spread over all priorities.
+        sums = (np.arange(items) + generator.random(items)) * (total / items)
+        found = tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
+        return found // self.size, found % self.size, tree[found] / total
+
     def _can_be_drawn(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
         at, environment = torch.from_numpy(times % self.steps), torch.from_numpy(environments)
         return self._valid[at, environment].numpy()
 
-    def transitions(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Transitions:
-        """What is remembered of steps that were drawn."""
-        time, environment = torch.from_numpy(times), torch.from_numpy(environments)
-        reward, going = torch.zeros(len(time)), torch.ones(len(time), dtype=torch.bool)
-        terminated, ahead = torch.zeros(len(time), dtype=torch.bool), torch.zeros(len(time), dtype=torch.int64)
+    def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
+        """What was drawn, as the loss takes it."""
+        return self.transitions(times, environments, weight)
+
+    def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of steps of these numbers: the discounted sum of up to n rewards, the weight of the value that follows, and
+        how many steps later that is."""
+        reward, going = torch.zeros(time.shape), torch.ones(time.shape, dtype=torch.bool)
+        terminated, ahead = torch.zeros(time.shape, dtype=torch.bool), torch.zeros(time.shape, dtype=torch.int64)
         for k in range(self._config.n_step):
             at = (time + k) % self.steps
             reward += self._discount**k * self._reward[at, environment] * going
@@ -143,7 +162,12 @@ class Replay:
             ended = self._terminated[at, environment]
             terminated |= ended & going
             going &= ~(ended | self._truncated[at, environment])
-        discount = self._discount ** ahead.to(torch.float32) * ~terminated
+        return reward, self._discount ** ahead.to(torch.float32) * ~terminated, ahead
+
+    def transitions(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Transitions:
+        """What is remembered of steps that were drawn."""
+        time, environment = torch.from_numpy(times), torch.from_numpy(environments)
+        reward, discount, ahead = self._returns(time, environment)
         at, then = time % self.steps, (time + ahead) % self.steps
 
         def take(where: Tensor) -> Any:
@@ -162,42 +186,70 @@ class Replay:
         )
 
     def prioritize(self, times: np.ndarray, environments: np.ndarray, priorities: np.ndarray) -> None:
-        """Set priorities of steps that were drawn; of those overwritten since, nothing changes."""
+        """Set priorities of items that were drawn; of those overwritten since, nothing changes."""
         assert self._tree is not None
-        present = times >= self._oldest()
-        items = (times % self.steps * self.size + environments)[present]
+        present = self._present(times)
+        items = (times % self._places() * self.size + environments)[present]
         chosen = np.abs(priorities.astype(np.float64)[present]) + _LEAST_PRIORITY
         self._tree.set(items, chosen**self._config.replay.alpha)
         self._largest = max(self._largest, float((chosen**self._config.replay.alpha).max(initial=0.0)))
 
+    def _present(self, times: np.ndarray) -> np.ndarray:
+        """bool [n]: whether items have not been overwritten."""
+        return times >= self._oldest()
+
+    def between(self, first: int, end: int) -> dict[str, Tensor]:
+        """Steps of these numbers, end not included, by name."""
+        at = torch.arange(first, end) % self.steps
+        rings = {
+            f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.between(first, end).items()
+        }
+        return {**rings, **{name: tensor[at] for name, tensor in self._by_step().items()}}
+
+    def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
+        """Restore what between returned."""
+        for name, ring in self._rings.items():
+            ring.put_back(first, below(f"obs.{name}.", tensors))
+        for name, tensor in self._by_step().items():
+            tensor[(first + torch.arange(len(tensors[name]))) % self.steps] = tensors[name]
+
+    def _by_step(self) -> dict[str, Tensor]:
+        """Tensors [C, B, ...]."""
+        return {
+            "action": self._action,
+            "reward": self._reward,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "valid": self._valid,
+        }
+
     def state(self) -> dict[str, Tensor]:
-        """All of it, by name."""
+        """All that is not step by step, by name."""
         rings = {f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.state().items()}
         tree = {} if self._tree is None else {"priorities": torch.from_numpy(self._tree.priorities)}
         return {
             **rings,
             **tree,
             **{f"last.{name}": leaf for name, leaf in self._last.items()},
-            "action": self._action,
-            "reward": self._reward,
-            "terminated": self._terminated,
-            "truncated": self._truncated,
-            "valid": self._valid,
             "largest": torch.tensor(self._largest, dtype=torch.float64),
             "count": torch.tensor(self.count),
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned."""
+        """Restore what state returned, after the steps."""
         for name, ring in self._rings.items():
-            prefix = f"obs.{name}."
-            ring.load({key[len(prefix) :]: x for key, x in tensors.items() if key.startswith(prefix)})
+            ring.load(below(f"obs.{name}.", tensors))
         if self._tree is not None:
             self._tree.set(np.arange(self._tree.size), tensors["priorities"].numpy())
-        self._last = {key[len("last.") :]: x.clone() for key, x in tensors.items() if key.startswith("last.")}
-        for name in ("action", "reward", "terminated", "truncated", "valid"):
-            getattr(self, f"_{name}").copy_(tensors[name])
+        self._last = {name: x.clone() for name, x in below("last.", tensors).items()}
         self._largest, self.count = float(tensors["largest"]), int(tensors["count"])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        rings = sum(ring.nbytes for ring in self._rings.values())
+        tree = 0 if self._tree is None else self._tree.nbytes
+        return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
 
 
 class ReplayBatches:
@@ -208,7 +260,8 @@ class ReplayBatches:
         assert isinstance(config, OffPolicyConfig) and isinstance(algorithm, OffPolicy)
         self._agent, self._config, self._algorithm, self._slots = agent, config, algorithm, slots
         self._replays: dict[int, Replay] = {}
-        self._saved: dict[int, dict[str, Tensor]] = {}
+        self._histories = {slot: History(slot) for slot in slots}
+        self._saved: dict[int, Checkpoint] = {}
         self._draws: dict[int, np.random.Generator] = {}
         self._beta = 1.0
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
@@ -217,10 +270,12 @@ class ReplayBatches:
         """Remember an iteration's rollouts; returns the number of gradient steps."""
         experiment = self._agent.experiment
         for slot in self._slots:
+            if not self._replays:
+                memory.require(experiment, len(self._slots), filled[slot].rollout)
             if slot not in self._replays:
-                self._replays[slot] = Replay(experiment, filled[slot].rollout)
+                self._replays[slot] = self._algorithm.memory(experiment, filled[slot].rollout)
                 if slot in self._saved:
-                    self._replays[slot].load(self._saved.pop(slot))
+                    self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
             self._replays[slot].insert(filled[slot].rollout)
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
         self._beta = hyper.get("beta", 1.0)
@@ -232,7 +287,7 @@ class ReplayBatches:
         items = self._config.batch_size // shards
         times, environments, probability = replay.draw(items, draw)
         weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(items)
-        batch = replay.transitions(times, environments, weight)
+        batch = replay.batch(times, environments, weight)
         numbers = self._algorithm.noise_numbers(self._agent.model, items)
         if numbers:
             batch = batch.replace(noise=torch.from_numpy(draw.random(numbers, np.float32)))
@@ -241,13 +296,15 @@ class ReplayBatches:
         self._drawn = times, environments
         return Slice(batch.map(lambda leaf: leaf.to(self._agent.device)), normalizers)
 
-    def state(self, slot: int) -> dict[str, Tensor]:
-        """A slot's replay, if the experiment wants it in checkpoints."""
-        return self._replays[slot].state() if self._config.replay.checkpoint else {}
+    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
+        """Write a slot's replay into a checkpoint, if the experiment wants it there."""
+        if not self._config.replay.checkpoint:
+            return []
+        return self._histories[slot].save(directory, iteration, self._replays[slot])
 
-    def load(self, slot: int, tensors: dict[str, Tensor]) -> None:
+    def restore(self, slot: int, saved: Checkpoint) -> None:
         """Restore it; it is made when the first rollout shows its shapes."""
-        self._saved[slot] = tensors
+        self._saved[slot] = saved
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
         """Let what was drawn last be drawn by its new priorities."""

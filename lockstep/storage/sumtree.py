@@ -28,6 +28,11 @@ class SumTree:
         return float(self._nodes[1])
 
     @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self._nodes.nbytes
+
+    @property
     def priorities(self) -> np.ndarray:
         """Of all items [size]."""
         return self._nodes[self._leaves : self._leaves + self.size].copy()

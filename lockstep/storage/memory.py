@@ -1,0 +1,92 @@
+"""How much memory replay takes, and how much there is: asked before any of it is allocated."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gymnasium
+import torch
+
+from lockstep import envs
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.experiment import Experiment
+from lockstep.settings import SettingsError
+from lockstep.storage.rollout import Rollout
+
+_CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""Files that limit this process, and say how much it uses: version 2, version 1."""
+
+
+def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
+    """Bytes that one shard's replay takes; 0 where nothing is remembered.
+
+    Args:
+        rollout: an example of what will be inserted. Without one, images with several channels are taken for stacks of
+            frames, of which each is kept once (if algorithm.replay.store_frames).
+    """
+    if not isinstance(experiment.algorithm, OffPolicyConfig):
+        return 0
+    rollout = rollout or _example(experiment)
+    with torch.device("meta"):  # which has shapes and no memory
+        return experiment.algorithm.build().memory(experiment, rollout).nbytes
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process can still get without swapping; None where the system does not say so."""
+    try:
+        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text(encoding="ascii").splitlines())
+    except OSError:
+        return None
+    known = [int(lines["MemAvailable"].split()[0]) * 1024]
+    for limit, usage in _CGROUPS:
+        if (cgroup / limit).is_file() and (cgroup / usage).is_file():
+            most, used = ((cgroup / file).read_text(encoding="ascii").strip() for file in (limit, usage))
+            known += [int(most) - int(used)] if most != "max" else []
+    return max(0, min(known))
+
+
+def require(experiment: Experiment, shards: int, rollout: Rollout | None = None) -> None:
+    """Raise SettingsError if the replay of so many shards does not fit into memory."""
+    needed, available = shards * replay_bytes(experiment, rollout), available_bytes()
+    if available is None or needed <= available:
+        return
+    config = experiment.algorithm
+    assert isinstance(config, OffPolicyConfig)
+    fitting = math.floor(0.8 * config.replay.capacity * available / needed)
+    frames = "" if config.replay.store_frames else " --algorithm.replay.store-frames keeps each frame of a stack once."
+    raise SettingsError(
+        f"Replay of algorithm.replay.capacity={config.replay.capacity:,} steps takes {needed / 1e9:.1f} GB for "
+        f"{shards} of {experiment.scheme.shards} shards, and {available / 1e9:.1f} GB of memory are available. "
+        f"Remember fewer steps, for example --algorithm.replay.capacity {_round(fitting)} (another result).{frames} "
+        "Fewer environments (env.num_envs) save little: capacity counts the steps of all of them together."
+    )
+
+
+def _round(count: int) -> int:
+    """Down to two digits."""
+    digits = max(0, len(str(count)) - 2)
+    return count // 10**digits * 10**digits
+
+
+def _example(experiment: Experiment) -> Rollout:
+    """A rollout of one shard, of zeros."""
+    observation, action = envs.spaces(experiment.env)
+    steps, size = experiment.algorithm.rollout, experiment.envs_per_shard
+    discrete = isinstance(action, (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete))
+    actions = torch.zeros(steps + 1, size, *(action.shape or ()), dtype=torch.int64 if discrete else torch.float32)
+    flags, numbers = torch.zeros(steps + 1, size, dtype=torch.bool), torch.zeros(steps + 1, size)
+    return Rollout(
+        obs=envs.allocate_observation(observation, (steps + 1, size)),
+        start=flags,
+        action=actions[1:],
+        reward=numbers[1:],
+        prev_action=actions if experiment.model.uses_previous else None,
+        prev_reward=numbers if experiment.model.uses_previous else None,
+        log_prob=numbers[1:],
+        value=numbers,
+        terminated=flags[1:],
+        truncated=flags[1:],
+        valid=flags[1:],
+        core_state=torch.zeros(size, 0),
+    )
