@@ -6,9 +6,10 @@ line of a recipe's docstring is what `lockstep recipes` shows.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
-from lockstep.algorithms import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig
+from lockstep.algorithms import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, R2D2Config
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.envs.base import EnvConfig
@@ -231,6 +232,108 @@ def dqn_atari(game: str = "Breakout") -> Experiment:
     )
 
 
+def c51_atari(game: str = "Breakout") -> Experiment:
+    """C51 on Atari, classic protocol, Nature CNN (DQN Zoo's settings: Bellemare et al. 2017, arXiv:1707.06887)."""
+    return _distributional(game, QModelConfig(encoder="nature", returns="categorical", numbers=51), 2.5e-4)
+
+
+def qrdqn_atari(game: str = "Breakout") -> Experiment:
+    """QR-DQN on Atari, classic protocol, Nature CNN (DQN Zoo's settings: Dabney et al. 2018, arXiv:1710.10044)."""
+    return _distributional(game, QModelConfig(encoder="nature", returns="quantiles", numbers=201), 5e-5)
+
+
+def iqn_atari(game: str = "Breakout") -> Experiment:
+    """IQN on Atari, classic protocol, Nature CNN (DQN Zoo's settings: Dabney et al. 2018, arXiv:1806.06923)."""
+    model = QModelConfig(encoder="nature", stream_size=512, returns="implicit", numbers=64)
+    full = _distributional(game, model, 5e-5)
+    return full.replace(algorithm=dataclasses.replace(full.algorithm, warmup=20_000, max_grad_norm=1e9))
+
+
+def _distributional(game: str, model: QModelConfig, learning_rate: float) -> Experiment:
+    """What DQN Zoo (https://github.com/google-deepmind/dqn_zoo) has in common for agents with distributions of returns:
+    an update of 32 for every 4 steps, and 1M steps over which ε falls."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="classic"),
+        model=model,
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=50_000,
+            learning_rate=learning_rate,
+            optimizer=OptimizerConfig(eps=0.01 / 32),
+            target_period=2_500,
+            replay=ReplayConfig(capacity=1_000_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def rainbow_atari(game: str = "Breakout") -> Experiment:
+    """Rainbow on Atari, classic protocol, Nature CNN (settings of Hessel et al. 2018, arXiv:1710.02298)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="classic"),
+        model=QModelConfig(encoder="nature", dueling=True, noisy=True, stream_size=512, returns="categorical"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=20_000,
+            n_step=3,
+            learning_rate=6.25e-5,
+            optimizer=OptimizerConfig(eps=1.5e-4),
+            double=True,
+            target_period=2_000,
+            epsilon_start=0.0,
+            epsilon_end=0.0,
+            replay=ReplayConfig(capacity=1_000_000, prioritized=True, alpha=0.5, beta=0.4),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def r2d2_atari(game: str = "Breakout") -> Experiment:
+    """R2D2 on Atari, raw rewards, CNN and LSTM (single-machine settings of rlpyt's R2D1, arXiv:1909.01500).
+
+    Exploration, and priorities that no error bounds, are those of Kapturowski et al. 2019.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=32),
+        model=QModelConfig(
+            encoder="nature", core="lstm", core_size=512, previous_action_reward=True, dueling=True, stream_size=512
+        ),
+        algorithm=R2D2Config(
+            optimizer=OptimizerConfig(eps=1e-3),
+            replay=ReplayConfig(capacity=1_000_000, prioritized=True, alpha=0.9, beta=0.6, beta_end=0.6),
+        ),
+        scheme=Scheme(shards=4, acting_batch=32),
+    )
+
+
+def r2d2_memory() -> Experiment:
+    """R2D2 on a task that no memoryless policy can solve (tuned here); --model.core none shows it."""
+    return Experiment(
+        env=EnvConfig(id="lockstep/Memory-v0", num_envs=32),
+        model=QModelConfig(encoder="mlp", core="lstm", core_size=64),
+        algorithm=R2D2Config(
+            rollout=16,
+            batch_size=128,
+            updates=4,
+            warmup=5_000,
+            burn_in=4,
+            unroll=20,
+            n_step=3,
+            learning_rate=2e-3,
+            discount=0.9,
+            target_period=50,
+            replay=ReplayConfig(capacity=100_000, prioritized=True, alpha=0.6),
+        ),
+        scheme=Scheme(shards=4, acting_batch=32),
+        total_steps=200_000,
+        precision="fp32",
+    )
+
+
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-cartpole": ppo_cartpole,
     "ppo-atari": ppo_atari,
@@ -243,5 +346,11 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-memory": ppo_memory,
     "dqn-cartpole": dqn_cartpole,
     "dqn-atari": dqn_atari,
+    "c51-atari": c51_atari,
+    "qrdqn-atari": qrdqn_atari,
+    "iqn-atari": iqn_atari,
+    "rainbow-atari": rainbow_atari,
+    "r2d2-atari": r2d2_atari,
+    "r2d2-memory": r2d2_memory,
 }
 """By the names that the command line knows them by."""

@@ -47,20 +47,33 @@ def cut(
 
 
 def replaying(
-    recipe: Callable[[], Experiment], *, replay: dict[str, Any], scheme: dict[str, Any] | None = None, **changes: Any
+    recipe: Callable[[], Experiment],
+    *,
+    replay: dict[str, Any],
+    scheme: dict[str, Any] | None = None,
+    algorithm: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Experiment:
     """A recipe that learns from replay, with 4 environments in 4 shards and three iterations of 8 steps, of which the
     first only collects and the last overwrites what it did."""
     full = recipe()
     assert isinstance(full.algorithm, OffPolicyConfig)
-    memory = dataclasses.replace(full.algorithm.replay, capacity=4 * 20, **replay)
-    algorithm = dataclasses.replace(
-        full.algorithm, rollout=8, batch_size=8, updates=3, warmup=32, n_step=3, target_period=2, replay=memory
+    memory = dataclasses.replace(full.algorithm.replay, **{"capacity": 4 * 20, **replay})
+    learning = dataclasses.replace(
+        full.algorithm,
+        rollout=8,
+        batch_size=8,
+        updates=3,
+        warmup=32,
+        n_step=3,
+        target_period=2,
+        replay=memory,
+        **(algorithm or {}),
     )
     small = {"dense_size": 32, "core_size": 16, "hidden_sizes": (16,), **changes}
     return full.replace(
         env=dataclasses.replace(full.env, num_envs=4, reseed_every=24),
-        algorithm=algorithm,
+        algorithm=learning,
         model=dataclasses.replace(full.model, **small),
         scheme=dataclasses.replace(full.scheme, **{"shards": 4, "acting_batch": 0, **(scheme or {})}),
         total_steps=ITERATIONS * 8 * 4,
@@ -101,6 +114,19 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
         replay={"prioritized": True},
         scheme={"lag": 1},
         **{"dueling": True, "noisy": True, "returns": "categorical", "numbers": 11, "stream_size": 8},
+    ),
+    "iqn": lambda: replaying(
+        recipes.dqn_cartpole, replay={}, algorithm={"samples": 3, "target_samples": 5}, returns="implicit", numbers=4
+    ),
+    "r2d2-prioritized-frames": lambda: replaying(
+        recipes.r2d2_atari, replay={"capacity": 4 * 24}, algorithm={"burn_in": 2, "unroll": 4}, stream_size=8
+    ),
+    "r2d2-uniform-lag-1": lambda: replaying(
+        recipes.r2d2_memory,
+        replay={"capacity": 4 * 24, "prioritized": False},
+        scheme={"lag": 1},
+        algorithm={"burn_in": 0, "unroll": 6},
+        core="gru",
     ),
 }
 """By what is special about them."""

@@ -15,6 +15,7 @@ from lockstep.algorithms.base import (
 from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.impala import IMPALA, IMPALAConfig
 from lockstep.algorithms.ppo import PPO, PPOConfig
+from lockstep.algorithms.r2d2 import R2D2, R2D2Config
 
 __all__ = [
     "A2C",
@@ -22,6 +23,7 @@ __all__ = [
     "DQN",
     "IMPALA",
     "PPO",
+    "R2D2",
     "A2CConfig",
     "APPOConfig",
     "Algorithm",
@@ -34,5 +36,6 @@ __all__ = [
     "OnPolicyConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "R2D2Config",
     "Targets",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 from lockstep.agent import Networks
 from lockstep.algorithms.dqn import DQN, DQNConfig, project, quantile_huber
 from lockstep.models.q import ImplicitQHead, QModel, QModelConfig
+from lockstep.recipes import RECIPES
 from lockstep.storage.transitions import Transitions
 
 ITEMS, ACTIONS = 5, 3
@@ -172,3 +175,18 @@ def test_noisy_layers_and_fractions_share_a_slices_noise() -> None:
         noise[changed] = 1 - noise[changed]
         losses.append(float(algorithm.loss(Networks(online, target), batch.replace(noise=noise), {}).total.detach()))
     assert len(set(losses)) == 4, "every part of the noise is used, each for something else"
+
+
+def test_the_table_for_atari_shows_the_recipes_settings() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "algorithms" / "dqn.md").read_text(encoding="utf-8")
+    lines = text.partition("## Recipes for Atari")[2].partition("## ")[0].splitlines()
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    names = rows[0][1:]
+    assert names == ["dqn-atari", "c51-atari", "qrdqn-atari", "iqn-atari", "rainbow-atari"]
+    for label, *shown in rows[3:]:
+        for name, text in zip(names, shown, strict=True):
+            experiment = RECIPES[name]()
+            where: Any = {"Adam's `eps": experiment.algorithm.optimizer, "model.numbers": experiment.model}
+            value = getattr(where.get(label, experiment.algorithm), label.rpartition("`")[2].rpartition(".")[2])
+            if text or label != "model.numbers":
+                assert float(text) == pytest.approx(value), f"{label} of {name}"

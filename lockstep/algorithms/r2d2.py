@@ -1,0 +1,197 @@
+"""Recurrent deep Q-learning from replayed sequences (R2D2, Kapturowski et al. 2019,
+https://openreview.net/forum?id=r1lyTjAqYX): an LSTM whose state was stored with each sequence and follows the present
+parameters during a burn-in, n-step double Q-learning of rescaled values, sequences drawn by priority.
+
+Shape legend: L steps of burn-in, M steps that are learned from, N steps of a return, n sequences, A actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
+from lockstep.models.q import QModel, QModelConfig
+from lockstep.settings import SettingsError, Steps
+from lockstep.storage.transitions import Sequences
+
+if TYPE_CHECKING:
+    from lockstep.agent import Networks
+    from lockstep.experiment import Experiment
+    from lockstep.storage.rollout import Rollout
+    from lockstep.storage.sequences import SequenceReplay
+
+
+@dataclass(frozen=True)
+class R2D2Config(DQNConfig):
+    """Q-learning of sequences; the defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500)."""
+
+    name = "r2d2"
+    sequences: ClassVar[bool] = True
+
+    rollout: int = 40
+    """Steps per environment and iteration. A sequence begins at the first step of every rollout, since there the core's
+    state is stored: shorter than burn_in + unroll lets sequences overlap, so that each step is learned from in several
+    places of them, and stores more states."""
+    batch_size: int = 32
+    """Sequences of a gradient step. More make it less noisy, and cost more."""
+    warmup: Steps = 100_000
+    """Steps, of all environments together, that are collected with random actions before learning begins. More begin
+    with more varied data."""
+    burn_in: int = 40
+    """L: steps at a sequence's beginning from which only the core's state follows. More let it forget more of the stale
+    state that was stored, and cost time."""
+    unroll: int = 80
+    """M: steps that are learned from, over which gradients flow back. More learn longer dependencies, and cost time."""
+    n_step: int = 5
+    """Steps after which a return is bootstrapped from a value. More let rewards travel faster, with more variance and
+    with the bias of old actions."""
+    rescaling: float = 1e-3
+    """ε of the function by which values are rescaled, h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx. Higher compresses large
+    returns less."""
+    priority_max: float = 0.9
+    """η: a sequence's priority is η times its largest error and 1 - η times its mean one. Higher prefers sequences with
+    one surprise to those with many small ones."""
+    max_grad_norm: float = 80.0
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are."""
+    discount: float = 0.997
+    """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
+    double: bool = True
+    """Let the model choose the action whose value the target network tells. On overestimates returns less."""
+    target_period: int = 2_500
+    """Gradient steps after which the target network follows the model."""
+    epsilon_end: float = 0.4
+    """ε once it has fallen, of the environment that explores most."""
+    epsilon_fraction: float = 0.0
+    """Share of total_steps over which ε falls. Longer explores more."""
+    epsilon_spread: float = 7.0
+    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
+    same. Higher lets environments explore more differently."""
+
+    @property
+    def item_steps(self) -> int:
+        return self.burn_in + self.unroll + self.n_step - 1
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        for setting, least in (("burn_in", 0), ("unroll", 1)):
+            if getattr(self, setting) < least:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least {least}.")
+        if not self.rescaling > 0:
+            raise SettingsError(f"algorithm.rescaling={self.rescaling} must be positive, for example 0.001.")
+        if not 0 <= self.priority_max <= 1:
+            raise SettingsError(f"algorithm.priority_max={self.priority_max} must lie between 0 and 1.")
+
+    def validate_with(self, experiment: Experiment) -> None:
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+        super().validate_with(experiment)
+        if isinstance(experiment.model, QModelConfig) and experiment.model.returns != "expected":
+            raise SettingsError(
+                f"algorithm=r2d2 rescales expected returns, but model.returns={experiment.model.returns}: use "
+                "--model.returns expected."
+            )
+
+    def build(self) -> R2D2:
+        return R2D2(self)
+
+
+class R2D2(DQN):
+    """Moves the values of a remembered sequence's actions towards what followed each of them."""
+
+    def __init__(self, config: R2D2Config) -> None:
+        super().__init__(config)
+        self._settings = config
+
+    def memory(self, experiment: Experiment, rollout: Rollout) -> SequenceReplay:
+        from lockstep.storage.sequences import SequenceReplay
+
+        return SequenceReplay(experiment, rollout, self._settings.burn_in, self._settings.unroll)
+
+    def loss(self, model: Networks, batch: Any, hyper: dict[str, float]) -> LossOutput:
+        """Huber loss of rescaled values, summed over the valid steps of Sequences."""
+        online, target = model
+        assert isinstance(online, QModel) and isinstance(target, QModel) and isinstance(batch, Sequences)
+        disturb(online, target, batch.noise)
+        config, steps = self._settings, len(batch.action)
+        q = _unroll(online, batch, config.burn_in)
+        with torch.no_grad():
+            after = _unroll(target, batch, config.burn_in)
+            best = (q if config.double else after).argmax(-1)
+            after = _of_action(after, best)
+            index = torch.arange(steps, device=after.device).unsqueeze(1) + batch.ahead
+            after = unscale(after.gather(0, index), config.rescaling)
+            towards = rescale(batch.reward + batch.discount * after, config.rescaling)
+        value = _of_action(q[:steps], batch.action)
+        valid = batch.valid.to(value.dtype)
+        error = F.smooth_l1_loss(value, towards, reduction="none") * valid
+        loss = (batch.weight * error.sum(0)).sum()
+        with torch.no_grad():
+            size = (towards - value).abs() * valid
+            metrics = {
+                "loss/value": loss.detach(),
+                "value/mean": (value * valid).sum(),
+                "value/target": (towards * valid).sum(),
+                "value/error": size.sum(),
+            }
+        return LossOutput(loss, metrics, mixed_priority(size, batch.valid, config.priority_max))
+
+
+def rescale(x: Tensor, epsilon: float) -> Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx (Pohlen et al. 2018, arXiv:1805.11593): large returns come near small
+    ones, so that rewards need not be clipped."""
+    return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x  # the same, without a difference that cancels for small x
+
+
+def unscale(y: Tensor, epsilon: float) -> Tensor:
+    """The inverse of rescale (Pohlen et al. 2018, proposition A.2)."""
+    # In float64: the difference of roots cancels for small values, and epsilon makes it worse.
+    y64 = y.double()
+    root = (1 + 4 * epsilon * (y64.abs() + 1 + epsilon)).sqrt()
+    return (y64.sign() * (((root - 1) / (2 * epsilon)).square() - 1)).to(y.dtype)
+
+
+def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
+    """Priorities of sequences (Kapturowski et al. 2019, section 2.3): share times the largest error and 1 - share
+    times the mean one, of valid steps.
+
+    Args:
+        error: [M, n], not negative, 0 where not valid.
+        valid: bool [M, n].
+        share: η.
+
+    Returns:
+        [n]
+    """
+    return share * error.amax(0) + (1 - share) * error.sum(0) / valid.sum(0).clamp(min=1)
+
+
+def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
+    """Action values [M+N, n, A] after the burn-in, through which no gradient flows."""
+
+    def part(leaf: Any, steps: slice) -> Any:
+        if isinstance(leaf, dict):
+            return {name: x[steps] for name, x in leaf.items()}
+        return None if leaf is None else leaf[steps]
+
+    def run(steps: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = (batch.obs, batch.start, batch.prev_action, batch.prev_reward)
+        obs, start, action, reward = (part(leaf, steps) for leaf in inputs)
+        return model.describe(obs, start, state, action, reward)
+
+    state = batch.state
+    if burn_in:
+        with torch.no_grad():
+            _, state = run(slice(0, burn_in), state)
+    numbers, _ = run(slice(burn_in, None), state)
+    return model.expected(numbers)
+
+
+def _of_action(q: Tensor, action: Tensor) -> Tensor:
+    """[T, n, A], [T, n] -> [T, n]"""
+    return q.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
