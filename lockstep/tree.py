@@ -14,6 +14,23 @@ from lockstep.runtime.group import Group
 from lockstep.shard import block, holder
 
 
+def partners(shards: int, workers: int) -> set[tuple[int, int]]:
+    """Pairs of workers that exchange partial sums."""
+    if _halves(shards, workers):
+        return {(rank, rank ^ (1 << level)) for rank in range(workers) for level in range(workers.bit_length() - 1)}
+    pairs, size = set(), 2
+    while size <= shards:
+        for start in range(0, shards, size):
+            pairs.add((holder(shards, workers, start), holder(shards, workers, start + size // 2)))
+        size *= 2
+    return {(a, b) for a, b in pairs if a != b}
+
+
+def _halves(shards: int, workers: int) -> bool:
+    """Whether blocks are equal and their number is a power of two, so that partners can swap halves."""
+    return shards % workers == 0 and workers & (workers - 1) == 0
+
+
 class TreeSum:
     """Reduces one tensor a shard to their global sum, known to every process of the group."""
 
@@ -22,8 +39,7 @@ class TreeSum:
         self.group = group
         self._block = block(shards, group.size, group.rank)
         self._subtrees: list[tuple[int, int, Tensor]] = []
-        equal = shards % group.size == 0
-        self._halving = equal and group.size & (group.size - 1) == 0
+        self._halving = _halves(shards, group.size)
 
     def push(self, shard: int, value: Tensor) -> None:
         """Add one shard's tensor, in the order of this process's shards. The tensor is given away: it may change."""

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.runtime.group import GlooGroup, Group
+from lockstep.runtime.local import Ends, LocalGroup, join
 from lockstep.shard import block
-from lockstep.tree import TreeSum
+from lockstep.tree import TreeSum, partners
 
 SIZE = 1003
 
@@ -36,27 +37,35 @@ def reference(values: list[Tensor]) -> Tensor:
     return reference(values[:half]) + reference(values[half:])
 
 
-def _reduce(rank: int, size: int, shards: int, path: str, queue: Any) -> None:
+def _reduce(rank: int, size: int, shards: int, path: str, ends: Ends | None, queue: Any) -> None:
     torch.set_num_threads(1)
-    group = GlooGroup(f"file://{path}/store", rank, size)
+    group = LocalGroup(ends) if ends else GlooGroup(f"file://{path}/store", rank, size)
     values = shard_tensors(shards)
     mine = block(shards, size, rank)
     tree = TreeSum(shards, group)
     sums = [tree.sum({shard: values[shard].clone() for shard in mine}) for _ in range(2)]
     tiny = tree.sum({shard: torch.tensor([float(shard)], dtype=torch.float64) for shard in mine})
     ordinary = torch.stack([values[shard] for shard in mine]).sum(0)
-    dist.all_reduce(ordinary)
+    if ends is None:
+        dist.all_reduce(ordinary)
     gathered = group.gather(rank * 10)
     queue.put((rank, [s.numpy() for s in sums], float(tiny[0]), ordinary.numpy(), gathered))
     group.close()
 
 
-def run(size: int, shards: int, path: Path) -> list[Any]:
+def run(size: int, shards: int, path: Path, kind: str = "gloo") -> list[Any]:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    processes = [context.Process(target=_reduce, args=(rank, size, shards, str(path), queue)) for rank in range(size)]
+    ends = join(context, size, partners(shards, size)) if kind == "local" else [None] * size
+    processes = [
+        context.Process(target=_reduce, args=(rank, size, shards, str(path), each, queue))
+        for rank, each in enumerate(ends)
+    ]
     for process in processes:
         process.start()
+    for each in ends:
+        if each:
+            each.close()
     answers = sorted((queue.get(timeout=120) for _ in processes), key=lambda answer: answer[0])
     for process in processes:
         process.join()
@@ -70,10 +79,11 @@ def test_one_process_adds_in_tree_order(shards: int) -> None:
     assert torch.equal(total, reference(list(values.values())))
 
 
+@pytest.mark.parametrize("kind", ["gloo", "local"])
 @pytest.mark.parametrize(("size", "shards"), [(2, 4), (3, 4), (4, 4), (3, 8)])
-def test_any_number_of_processes_gives_the_same_bits(size: int, shards: int, tmp_path: Path) -> None:
+def test_any_number_of_processes_gives_the_same_bits(size: int, shards: int, kind: str, tmp_path: Path) -> None:
     expected = reference(list(shard_tensors(shards).values())).numpy()
-    for rank, sums, tiny, _, gathered in run(size, shards, tmp_path):
+    for rank, sums, tiny, _, gathered in run(size, shards, tmp_path, kind):
         for total in sums:
             np.testing.assert_array_equal(total, expected)
         assert tiny == shards * (shards - 1) / 2

@@ -21,9 +21,10 @@ from lockstep.run import RunFolder
 from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
+from lockstep.runtime.local import LocalGroup, join
 from lockstep.runtime.supervisor import Seat, StopRequest
 from lockstep.train import Job, Result
-from lockstep.tree import TreeSum
+from lockstep.tree import TreeSum, partners
 
 MOST = 4
 """Processes of the largest layout that is tested."""
@@ -63,14 +64,14 @@ def _serve(number: int, orders: Any, answers: Any) -> None:
     warnings.simplefilter("error")
     children.die_with_parent()
     while True:
-        order, folder, job, link, tree = orders.get()
+        order, folder, job, ends, link, tree = orders.get()
         os.chdir(folder)
         learners, answer = _learners(job), None
         try:
             with mock.patch("lockstep.worker.TreeSum", tree):
-                joins = number < learners and learners > 1
-                store = f"file://{folder}/{order}.store"
-                group = GlooGroup(store, number, learners) if joins else Group()
+                group = Group() if ends is None else LocalGroup(ends)
+                if tree is AllReduce:
+                    group = GlooGroup(f"file://{folder}/{order}.store", number, learners)
                 try:
                     answer = lockstep.train.work(job, Seat(group, link), StopRequest())
                 finally:
@@ -107,8 +108,10 @@ class Workers:
         if job.layout.backend == "split":
             learners, collectors = links(self._context, len(job.layout.collectors), _learners(job))
             seats = [*learners, *collectors]
-        for orders, link in zip(self._orders, seats, strict=False):
-            orders.put((order, os.getcwd(), job, link, tree))
+        learning, shards = _learners(job), job.experiment.scheme.shards
+        ends = [*join(self._context, learning, partners(shards, learning)), *[None] * MOST]
+        for orders, end, link in zip(self._orders, ends, seats, strict=False):
+            orders.put((order, os.getcwd(), job, end, link, tree))
         return order
 
     def result(self, order: int) -> Result:

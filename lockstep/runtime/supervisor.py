@@ -22,8 +22,9 @@ from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
-from lockstep.runtime.shared import SharedMemory
+from lockstep.runtime.local import Ends, LocalGroup, join
 from lockstep.settings import SettingsError
+from lockstep.tree import partners
 
 if TYPE_CHECKING:
     from lockstep.train import Job, Result
@@ -145,22 +146,24 @@ class _Place:
 
     name: str
     """For people."""
-    rank: int = 0
-    """Among those that learn together."""
-    size: int = 0
-    """Of those; 0 for a process that does not learn."""
+    ends: Ends | None = None
+    """What joins it to those."""
     link: Link | None = None
+    """What joins it to the other role, in a split layout."""
 
 
-def _places(layout: Layout, context: Any) -> list[_Place]:
+def _places(layout: Layout, shards: int, context: Any) -> list[_Place]:
     """Every process of a layout, the one with the result first."""
+    collectors, learners = len(layout.collectors), len(layout.learners) or layout.workers
+    joined = join(context, learners, partners(shards, learners))
     if layout.backend == "processes":
-        size = layout.workers
-        return [_Place(f"Worker {rank} of {size}", rank, size) for rank in range(size)]
-    collectors, learners = len(layout.collectors), len(layout.learners)
+        return [_Place(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
     of_learners, of_collectors = links(context, collectors, learners)
     return [
-        *(_Place(f"Learner {i} of {learners}", i, learners, link) for i, link in enumerate(of_learners)),
+        *(
+            _Place(f"Learner {ends.rank} of {learners}", ends, link)
+            for ends, link in zip(joined, of_learners, strict=True)
+        ),
         *(_Place(f"Collector {i} of {collectors}", link=link) for i, link in enumerate(of_collectors)),
     ]
 
@@ -172,8 +175,7 @@ def run_processes(work: Work, job: Job) -> Result:
         WorkerError: with the traceback of the first process that failed.
     """
     context = multiprocessing.get_context("spawn")
-    rendezvous = SharedMemory()
-    places = _places(job.layout, context)
+    places = _places(job.layout, job.experiment.scheme.shards, context)
     flag, progress = context.RawValue("b", 0), context.RawArray("Q", len(places))
     pipes: list[Connection] = []
     processes: list[Any] = []
@@ -186,7 +188,7 @@ def run_processes(work: Work, job: Job) -> Result:
                 ours, theirs = context.Pipe()
                 process = children.start(
                     _child,
-                    (work, job, place, rendezvous, theirs, StopRequest(flag, progress, index)),
+                    (work, job, place, theirs, StopRequest(flag, progress, index)),
                     f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
                 if job.layout.pin:
@@ -194,12 +196,10 @@ def run_processes(work: Work, job: Job) -> Result:
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
-            for place in places:
-                if place.link is not None:
-                    place.link.close()
+            for end in (end for place in places for end in (place.ends, place.link) if end is not None):
+                end.close()
             return _watch([place.name for place in places], processes, pipes, progress, job.layout)
     finally:
-        rendezvous.close()
         for process in processes:
             if process.is_alive():
                 process.kill()
@@ -280,7 +280,7 @@ def _first_cause(
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, job: Job, place: _Place, rendezvous: SharedMemory, pipe: Connection, stop: StopRequest) -> None:
+def _child(work: Work, job: Job, place: _Place, pipe: Connection, stop: StopRequest) -> None:
     """A process of a run: joins the others, works, and tells how it ended."""
     telling = threading.Lock()
 
@@ -293,11 +293,8 @@ def _child(work: Work, job: Job, place: _Place, rendezvous: SharedMemory, pipe: 
         os._exit(1)
 
     children.report_losses(lambda text: end("error", f"failed: {text}"))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        group: Group = Group()
-        if place.size > 1:
-            group = GlooGroup(f"file://{rendezvous.path}", place.rank, place.size)
+        group = Group() if place.ends is None else LocalGroup(place.ends)
         result = work(job, Seat(group, place.link), stop)
         pipe.send(("result", result))
         pipe.close()
