@@ -215,6 +215,32 @@ def dqn_cartpole() -> Experiment:
     )
 
 
+def her_bitflip() -> Experiment:
+    """DQN with hindsight on 13 bits to flip, which DQN alone cannot learn (Andrychowicz et al. 2017; tuned here).
+
+    `--algorithm.replay.hindsight 0` is DQN alone, `--env.options bits=8` another length.
+    """
+    return Experiment(
+        env=EnvConfig(id="lockstep/BitFlip-v0", num_envs=16, options={"bits": 13}),
+        model=QModelConfig(encoder="mlp", hidden_sizes=(256, 256), activation="relu"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=128,
+            updates=16,
+            warmup=2_000,
+            learning_rate=1e-3,
+            double=True,
+            discount=0.98,
+            target_period=100,
+            epsilon_end=0.1,
+            replay=ReplayConfig(capacity=200_000, hindsight=4),
+        ),
+        scheme=Scheme(shards=4, acting_batch=16),
+        total_steps=200_000,
+        precision="fp32",
+    )
+
+
 def dqn_atari(game: str = "Breakout") -> Experiment:
     """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam)."""
     return Experiment(
@@ -345,6 +371,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-procgen": ppo_procgen,
     "ppo-memory": ppo_memory,
     "dqn-cartpole": dqn_cartpole,
+    "her-bitflip": her_bitflip,
     "dqn-atari": dqn_atari,
     "c51-atari": c51_atari,
     "qrdqn-atari": qrdqn_atari,

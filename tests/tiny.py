@@ -81,6 +81,12 @@ def replaying(
     )
 
 
+def single_steps(experiment: Experiment) -> Experiment:
+    """The same with returns of one step."""
+    assert isinstance(experiment.algorithm, OffPolicyConfig)
+    return experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, n_step=1))
+
+
 def tuple_bandit() -> Experiment:
     """Image and vector to see, an arm and a point to choose, arms that are forbidden."""
     return Experiment(
@@ -109,6 +115,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
         recipes.ppo_cartpole, rollout=32, env={"num_envs": 16, "adapter": "gymnasium"}, scheme={"shards": 8}
     ),
     "dqn-prioritized-frames": lambda: replaying(recipes.dqn_atari, replay={"prioritized": True}),
+    "hindsight": lambda: single_steps(replaying(recipes.her_bitflip, replay={"recency": 0.996, "recency_least": 24})),
     "rainbow-lag-1": lambda: replaying(
         recipes.dqn_cartpole,
         replay={"prioritized": True},

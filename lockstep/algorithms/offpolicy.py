@@ -40,6 +40,16 @@ class ReplayConfig:
     store_frames: bool = True
     """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same bits."""
 
+    hindsight: int = 0
+    """k: of k + 1 items, k are given a goal that was reached later in their episode in place of the wanted one (HER,
+    Andrychowicz et al. 2017, whose k is 4). More learn from more successes, of which fewer are those that are wanted.
+    For environments that are told goals; 0 switches it off."""
+    recency: float = 1.0
+    """η of c_k = C η^(1000 k / K), the newest steps that update k of K in an iteration draws from, where C is the
+    capacity; it rises to 1 over total_steps (ERE, Wang and Ross 2019, whose η is 0.996). Lower learns more from what is
+    new."""
+    recency_least: int = 5_000
+    """The least c_k. Lower lets the last updates of an iteration see only what is newest."""
     checkpoint: bool = True
     """Write what is remembered into checkpoints, so that a resumed run goes on exactly. Off saves disk and time, and
     a resumed run begins with an empty memory (another result)."""
@@ -51,6 +61,18 @@ class ReplayConfig:
         for setting in ("alpha", "beta", "beta_end"):
             if not 0 <= getattr(self, setting) <= 1:
                 raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must lie between 0 and 1.")
+        if self.hindsight < 0:
+            raise SettingsError(f"algorithm.replay.hindsight={self.hindsight} must be 0 (off) or more, for example 4.")
+        if not 0 < self.recency <= 1 or self.recency_least < 1:
+            raise SettingsError(
+                f"algorithm.replay.recency={self.recency} must lie above 0 and not above 1 (which is off), and "
+                f"recency_least={self.recency_least} must be at least 1. Wang and Ross used 0.996 and 5000."
+            )
+        if self.recency < 1 and self.prioritized:
+            raise SettingsError(
+                f"algorithm.replay.recency={self.recency} draws uniformly from the newest steps, and "
+                "algorithm.replay.prioritized by priority from all: choose one of them."
+            )
 
 
 @dataclass(frozen=True)
@@ -103,6 +125,13 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.replay.capacity={self.replay.capacity} is too small for {environments} environments, "
                 f"rollouts of {self.rollout} steps and items of {self.item_steps}: it needs at least {least}."
             )
+        if self.replay.hindsight and self.item_steps != 1:
+            raise SettingsError(
+                f"algorithm.replay.hindsight={self.replay.hindsight} gives single steps other goals, but items span "
+                f"{self.item_steps} steps here. Use --algorithm.n-step 1, and an algorithm without sequences."
+            )
+        if self.replay.recency < 1 and self.item_steps != self.n_step:
+            raise SettingsError("algorithm.replay.recency is for single steps, but this algorithm draws sequences.")
         if self.warmup >= experiment.total_steps:
             raise SettingsError(
                 f"algorithm.warmup={self.warmup} leaves nothing of total_steps={experiment.total_steps} to learn in. "
@@ -146,8 +175,11 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         self.weighted = config.replay.prioritized
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `beta`."""
+        """As the base class, and `beta` and `recency` where they are used."""
         replay = self.config.replay
+        if replay.recency < 1:
+            weights = {"recency": replay.recency + (1 - replay.recency) * progress}
+            return {**super().hyperparameters(progress), **weights}
         weights = {"beta": replay.beta + (replay.beta_end - replay.beta) * progress} if self.weighted else {}
         return {**super().hyperparameters(progress), **weights}
 

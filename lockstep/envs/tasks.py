@@ -1,4 +1,4 @@
-"""Small tasks of our own: one that needs memory, one with mixed observations and actions."""
+"""Small tasks of our own: with memory, with mixed observations and actions, with goals."""
 
 from __future__ import annotations
 
@@ -111,5 +111,54 @@ class TupleBandit(gymnasium.Env[Any, Any]):
         return self._draw(), reward, False, self._time >= self.steps, {}
 
 
+class BitFlip(gymnasium.Env[Any, np.int64]):
+    """Flip one bit at a time until all are as wanted (Andrychowicz et al. 2017, section 3.1).
+
+    Observation: "observation" and "achieved_goal", the bits, and "desired_goal", each float32 [bits]. Action: which bit
+    to flip. Reward: -1 a step, 0 for the one that reaches the goal, which ends the episode; else it is truncated after
+    `bits` steps. Best: 1 - bits / 2 an episode on average; who never reaches the goal scores -bits. With random actions
+    the goal is reached so seldom (about once in 2^bits) that with 13 bits or more nothing can be learned from that.
+    """
+
+    def __init__(self, bits: int = 13) -> None:
+        if bits < 1:
+            raise ValueError(f"bits={bits} must be at least 1")
+        self.bits = bits
+        entry = spaces.Box(0.0, 1.0, (bits,), np.float32)
+        self.observation_space = spaces.Dict({"observation": entry, "achieved_goal": entry, "desired_goal": entry})
+        self.action_space = spaces.Discrete(bits)
+        self._state = self._goal = np.zeros(bits, np.float32)
+        self._time = 0
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        """float32 [...]: goals are [..., bits]"""
+        return (achieved_goal == desired_goal).all(-1).astype(np.float32) - 1
+
+    def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        """bool [...]"""
+        return (achieved_goal == desired_goal).all(-1)
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        bits = {"observation": self._state, "achieved_goal": self._state, "desired_goal": self._goal}
+        return {name: x.copy() for name, x in bits.items()}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        self._state = self.np_random.integers(0, 2, self.bits).astype(np.float32)
+        wrong = self.np_random.integers(1, 2**self.bits)  # at least one of them
+        self._goal = np.abs(self._state - (wrong >> np.arange(self.bits) & 1)).astype(np.float32)
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        self._state[action] = 1 - self._state[action]
+        reward = float(self.compute_reward(self._state, self._goal, {}))
+        return self._observe(), reward, reward == 0, self._time >= self.bits, {}
+
+
+gymnasium.register("lockstep/BitFlip-v0", entry_point="lockstep.envs.tasks:BitFlip")
 gymnasium.register("lockstep/Memory-v0", entry_point="lockstep.envs.tasks:Memory")
 gymnasium.register("lockstep/TupleBandit-v0", entry_point="lockstep.envs.tasks:TupleBandit")

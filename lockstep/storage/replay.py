@@ -5,6 +5,7 @@ Shape legend: C steps of the ring, T steps of a rollout, B environments of a sha
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
+from lockstep.envs.goals import Goals
 from lockstep.experiment import Experiment
 from lockstep.rng import stream
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.storage import memory
 from lockstep.storage.batches import Filled, Slice
 from lockstep.storage.frames import ring_for
+from lockstep.storage.hindsight import Hindsight
 from lockstep.storage.history import History
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.sumtree import SumTree
@@ -115,9 +118,16 @@ class Replay:
         """Number of the newest step that has n successors."""
         return self.count - self._config.n_step
 
-    def draw(self, items: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of steps [n], their environments [n], and the probability [n] with which each was drawn."""
+    def draw(
+        self, items: int, generator: np.random.Generator, newest: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers of steps [n], their environments [n], and the probability [n] with which each was drawn.
+
+        newest: draw uniformly from so many of the newest steps of every environment.
+        """
         low, high = self._oldest(), self._newest()
+        if newest is not None:
+            low = max(low, high + 1 - newest)
         assert high >= low, "learning began before there was anything to learn from"
         if self._tree is not None:
             place, environment, probability = self._by_priority(self._tree, items, generator)
@@ -141,6 +151,19 @@ class Replay:
         sums = (np.arange(items) + generator.random(items)) * (total / items)
         found = tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
         return found // self.size, found % self.size, tree[found] / total
+
+    def observed(self, name: str, times: np.ndarray, environments: np.ndarray) -> Tensor:
+        """[n, ...]: an entry of the observations at steps of these numbers."""
+        return self._rings[name].take(torch.from_numpy(times % self.steps), torch.from_numpy(environments))
+
+    def episode_ends(self) -> tuple[int, np.ndarray]:
+        """Number of the oldest step that can be drawn; and, from that one on, the number of the last step of each
+        step's episode [N, B], which is the newest step while the episode goes on."""
+        numbers = np.arange(self._oldest(), self.count)
+        at = torch.from_numpy(numbers % self.steps)
+        ended = (self._terminated[at] | self._truncated[at]).numpy()
+        ends = np.where(ended, numbers[:, None], self.count - 1)
+        return self._oldest(), np.minimum.accumulate(ends[::-1])[::-1]
 
     def _can_be_drawn(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
         at, environment = torch.from_numpy(times % self.steps), torch.from_numpy(environments)
@@ -263,7 +286,9 @@ class ReplayBatches:
         self._histories = {slot: History(slot) for slot in slots}
         self._saved: dict[int, Checkpoint] = {}
         self._draws: dict[int, np.random.Generator] = {}
-        self._beta = 1.0
+        self._goals = Goals(agent.experiment.env) if config.replay.hindsight else None
+        self._hindsight: dict[int, Hindsight] = {}
+        self._beta, self._recency = 1.0, 1.0
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
@@ -274,20 +299,29 @@ class ReplayBatches:
                 memory.require(experiment, len(self._slots), filled[slot].rollout)
             if slot not in self._replays:
                 self._replays[slot] = self._algorithm.memory(experiment, filled[slot].rollout)
+                if self._goals is not None:
+                    self._hindsight[slot] = Hindsight(
+                        self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
+                    )
                 if slot in self._saved:
                     self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
             self._replays[slot].insert(filled[slot].rollout)
+            if slot in self._hindsight:
+                self._hindsight[slot].follow()
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
-        self._beta = hyper.get("beta", 1.0)
+        self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
         return self._algorithm.updates_in(iteration, experiment.samples_per_iteration)
 
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
         shards, draw, replay = self._agent.experiment.scheme.shards, self._draws[slot], self._replays[slot]
         items = self._config.batch_size // shards
-        times, environments, probability = replay.draw(items, draw)
+        newest = self._newest_steps(step) if self._recency < 1 else None
+        times, environments, probability = replay.draw(items, draw, newest)
         weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(items)
         batch = replay.batch(times, environments, weight)
+        if slot in self._hindsight:
+            batch = self._hindsight[slot].relabel(batch, times, environments, draw)
         numbers = self._algorithm.noise_numbers(self._agent.model, items)
         if numbers:
             batch = batch.replace(noise=torch.from_numpy(draw.random(numbers, np.float32)))
@@ -295,6 +329,12 @@ class ReplayBatches:
         batch = batch.replace(reward=normalizers.scale_rewards(batch.reward))
         self._drawn = times, environments
         return Slice(batch.map(lambda leaf: leaf.to(self._agent.device)), normalizers)
+
+    def _newest_steps(self, step: int) -> int:
+        """Of every environment: what one of an iteration's updates draws from (Wang and Ross 2019, equation 3)."""
+        memory = self._config.replay
+        wanted = memory.capacity * self._recency ** (1000 * (step + 1) / self._config.updates)
+        return math.ceil(max(wanted, memory.recency_least) / self._agent.experiment.env.num_envs)
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
         """Write a slot's replay into a checkpoint, if the experiment wants it there."""

@@ -72,9 +72,12 @@ class SequenceReplay(Replay):
     def _present(self, times: np.ndarray) -> np.ndarray:
         return (times >= self._rollouts - self._beginnings) & self._ready[times % self._beginnings]
 
-    def draw(self, items: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(
+        self, items: int, generator: np.random.Generator, newest: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Numbers of rollouts [n] with which sequences begin, environments [n], and the probability [n] with which each
         was drawn."""
+        assert newest is None, "recent sequences are not emphasised"
         assert self._ready.any(), "learning began before there was anything to learn from"
         if self._tree is not None:
             place, environment, probability = self._by_priority(self._tree, items, generator)
@@ -83,8 +86,8 @@ class SequenceReplay(Replay):
             drawn = generator.integers(0, len(ready) * self.size, items)
             place, environment = ready[drawn // self.size], drawn % self.size
             probability = np.full(items, 1.0 / (len(ready) * self.size))
-        newest = self._rollouts - 1
-        return newest - (newest - place) % self._beginnings, environment, probability
+        last = self._rollouts - 1
+        return last - (last - place) % self._beginnings, environment, probability
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Sequences:
         """Sequences that were drawn."""

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from lockstep.envs.tasks import Memory, TupleBandit
+from lockstep.envs.tasks import BitFlip, Memory, TupleBandit
 
 
-@pytest.mark.parametrize("env_id", ["lockstep/Memory-v0", "lockstep/TupleBandit-v0"])
+@pytest.mark.parametrize("env_id", ["lockstep/Memory-v0", "lockstep/TupleBandit-v0", "lockstep/BitFlip-v0"])
 def test_the_gymnasium_interface_is_kept(env_id: str) -> None:
     check_env(gymnasium.make(env_id, disable_env_checker=True).unwrapped, skip_render_check=True)
 
@@ -65,3 +65,26 @@ def test_the_bandit_pays_for_the_lit_arm_and_the_right_point() -> None:
         obs, reward, terminated, truncated, _ = env.step((arm if choose_right else forbidden, point))
         assert reward == pytest.approx(1.0 if choose_right else -1.25)
         assert not terminated and truncated == (step == 7)
+
+
+def test_the_bits_that_are_wrong_are_the_way_to_the_goal() -> None:
+    env = BitFlip(bits=6)
+    for seed in range(30):
+        obs, _ = env.reset(seed=seed)
+        wrong = np.flatnonzero(obs["observation"] != obs["desired_goal"])
+        assert len(wrong)
+        rewards = []
+        for bit in wrong:
+            obs, reward, terminated, _, _ = env.step(np.int64(bit))
+            rewards.append(reward)
+            assert terminated == (bit == wrong[-1])
+        assert rewards == [-1.0] * (len(wrong) - 1) + [0.0]
+
+
+def test_episodes_without_the_goal_are_cut() -> None:
+    env = BitFlip(bits=4)
+    obs, _ = env.reset(seed=3)
+    wrong = int(np.flatnonzero(obs["observation"] != obs["desired_goal"])[0])
+    other = np.int64((wrong + 1) % 4)
+    ends = [env.step(other)[2:4] for _ in range(4)]
+    assert ends == [(False, False)] * 3 + [(False, True)]

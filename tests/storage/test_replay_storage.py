@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from lockstep import recipes
+from lockstep.agent import Agent
 from lockstep.experiment import Experiment
 from lockstep.settings import SettingsError
-from lockstep.storage.replay import Replay
+from lockstep.storage.batches import Filled
+from lockstep.storage.replay import Replay, ReplayBatches
 from lockstep.storage.rollout import Rollout
 
 STACK, SIDE, GAMMA = 4, 3, 0.9
@@ -241,3 +244,35 @@ def test_state_is_all_there_is() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
         for a, b in zip(memory.transitions(*drawn).leaves(), twin.transitions(*again).leaves(), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("recency", [0.5, 0.99, 0.9999])
+def test_recent_steps_are_emphasised_as_the_formula_says(recency: float) -> None:
+    base = experiment(steps=200, envs=2, n_step=1, rollout=8)
+    memory = replace(base.algorithm.replay, recency=recency, recency_least=40)  # type: ignore[attr-defined]
+    algorithm = replace(base.algorithm, replay=memory, updates=3, batch_size=400, warmup=0)  # type: ignore[call-arg]
+    agent = Agent(base.replace(algorithm=algorithm, env=replace(base.env, num_envs=2)))
+    batches = ReplayBatches(agent, range(1))
+    world = World(2, 3, "zero", 0.01)
+    for number, each in enumerate(world.rollouts(8, 40)):
+        filled = {0: Filled(each, agent.normalizers)}
+        batches.begin(number, filled, agent.algorithm.hyperparameters(0.0))
+    replay = batches._replays[0]
+    oldest, newest = replay._oldest(), replay._newest()
+    for k in (1, 2, 3):
+        wanted = max(200 * 2 * recency ** (1000 * k / 3), 40)
+        steps = min(math.ceil(wanted / 2), newest - oldest + 1)
+        batches.slice(0, k - 1)
+        assert batches._drawn is not None
+        times, _ = batches._drawn
+        assert times.min() > newest - steps and times.max() <= newest
+        assert len(set(times.tolist())) > 0.8 * steps, "all of them"
+
+
+def test_recency_ends_as_uniform() -> None:
+    base = experiment(steps=200, envs=2, n_step=1, rollout=8)
+    memory = replace(base.algorithm.replay, recency=0.996)  # type: ignore[attr-defined]
+    algorithm = replace(base.algorithm, replay=memory).build()  # type: ignore[call-arg]
+    assert [algorithm.hyperparameters(progress)["recency"] for progress in (0.0, 0.5, 1.0)] == [0.996, 0.998, 1.0]
+    with pytest.raises(SettingsError, match="choose one"):
+        replace(memory, prioritized=True).validate()

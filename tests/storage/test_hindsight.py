@@ -1,0 +1,192 @@
+"""Goals in hindsight, against a slow walk through what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep import envs, recipes
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.envs.goals import Goals
+from lockstep.experiment import Experiment
+from lockstep.settings import SettingsError
+from lockstep.storage.hindsight import Hindsight
+from lockstep.storage.replay import Replay
+from lockstep.storage.rollout import Rollout
+from lockstep.storage.transitions import Transitions
+
+BITS, ENVS, ROLLOUT, GAMMA = 4, 3, 5, 0.9
+
+
+def experiment(capacity: int) -> Experiment:
+    base = recipes.her_bitflip()
+    algorithm = base.algorithm
+    assert isinstance(algorithm, OffPolicyConfig)
+    memory = replace(algorithm.replay, capacity=capacity)
+    return base.replace(
+        env=EnvConfig(
+            id="lockstep/BitFlip-v0", adapter="gymnasium", num_envs=ENVS, reseed_every=1000, options={"bits": BITS}
+        ),
+        algorithm=replace(algorithm, rollout=ROLLOUT, batch_size=64, discount=GAMMA, replay=memory),
+        scheme=replace(base.scheme, shards=1, acting_batch=0),
+    )
+
+
+class Past:
+    """All that happened to a few environments whose bits are flipped at random."""
+
+    def __init__(self, settings: Experiment) -> None:
+        self.env = envs.make(settings.env, seed=1, first_index=0, num_envs=ENVS)
+        self.draw = np.random.default_rng(1)
+        self.steps: list[dict[str, Any]] = []
+
+    def rollouts(self, count: int) -> Iterator[Rollout]:
+        obs = envs.allocate_observation(self.env.observation_space, (ROLLOUT + 1, ENVS))
+        for number in range(count):
+            if number == 0:
+                self.env.reset({name: x[0].numpy() for name, x in obs.items()})
+            else:
+                obs = {name: torch.cat([x[-1:], torch.zeros_like(x[1:])]) for name, x in obs.items()}
+            fields: dict[str, list[np.ndarray]] = {}
+            for t in range(ROLLOUT):
+                action = self.draw.integers(0, BITS, ENVS)
+                self.env.send(action)
+                result = self.env.recv({name: x[t + 1].numpy() for name, x in obs.items()})
+                step = {
+                    "action": action,
+                    "reward": result.reward,
+                    "terminated": result.terminated,
+                    "truncated": result.truncated,
+                    "valid": ~result.first,
+                }
+                self.steps.append({**step, "obs": {name: x[t].numpy().copy() for name, x in obs.items()}})
+                self.newest = {name: x[t + 1].numpy().copy() for name, x in obs.items()}
+                for name, value in step.items():
+                    fields.setdefault(name, []).append(value.copy())
+            zeros = torch.zeros(ROLLOUT + 1, ENVS)
+            yield Rollout(
+                obs=obs,
+                start=zeros.bool(),
+                prev_action=None,
+                prev_reward=None,
+                log_prob=zeros[1:],
+                value=zeros,
+                core_state=torch.zeros(ENVS, 0),
+                **{name: torch.from_numpy(np.stack(value)) for name, value in fields.items()},
+            )
+
+    def obs(self, time: int) -> dict[str, np.ndarray]:
+        return self.steps[time]["obs"] if time < len(self.steps) else self.newest
+
+    def later_goals(self, time: int, env: int) -> list[np.ndarray]:
+        """What was achieved after a step, until its episode ended."""
+        goals = []
+        for t in range(time, len(self.steps)):
+            assert self.steps[t]["valid"][env]
+            goals.append(self.obs(t + 1)["achieved_goal"][env])
+            if self.steps[t]["terminated"][env] or self.steps[t]["truncated"][env]:
+                break
+        return goals
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[Past, list[tuple[np.ndarray, np.ndarray, Transitions, int]]]:
+    """The past, and what was drawn as it grew: steps, environments, items in hindsight, and how many
+    steps there had been."""
+    settings = experiment(ENVS * 60)
+    past, draw = Past(settings), np.random.default_rng(3)
+    memory, hindsight, taken = None, None, []
+    for each in past.rollouts(40):
+        if memory is None or hindsight is None:
+            memory = Replay(settings, each)
+            hindsight = Hindsight(memory, Goals(settings.env), 4, GAMMA)
+        memory.insert(each)
+        hindsight.follow()
+        times, environments, _ = memory.draw(64, draw)
+        plain = memory.transitions(times, environments, np.ones(64))
+        taken.append((times, environments, hindsight.relabel(plain, times, environments, draw), memory.count))
+    return past, taken
+
+
+def test_every_goal_was_reached_later_or_was_the_wanted_one(drawn: Any) -> None:
+    past, taken = drawn
+    others = 0
+    now = past.steps, past.newest
+    for times, environments, items, count in taken:
+        past.steps, past.newest = now[0][:count], now[0][count]["obs"] if count < len(now[0]) else now[1]
+        for i, (time, env) in enumerate(zip(times.tolist(), environments.tolist(), strict=True)):
+            goal = items.obs["desired_goal"][0, i].numpy()
+            assert np.array_equal(goal, items.next_obs["desired_goal"][0, i].numpy())
+            wanted, step = past.obs(time)["desired_goal"][env], past.steps[time]
+            reached = past.obs(time + 1)["achieved_goal"][env]
+            later = past.later_goals(time, env)
+            assert np.array_equal(goal, wanted) or any(np.array_equal(goal, other) for other in later)
+            there = np.array_equal(reached, goal)
+            if not np.array_equal(goal, wanted):
+                others += 1
+                assert float(items.reward[0, i]) == (0.0 if there else -1.0)
+                assert float(items.discount[0, i]) == pytest.approx(0.0 if there else GAMMA)
+            else:
+                assert float(items.reward[0, i]) == step["reward"][env]
+                assert float(items.discount[0, i]) == pytest.approx(0.0 if step["terminated"][env] else GAMMA)
+            assert items.action[0, i] == step["action"][env]
+            for name in ("observation", "achieved_goal"):
+                assert np.array_equal(items.obs[name][0, i].numpy(), past.obs(time)[name][env])
+                assert np.array_equal(items.next_obs[name][0, i].numpy(), reached)
+    past.steps, past.newest = now
+    assert others > 1000
+
+
+def test_four_of_five_items_get_another_goal_and_all_later_ones_are_as_likely() -> None:
+    settings = experiment(ENVS * 100)
+    past = Past(settings)
+    memory: Replay | None = None
+    for each in past.rollouts(12):
+        memory = memory or Replay(settings, each)
+        memory.insert(each)
+    assert memory is not None
+    hindsight = Hindsight(memory, Goals(settings.env), 4, GAMMA)
+    hindsight.follow()
+    firsts = [t for t in range(1, 50) if past.steps[t]["valid"][0] and not past.steps[t - 1]["valid"][0]]
+    # An episode whose four later states differ from each other, and from what was wanted.
+    for time in firsts:
+        later = {x.tobytes() for x in past.later_goals(time, 0)}
+        if len(later) == BITS and past.obs(time)["desired_goal"][0].tobytes() not in later:
+            break
+    else:
+        raise AssertionError("no such episode")
+    n = 20_000
+    times, environments = np.full(n, time), np.zeros(n, np.int64)
+    plain = memory.transitions(times, environments, np.ones(n))
+    items = hindsight.relabel(plain, times, environments, np.random.default_rng(5))
+    goals: Tensor = items.obs["desired_goal"][0]
+    counts = {goal: 0 for goal in later}
+    for row in goals.numpy():
+        if row.tobytes() in counts:
+            counts[row.tobytes()] += 1
+    assert sum(counts.values()) / n == pytest.approx(4 / 5, abs=0.01)
+    for count in counts.values():
+        assert count / n == pytest.approx(4 / 5 / BITS, abs=0.01)
+
+
+def test_environments_without_goals_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"CartPole-v1 is none"):
+        Goals(EnvConfig(id="CartPole-v1", adapter="gymnasium"))
+    settings = recipes.her_bitflip()
+    with pytest.raises(SettingsError, match="n-step 1"):
+        settings.replace(algorithm=replace(settings.algorithm, n_step=3)).validate()  # type: ignore[call-arg]
+
+
+def test_rewards_are_the_environments_own() -> None:
+    goals = Goals(EnvConfig(id="lockstep/BitFlip-v0", adapter="gymnasium", options={"bits": 2}))
+    a, b = np.array([[0, 1], [1, 1]], np.float32), np.array([[0, 1], [0, 1]], np.float32)
+    assert goals.reward(a, b).tolist() == [0.0, -1.0]
+    assert goals.terminated(a, b).tolist() == [True, False]
+    goals.close()
