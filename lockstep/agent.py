@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rnd import with_curiosity
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.normalize import Normalizers
@@ -46,7 +47,7 @@ class Agent:
         self.experiment = experiment
         self.device = torch.device(device)
         self.observation_space, self.action_space = envs.spaces(experiment.env)
-        self.algorithm: Algorithm[Any] = experiment.algorithm.build()
+        self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
         self.model: PolicyModel = experiment.model.build(
             self.observation_space,
             self.action_space,
@@ -55,6 +56,8 @@ class Agent:
             observation_clip=experiment.normalize.clip,
             seed=experiment.seed,
         )
+        if companion := self.algorithm.companion(self.observation_space, experiment.seed):
+            self.model.companion = companion
         self.model.to(self.device)
         tail = 1 + len(self.algorithm.metric_names) + (experiment.scheme.shards if self.algorithm.weighted else 0)
         self.flat = FlatParameters(self.model, tail)

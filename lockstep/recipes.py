@@ -15,6 +15,7 @@ from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.models import QModelConfig, StandardModelConfig
+from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
 
 
@@ -185,6 +186,31 @@ def ppo_memory() -> Experiment:
             gae_lambda=0.5,
         ),
         scheme=Scheme(shards=4),
+        total_steps=300_000,
+        precision="fp32",
+    )
+
+
+def ppo_rnd_minigrid(task: str = "DoorKey-6x6-v0") -> Experiment:
+    """PPO with random network distillation on a MiniGrid task of one late reward (tuned here; Burda et al. 2018).
+
+    `--algorithm.rnd.coef 0` is PPO alone.
+    """
+    return Experiment(
+        env=EnvConfig(id=f"MiniGrid-{task}", num_envs=32),
+        model=StandardModelConfig(encoder="symbols"),
+        algorithm=PPOConfig(
+            rollout=128,
+            epochs=4,
+            minibatches=4,
+            learning_rate=5e-4,
+            anneal_learning_rate=False,
+            clip=0.2,
+            entropy_coef=0.001,
+            rnd=RNDConfig(coef=0.5, features=64),
+        ),
+        scheme=Scheme(shards=4),
+        normalize=NormalizeConfig(observations=True),
         total_steps=300_000,
         precision="fp32",
     )
@@ -370,6 +396,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-mujoco": ppo_mujoco,
     "ppo-procgen": ppo_procgen,
     "ppo-memory": ppo_memory,
+    "ppo-rnd-minigrid": ppo_rnd_minigrid,
     "dqn-cartpole": dqn_cartpole,
     "her-bitflip": her_bitflip,
     "dqn-atari": dqn_atari,

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import recipes
-from lockstep.algorithms import PPOConfig
+from lockstep.algorithms import OnPolicyConfig, PPOConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
+from lockstep.models.rnd import RNDConfig
 from lockstep.run import RunOptions
 from lockstep.scheme import Scheme
 
@@ -87,6 +88,19 @@ def single_steps(experiment: Experiment) -> Experiment:
     return experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, n_step=1))
 
 
+def rnd(experiment: Experiment) -> Experiment:
+    """The same with random network distillation."""
+    assert isinstance(experiment.algorithm, OnPolicyConfig)
+    algorithm = dataclasses.replace(experiment.algorithm, rnd=RNDConfig(coef=0.5, features=8))
+    return experiment.replace(algorithm=algorithm)
+
+
+def single_steps(experiment: Experiment) -> Experiment:
+    """The same with returns of one step."""
+    assert isinstance(experiment.algorithm, OffPolicyConfig)
+    return experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, n_step=1))
+
+
 def tuple_bandit() -> Experiment:
     """Image and vector to see, an arm and a point to choose, arms that are forbidden."""
     return Experiment(
@@ -135,6 +149,8 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
         algorithm={"burn_in": 0, "unroll": 6},
         core="gru",
     ),
+    "ppo-rnd": lambda: rnd(cut(recipes.ppo_cartpole, rollout=16, env={"adapter": "gymnasium"})),
+    "impala-rnd-lag-1": lambda: rnd(cut(recipes.impala_atari, epochs=1, scheme={"lag": 1})),
 }
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10

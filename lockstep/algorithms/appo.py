@@ -95,7 +95,8 @@ class APPO(OnPolicy[APPOConfig]):
         ratio_t = log_ratio_t.exp()
         highest = 1.0 + hyper["clip"]
         clipped_ratio_t = ratio_t.clamp(1.0 / highest, highest)
-        surrogate_t = torch.minimum(ratio_t * trace.advantage, clipped_ratio_t * trace.advantage)
+        advantage_t = trace.advantage if batch.advantage is None else trace.advantage + batch.advantage
+        surrogate_t = torch.minimum(ratio_t * advantage_t, clipped_ratio_t * advantage_t)
         policy_loss = -masked_sum(surrogate_t, valid)
 
         error_t = (value_t - trace.vs).square()

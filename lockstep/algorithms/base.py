@@ -6,17 +6,20 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.arrays import ArrayTuple
 from lockstep.models.base import PolicyModel
+from lockstep.models.rnd import RNDConfig
 from lockstep.settings import SettingsError
 from lockstep.storage.rollout import Rollout
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from lockstep.agent import Agent
     from lockstep.experiment import Experiment
     from lockstep.storage.batches import Batches
@@ -108,6 +111,8 @@ class OnPolicyConfig(AlgorithmConfig):
     """Weight of the entropy bonus. Higher explores more."""
     value_coef: float = 0.5
     """Weight of the value loss against the policy loss."""
+    rnd: RNDConfig = field(default_factory=RNDConfig)
+    """Random network distillation: a reward for what is new. Off unless its coef is above 0."""
 
     sequences: ClassVar[bool] = False
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
@@ -122,6 +127,7 @@ class OnPolicyConfig(AlgorithmConfig):
         for setting in ("entropy_coef", "value_coef"):
             if not getattr(self, setting) >= 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 0.")
+        self.rnd.validate()
         sequences = recurrent or self.sequences
         items = envs_per_shard if sequences else envs_per_shard * self.rollout
         if items % self.minibatches:
@@ -142,6 +148,15 @@ class OnPolicyConfig(AlgorithmConfig):
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
+class Intrinsic(ArrayTuple):
+    """What an intrinsic reward adds to a batch."""
+
+    value_target: Tensor
+    """fp32 [T, B]"""
+    predicted: Tensor
+    """fp32 [T, B]: weight of each sample in the predictor's loss, 0 for those that it does not learn from."""
+
+
 class Batch(ArrayTuple):
     """A shard's slice of one minibatch. With bootstrap inputs the first four fields have T+1 steps, else T."""
 
@@ -160,8 +175,10 @@ class Batch(ArrayTuple):
     truncated: Tensor
     valid: Tensor
     advantage: Tensor | None
-    """fp32 [T, B], normalised already if the algorithm asked for it."""
+    """fp32 [T, B], normalised already if the algorithm asked for it. Where the loss computes advantages, what is to be
+    added to them."""
     value_target: Tensor | None
+    intrinsic: Intrinsic | None = None
 
 
 class Targets(NamedTuple):
@@ -187,7 +204,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     metric_names: tuple[str, ...]
     """Names in LossOutput.metrics, in order."""
-    needs_targets: ClassVar[bool] = False
+    needs_targets: bool = False
     """Whether rollouts need the value of their last observation."""
     mean_loss: bool = True
     """Whether the gradient is divided by the global number of valid samples (False: a summed loss)."""
@@ -211,6 +228,11 @@ class Algorithm(ABC, Generic[ConfigT]):
     @abstractmethod
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> Batches:
         """Where a learner's minibatches come from."""
+
+    def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:
+        """Networks that learn beside the model. They become the model's `companion`, and so part of every version and
+        checkpoint."""
+        return None
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
         """Change the target network's parameters [N] after so many gradient steps in all."""
@@ -249,6 +271,8 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
 
     normalize_advantages: bool = False
     """Whether the learner standardises advantages with moments over the global minibatch."""
+    curious: bool = False
+    """Whether batches need what an intrinsic reward adds."""
     bootstrap_inputs: bool = False
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
 

@@ -97,7 +97,10 @@ class IMPALA(OnPolicy[IMPALAConfig]):
             rho_clip=config.rho_clip,
             c_clip=config.c_clip,
         )
-        policy_loss = -masked_sum(log_prob_t * trace.pg_advantage, valid)
+        advantage_t = trace.pg_advantage
+        if batch.advantage is not None:
+            advantage_t = advantage_t + trace.rho * batch.advantage
+        policy_loss = -masked_sum(log_prob_t * advantage_t, valid)
         value_loss = 0.5 * masked_sum((value_t - trace.vs).square(), valid)
         entropy = masked_sum(model.distribution.entropy(policy_t), valid)
 

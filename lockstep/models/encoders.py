@@ -172,6 +172,27 @@ class ImpalaResNet(nn.Module):
         return F.relu(self.dense(_flatten(F.relu(x, inplace=True))), inplace=True)
 
 
+class SymbolNet(nn.Module):
+    """Grids whose numbers are symbols, as MiniGrid's: each becomes one of K inputs of an MLP.
+
+    Args:
+        shape: [C, H, W] of a grid.
+        symbols: K. Larger numbers count as K - 1.
+        dense: makes the MLP for so many inputs.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], symbols: int, dense: Callable[[int], MLP]):
+        super().__init__()
+        self.symbols = symbols
+        self.dense = dense(math.prod(shape) * symbols)
+        self.out_features = self.dense.out_features
+
+    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, C, H, W] -> [N, F] in dtype"""
+        number = image.clamp(max=self.symbols - 1).flatten(1).unsqueeze(-1)
+        return self.dense((number == torch.arange(self.symbols, device=image.device)).flatten(1).to(dtype))
+
+
 class ObservationEncoder(nn.Module):
     """Every image through its own CNN, all vectors concatenated through one MLP, the features concatenated.
 

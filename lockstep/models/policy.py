@@ -21,11 +21,13 @@ from lockstep.models.encoders import (
     NatureCNN,
     ObservationEncoder,
     SimpleConvNet,
+    SymbolNet,
 )
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
 from lockstep.settings import SettingsError
 
+_SYMBOLS = 11
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -187,11 +189,12 @@ class TrunkConfig(ModelConfig):
     """Encoder and core chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace it
     all."""
 
-    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala"] = "auto"
+    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "symbols"] = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
     features for larger pictures; impala is a deep residual network that learns more from each sample and costs about
-    eight times as much. mlp flattens images. auto takes nature, or impala below 36x36 pixels. Vectors always pass
-    through an MLP."""
+    eight times as much. mlp flattens images; symbols does so with grids whose numbers are symbols from 0 to 10, as
+    MiniGrid's, each of which becomes an input of its own. auto takes nature, or impala below 36x36 pixels. Vectors
+    always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
@@ -226,6 +229,8 @@ class TrunkConfig(ModelConfig):
                 initialization = "impala" if name == "impala" else "orthogonal"
             else:
                 initialization = self.initialization
+            if name == "symbols":
+                return SymbolNet(shape, _SYMBOLS, lambda size: MLP(size, self.hidden_sizes, self.activation))
             if name == "nature":
                 return NatureCNN(shape, self.dense_size or 512, initialization)
             if name == "convnet_simple":

@@ -20,7 +20,7 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
+from lockstep.algorithms.base import Batch, Intrinsic, OnPolicy, OnPolicyConfig
 from lockstep.arrays import map_structure
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -231,7 +231,8 @@ def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any])
     """A shard's slice of a minibatch as learners make it, its numbers without meaning."""
     config, (steps, size) = on_policy(experiment), rollout.reward.shape
     inputs = steps + algorithm.bootstrap_inputs
-    targets = torch.ones_like(rollout.reward) if algorithm.needs_targets else None
+    ones = torch.ones_like(rollout.reward)
+    targets = ones if algorithm.needs_targets else None
     batch = Batch(
         obs=map_structure(lambda leaf: leaf[:inputs], rollout.obs),
         start=rollout.start[:inputs],
@@ -247,6 +248,7 @@ def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any])
         valid=torch.ones_like(rollout.valid),
         advantage=targets,
         value_target=targets,
+        intrinsic=Intrinsic(value_target=ones, predicted=ones) if algorithm.curious else None,
     )
     if config.minibatches > 1:
         if experiment.model.recurrent or config.sequences:

@@ -37,7 +37,7 @@ class FreshBatches:
 
     def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts; returns the number of gradient steps on them."""
-        self._whole = {slot: self._prepare(filled[slot], hyper) for slot in self._slots}
+        self._whole = {slot: self._prepare(slot, filled[slot], hyper) for slot in self._slots}
         self._normalizers = {slot: filled[slot].normalizers for slot in self._slots}
         self._plans = {slot: self._plan(slot, iteration) for slot in self._slots}
         self._moments = self._advantage_moments() if self._algorithm.normalize_advantages else None
@@ -61,7 +61,7 @@ class FreshBatches:
     def restore(self, slot: int, saved: Checkpoint) -> None:
         pass
 
-    def _prepare(self, filled: Filled, hyper: dict[str, float]) -> Batch:
+    def _prepare(self, slot: int, filled: Filled, hyper: dict[str, float]) -> Batch:
         """A slot's whole rollout as one batch, with its advantages."""
         rollout = filled.rollout
         reward = filled.normalizers.scale_rewards(rollout.reward).to(self._device)

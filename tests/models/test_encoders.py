@@ -10,7 +10,17 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.models import MLP, ConvNet, ImpalaResNet, NatureCNN, ObservationEncoder, ObservationLayout, SimpleConvNet
+from lockstep.models import (
+    MLP,
+    ConvNet,
+    ImpalaResNet,
+    NatureCNN,
+    ObservationEncoder,
+    ObservationLayout,
+    SimpleConvNet,
+    StandardModelConfig,
+)
+from lockstep.models.encoders import SymbolNet
 from lockstep.models.layers import (
     PixelConv2d,
     fold_kernel,
@@ -160,6 +170,17 @@ def test_images_may_be_flattened() -> None:
     encoder = ObservationEncoder(layout, None, lambda size: MLP(size, (), "tanh"))
     image = torch.tensor([[[[[0, 51], [102, 255]]]]], dtype=torch.uint8)
     torch.testing.assert_close(encoder(image), torch.tensor([[[0.0, 0.2, 0.4, 1.0]]]))
+
+
+def test_symbols_are_inputs_of_their_own() -> None:
+    network = SymbolNet((1, 1, 3), 3, lambda size: MLP(size, (), "tanh"))
+    grid = torch.tensor([[[[0, 2, 7]]]], dtype=torch.uint8)
+    assert network(grid, torch.float32).tolist() == [[1, 0, 0, 0, 0, 1, 0, 0, 1]]
+    space = spaces.Box(0, 255, (3, 7, 7), np.uint8)
+    encoder = StandardModelConfig(encoder="symbols", hidden_sizes=(5,)).build_encoder(
+        space, dtype=torch.float32, normalize=False, clip=10.0
+    )
+    assert encoder(torch.zeros(2, 4, 3, 7, 7, dtype=torch.uint8)).shape == (2, 4, 5)
 
 
 def test_unsupported_observations_are_named() -> None:

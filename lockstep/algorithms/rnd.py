@@ -1,0 +1,107 @@
+"""Random network distillation (Burda et al. 2018, https://arxiv.org/abs/1810.12894) for any on-policy algorithm.
+
+What a network learned from is predicted well, so its error on an observation tells how new that is. This error is a
+second reward, with a value and a discount of its own, and its advantage is added to the task's.
+
+Shape legend: T time, B environments of a shard.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.algorithms.base import Algorithm, Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.returns import gae
+from lockstep.arrays import map_structure
+from lockstep.models.base import PolicyModel
+from lockstep.models.rnd import Curiosity, RNDConfig
+from lockstep.storage.rollout import Rollout
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from lockstep.agent import Agent
+    from lockstep.storage.intrinsic import CuriousBatches
+    from lockstep.tree import TreeSum
+
+
+def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    """The algorithm with random network distillation around it, if its settings ask for that."""
+    if isinstance(algorithm, OnPolicy) and algorithm.config.rnd.coef:
+        return RND(algorithm)
+    return algorithm
+
+
+class RND(OnPolicy[OnPolicyConfig]):
+    """An on-policy algorithm whose agent also likes what is new. The networks for that are the model's `companion`.
+
+    Args:
+        inner: the algorithm.
+    """
+
+    def __init__(self, inner: OnPolicy[Any]) -> None:
+        super().__init__(inner.config)
+        self.inner = inner
+        self.metric_names = (*inner.metric_names, "rnd/error", "rnd/value", "rnd/value_loss")
+        self.needs_targets, self.bootstrap_inputs = inner.needs_targets, inner.bootstrap_inputs
+        self.normalize_advantages, self.mean_loss = inner.normalize_advantages, inner.mean_loss
+        self.curious = True
+
+    def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module:
+        return Curiosity(observation_space, self.config.rnd.features, seed)
+
+    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> CuriousBatches:
+        """Epochs of minibatches, with intrinsic advantages."""
+        from lockstep.storage.intrinsic import CuriousBatches
+
+        return CuriousBatches(agent, slots, tree)
+
+    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        return self.inner.targets(rollout, reward, hyper)
+
+    def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
+        """The algorithm's loss, the predictor's, and half the squared error of the intrinsic value.
+
+        The last two count every step, resets too: an episode's last observation is seen at none but that one.
+        """
+        assert batch.intrinsic is not None
+        learned = self.inner.loss(model, batch, hyper)
+        curiosity = curiosity_of(model)
+        steps = len(batch.reward)
+        error_t, value_t = curiosity(map_structure(lambda leaf: leaf[:steps], batch.obs))
+        error = (batch.intrinsic.predicted * error_t).sum()
+        value_loss = 0.5 * (value_t - batch.intrinsic.value_target).square().sum()
+        metrics = {
+            **learned.metrics,
+            "rnd/error": error.detach(),
+            "rnd/value": value_t.detach().sum(),
+            "rnd/value_loss": value_loss.detach(),
+        }
+        return LossOutput(learned.total + error + self.config.rnd.value_coef * value_loss, metrics)
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the algorithm's, and `rnd_coef`."""
+        return {**self.inner.hyperparameters(progress), "rnd_coef": self.config.rnd.coef}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        return self.inner.summarize(metrics)
+
+    def stop_early(self, metrics: dict[str, float]) -> bool:
+        return self.inner.stop_early(metrics)
+
+
+def curiosity_of(model: PolicyModel) -> Curiosity:
+    """The networks for intrinsic reward, which learn beside a model's own."""
+    companion = model.get_submodule("companion")
+    assert isinstance(companion, Curiosity)
+    return companion
+
+
+def intrinsic_targets(reward: Tensor, value: Tensor, config: RNDConfig) -> Targets:
+    """Advantages and value targets [T, B] of intrinsic rewards [T, B] with values [T+1, B], by GAE over one stream that
+    no episode's end cuts (Burda et al. 2018, section 2.3): what is new stays worth its risk."""
+    never = torch.zeros_like(reward, dtype=torch.bool)
+    return Targets(*gae(reward, value, never, never, config.discount, config.gae_lambda))
