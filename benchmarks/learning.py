@@ -47,6 +47,9 @@ PROOFS = {
     "memory-lstm": Proof("ppo-memory", 3),
     "memory-gru": Proof("ppo-memory --model.core gru", 3),
     "memory-none": Proof("ppo-memory --model.core none", 1),
+    "memory-r2d2": Proof("r2d2-memory", 1),
+    "memory-r2d2-none": Proof("r2d2-memory --model.core none", 1),
+    "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 60k", 1),
     "breakout-ppo": Proof(
         f"ppo-atari --env.id Breakout {_ATARI} --env.num-envs 16 --algorithm.minibatches 8 --total-steps 2.5M", 1
     ),

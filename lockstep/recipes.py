@@ -363,25 +363,29 @@ def r2d2_atari(game: str = "Breakout") -> Experiment:
 
 
 def r2d2_memory() -> Experiment:
-    """R2D2 on a task that no memoryless policy can solve (tuned here); --model.core none shows it."""
+    """R2D2 on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
+
+    Gradients are small, since few steps have a reward: so is Adam's eps.
+    """
     return Experiment(
         env=EnvConfig(id="lockstep/Memory-v0", num_envs=32),
         model=QModelConfig(encoder="mlp", core="lstm", core_size=64),
         algorithm=R2D2Config(
             rollout=16,
             batch_size=128,
-            updates=4,
-            warmup=5_000,
+            updates=8,
+            warmup=2_000,
             burn_in=4,
-            unroll=20,
-            n_step=3,
-            learning_rate=2e-3,
+            unroll=16,
+            n_step=1,
+            learning_rate=3e-3,
+            optimizer=OptimizerConfig(eps=1e-8),
             discount=0.9,
             target_period=50,
             replay=ReplayConfig(capacity=100_000, prioritized=True, alpha=0.6),
         ),
         scheme=Scheme(shards=4, acting_batch=32),
-        total_steps=200_000,
+        total_steps=60_000,
         precision="fp32",
     )
 

@@ -77,6 +77,9 @@ class R2D2Config(DQNConfig):
     def item_steps(self) -> int:
         return self.burn_in + self.unroll + self.n_step - 1
 
+    def gradient_steps(self, samples: int) -> tuple[int, int]:
+        return self.updates, self.batch_size * self.unroll
+
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)
@@ -85,6 +88,11 @@ class R2D2Config(DQNConfig):
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least {least}.")
         if not self.rescaling > 0:
             raise SettingsError(f"algorithm.rescaling={self.rescaling} must be positive, for example 0.001.")
+        if self.replay.recency < 1:
+            raise SettingsError(
+                f"algorithm.replay.recency={self.replay.recency} prefers recent steps, and r2d2 draws sequences: use "
+                "--algorithm.replay.recency 1."
+            )
         if not 0 <= self.priority_max <= 1:
             raise SettingsError(f"algorithm.priority_max={self.priority_max} must lie between 0 and 1.")
 

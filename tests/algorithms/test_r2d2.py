@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Networks
+from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config, mixed_priority, rescale, unscale
 from lockstep.models.q import QModel, QModelConfig
 from lockstep.settings import SettingsError
@@ -169,6 +170,8 @@ def test_exploration_is_spread_over_environments() -> None:
         ({"unroll": 0}, {}, "unroll=0 must be at least 1"),
         ({"rescaling": 0.0}, {}, "rescaling=0.0 must be positive"),
         ({"priority_max": 1.1}, {}, "priority_max=1.1 must lie between 0 and 1"),
+        ({"replay": ReplayConfig(recency=0.99)}, {}, "--algorithm.replay.recency 1"),
+        ({"replay": ReplayConfig(hindsight=4)}, {}, "hindsight=4"),
         ({}, {"returns": "quantiles"}, "--model.returns expected"),
     ],
 )
