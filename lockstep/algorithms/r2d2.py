@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
+from lockstep.arrays import map_structure
 from lockstep.models.q import QModel, QModelConfig
 from lockstep.settings import SettingsError, Steps
 from lockstep.storage.transitions import Sequences
@@ -182,21 +183,21 @@ def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
 def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
     """Action values [M+N, n, A] after the burn-in, through which no gradient flows."""
 
-    def part(leaf: Any, steps: slice) -> Any:
-        if isinstance(leaf, dict):
-            return {name: x[steps] for name, x in leaf.items()}
-        return None if leaf is None else leaf[steps]
-
-    def run(steps: slice, state: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = (batch.obs, batch.start, batch.prev_action, batch.prev_reward)
-        obs, start, action, reward = (part(leaf, steps) for leaf in inputs)
-        return model.describe(obs, start, state, action, reward)
+    def inputs(steps: slice, state: Tensor) -> tuple[Any, ...]:
+        action, reward = batch.prev_action, batch.prev_reward
+        return (
+            map_structure(lambda leaf: leaf[steps], batch.obs),
+            batch.start[steps],
+            state,
+            None if action is None else action[steps],
+            None if reward is None else reward[steps],
+        )
 
     state = batch.state
     if burn_in:
         with torch.no_grad():
-            _, state = run(slice(0, burn_in), state)
-    numbers, _ = run(slice(burn_in, None), state)
+            _, state = model.features(*inputs(slice(0, burn_in), state))
+    numbers, _ = model.describe(*inputs(slice(burn_in, None), state))
     return model.expected(numbers)
 
 
