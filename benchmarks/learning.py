@@ -61,6 +61,18 @@ PROOFS = {
     "pong-impala": Proof(f"{_IMPALA} --total-steps 6M", 1),
     "pong-impala-async": Proof(f"{_IMPALA} --scheme.lag async --scheme.max-lag 2 --total-steps 6M", 1),
     "halfcheetah-ppo": Proof("ppo-mujoco --env.id HalfCheetah-v4 --total-steps 1M", 1),
+    "pendulum-sac": Proof("sac-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
+    "pendulum-td3": Proof("td3-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
+    "pendulum-ddpg": Proof("ddpg-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
+    "pendulum-mpo": Proof(
+        "mpo-mujoco --env.id Pendulum-v1 --algorithm.updates 64 --algorithm.learning-rate 1e-3 "
+        "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
+        1,
+    ),
+    "halfcheetah-sac": Proof("sac-mujoco --env.id HalfCheetah-v4 --total-steps 300k", 1),
+    "halfcheetah-td3": Proof("td3-mujoco --env.id HalfCheetah-v4 --total-steps 300k", 1),
+    "halfcheetah-ddpg": Proof("ddpg-mujoco --env.id HalfCheetah-v4 --total-steps 300k", 1),
+    "halfcheetah-mpo": Proof("mpo-mujoco --env.id HalfCheetah-v4 --algorithm.updates 64 --total-steps 300k", 1),
     "hopper-ppo": Proof("ppo-mujoco --env.id Hopper-v4 --total-steps 1M", 1),
 }
 

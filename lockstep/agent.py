@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep import envs
 from lockstep.algorithms.base import Algorithm
@@ -58,6 +58,8 @@ class Agent:
         )
         if companion := self.algorithm.companion(self.observation_space, experiment.seed):
             self.model.companion = companion
+        if variables := self.algorithm.variables(self.model):
+            self.model.variables = nn.ParameterDict(variables)
         self.model.to(self.device)
         tail = 1 + len(self.algorithm.metric_names) + (experiment.scheme.shards if self.algorithm.weighted else 0)
         self.flat = FlatParameters(self.model, tail)

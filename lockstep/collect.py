@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent, Version
-from lockstep.algorithms.offpolicy import OffPolicy
+from lockstep.algorithms.offpolicy import OffPolicy, drifting
 from lockstep.arrays import map_structure
 from lockstep.clock import Acting, Fill
 from lockstep.envs.base import ShardEnv
@@ -60,6 +60,8 @@ class ShardSeat:
         """Discounted return in flight, for return normalisation."""
         self.episodes: list[tuple[float, int]] = []
         """(raw score, length in steps) of the episodes that ended in the last rollout."""
+        self.drift: Tensor | None = None
+        """fp32 [B, N]: where noise that drifts has got to."""
         self.offset = 0
         """Number of the rollout that is collected in lap 0."""
 
@@ -105,6 +107,12 @@ class ActingBatch:
         self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
         self._random = False
         """Whether actions are drawn uniformly."""
+        self._theta = 1.0 if self._off_policy is None else self._off_policy.noise_theta
+        if self._theta < 1:
+            for seat in self.seats:
+                begin = stream(agent.experiment.seed, "drift", seat.shard)
+                drift = begin.standard_normal((seat.env.num_envs, self._distribution.noise_size), np.float32)
+                seat.drift = torch.from_numpy(drift)
         self._exploring: Tensor | None = None
         """fp32 [A, X]: how each environment explores."""
 
@@ -128,7 +136,10 @@ class ActingBatch:
             self._explore(seat, lap + seat.offset)
             draw = stream(self._experiment.seed, "action", seat.shard, lap + seat.offset)
             noise = self._noise[:, seat.rows]
-            noise.copy_(torch.from_numpy(draw.random(noise.shape, np.float32)))
+            drawn = torch.from_numpy(draw.random(noise.shape, np.float32))
+            if seat.drift is not None and not self._random:
+                drawn, seat.drift = drifting(drawn, seat.drift, self._theta)
+            noise.copy_(drawn)
         slab.whole.core_state.copy_(self._state)
 
     def _explore(self, seat: ShardSeat, rollout: int) -> None:
@@ -214,6 +225,8 @@ class ActingBatch:
             "length": torch.from_numpy(seat.length.copy()),
             "return_carry": seat.return_carry.clone(),
         }
+        if seat.drift is not None:
+            tensors["drift"] = seat.drift.clone()
         return tensors
 
     @torch.inference_mode()
@@ -228,6 +241,8 @@ class ActingBatch:
         slab.rewards[-1, rows] = tensors["last_reward"]
         seat.score[:], seat.length[:] = tensors["score"].numpy(), tensors["length"].numpy()
         seat.return_carry.copy_(tensors["return_carry"])
+        if seat.drift is not None:
+            seat.drift = tensors["drift"].clone()
         return replayed
 
     def _score(self, seat: ShardSeat) -> None:

@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from lockstep.agent import Agent
+from lockstep.algorithms.base import ParameterGroup
 from lockstep.experiment import Experiment
 from lockstep.ledger import fast_digest
 from lockstep.normalize import Normalizers
@@ -32,34 +34,43 @@ class UpdateRule:
     def __init__(self, experiment: Experiment, flat: FlatParameters) -> None:
         self._config = experiment.algorithm.optimizer
         self._max_norm = experiment.algorithm.max_grad_norm
+        self._flat = flat
         self._vector = flat.vector.detach()
         self._state: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def apply(self, gradient: Tensor, learning_rate: float) -> float:
-        """One step down the global gradient, clipped to the largest norm; returns the norm before clipping."""
+    def apply(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
+        """One step down the global gradient, each group's clipped to the largest norm; returns the norm before
+        clipping. Parameters that are in no group stay where they are, and so does what is remembered of them."""
+        if not self._state:
+            names = ("exp_avg", "exp_avg_sq") if self._config.name == "adam" else ("square_avg",)
+            self._state = {name: torch.zeros_like(self._vector) for name in names}
+        norms = [
+            self._step(gradient[span], span, group) for group in groups for span in [self._flat.span(group.prefix)]
+        ]
+        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+
+    def _step(self, gradient: Tensor, span: slice, group: ParameterGroup) -> float:
         norm = float(gradient.norm())
         if norm > self._max_norm:
             gradient.mul_(self._max_norm / (norm + 1e-6))
-        config, vector = self._config, self._vector
-        if not self._state:
-            names = ("exp_avg", "exp_avg_sq") if config.name == "adam" else ("square_avg",)
-            step = torch.zeros((), device=vector.device if config.name == "adam" else "cpu")
-            self._state = {"step": step} | {name: torch.zeros_like(vector) for name in names}
-        step, first, *second = ([tensor] for tensor in self._state.values())
+        config, vector, count = self._config, self._vector[span], f"step.{group.prefix}".removesuffix(".")
+        if count not in self._state:
+            device = vector.device if config.name == "adam" else "cpu"
+            self._state = {count: torch.zeros((), device=device), **self._state}
         if config.name == "adam":
             adam(
                 [vector],
                 [gradient],
-                first,
-                second[0],
+                [self._state["exp_avg"][span]],
+                [self._state["exp_avg_sq"][span]],
                 [],
-                step,
+                [self._state[count]],
                 fused=True,
                 amsgrad=False,
                 beta1=config.betas[0],
                 beta2=config.betas[1],
-                lr=learning_rate,
+                lr=group.learning_rate,
                 weight_decay=0.0,
                 eps=config.eps,
                 maximize=False,
@@ -68,11 +79,11 @@ class UpdateRule:
             rmsprop(
                 [vector],
                 [gradient],
-                first,
+                [self._state["square_avg"][span]],
                 [],
                 [],
-                step,
-                lr=learning_rate,
+                [self._state[count]],
+                lr=group.learning_rate,
                 alpha=config.decay,
                 eps=config.eps,
                 weight_decay=0.0,
@@ -88,10 +99,9 @@ class UpdateRule:
     def load(self, tensors: dict[str, Tensor]) -> None:
         device = self._vector.device
         fused = self._config.name == "adam"  # then the count of steps is on the device too
-        names = sorted(tensors, key=lambda name: (name != "step", name))
         self._state = {
-            name: tensors[name].to(device, copy=True) if fused or tensors[name].ndim else tensors[name].clone()
-            for name in names
+            name: tensor.to(device, copy=True) if fused or tensor.ndim else tensor.clone()
+            for name, tensor in tensors.items()
         }
 
 
@@ -147,8 +157,8 @@ class Learner:
                 gradient /= max(valid, 1.0)
             if algorithm.weighted:
                 gradient /= float(tail[1 + len(names) :].max())
-            norms += self.update.apply(gradient, hyper["learning_rate"])
             updates += 1
+            norms += self.update.apply(gradient, algorithm.groups(before + updates, hyper))
             agent.follow(before + updates)
             sums += tail[: 1 + len(names)]
             if algorithm.stop_early(

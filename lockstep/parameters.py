@@ -42,6 +42,14 @@ class FlatParameters:
         start, shape = self._slices[name]
         return vector[start : start + shape.numel()].view(shape)
 
+    def span(self, prefix: str) -> slice:
+        """Where the parameters are whose names begin with a prefix, which must stand side by side."""
+        names = list(self._slices)
+        within = [index for index, name in enumerate(names) if name.startswith(prefix)]
+        assert within and within == list(range(within[0], within[-1] + 1)), f"{prefix} is not one block of {names}"
+        after = names[within[-1] + 1 :]
+        return slice(self._slices[names[within[0]]][0], self._slices[after[0]][0] if after else self.vector.numel())
+
     def forget_gradient(self) -> None:
         """Call it before a backward pass, which then need not add to what is there."""
         for parameter in self._parameters.values():

@@ -9,12 +9,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from lockstep.algorithms import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, R2D2Config
+from lockstep.algorithms import (
+    A2CConfig,
+    APPOConfig,
+    DDPGConfig,
+    DQNConfig,
+    IMPALAConfig,
+    MPOConfig,
+    PPOConfig,
+    R2D2Config,
+    SACConfig,
+    TD3Config,
+)
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
+from lockstep.algorithms.qpg import QPGConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment, NormalizeConfig
-from lockstep.models import QModelConfig, StandardModelConfig
+from lockstep.models import ActorCriticConfig, QModelConfig, StandardModelConfig
 from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
 
@@ -390,6 +402,50 @@ def r2d2_memory() -> Experiment:
     )
 
 
+def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
+    """Four environments, and a gradient step for every step of one, as with one environment in the papers."""
+    return Experiment(
+        env=EnvConfig(id="HalfCheetah-v4", num_envs=4),
+        model=model,
+        algorithm=algorithm,
+        scheme=Scheme(shards=4, acting_batch=4),
+        total_steps=1_000_000,
+        precision="fp32",
+    )
+
+
+def ddpg_mujoco() -> Experiment:
+    """DDPG on MuJoCo, with the settings of TD3's paper (its "our DDPG": TD3 without its three additions)."""
+    return _replayed_mujoco(ActorCriticConfig(policy="deterministic", critics=1), DDPGConfig(warmup=25_000))
+
+
+def td3_mujoco() -> Experiment:
+    """TD3 on MuJoCo (settings of the authors' code for Fujimoto et al. 2018, arXiv:1802.09477)."""
+    return _replayed_mujoco(ActorCriticConfig(policy="deterministic"), TD3Config(warmup=25_000))
+
+
+def sac_mujoco() -> Experiment:
+    """SAC on MuJoCo, its temperature learned (Haarnoja et al. 2018, arXiv:1812.05905, table 1)."""
+    return _replayed_mujoco(ActorCriticConfig(), SACConfig(warmup=10_000))
+
+
+def sac_pybullet_style() -> Experiment:
+    """SAC with one environment in one shard, on MuJoCo (settings of PyTorchRL's example for PyBullet)."""
+    return sac_mujoco().replace(
+        env=EnvConfig(id="HalfCheetah-v4", num_envs=1),
+        algorithm=SACConfig(updates=16, warmup=1_000),
+        scheme=Scheme(shards=1),
+    )
+
+
+def mpo_mujoco() -> Experiment:
+    """MPO on MuJoCo (settings of Acme, Hoffman et al. 2020, arXiv:2006.00979, with one critic of two layers)."""
+    return _replayed_mujoco(
+        ActorCriticConfig(policy="gaussian", critics=1, layer_norm=True, activation="elu"),
+        MPOConfig(updates=8, warmup=1_000),
+    )
+
+
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-cartpole": ppo_cartpole,
     "ppo-atari": ppo_atari,
@@ -410,5 +466,10 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "rainbow-atari": rainbow_atari,
     "r2d2-atari": r2d2_atari,
     "r2d2-memory": r2d2_memory,
+    "ddpg-mujoco": ddpg_mujoco,
+    "td3-mujoco": td3_mujoco,
+    "sac-mujoco": sac_mujoco,
+    "sac-pybullet-style": sac_pybullet_style,
+    "mpo-mujoco": mpo_mujoco,
 }
 """By the names that the command line knows them by."""

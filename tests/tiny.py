@@ -82,12 +82,6 @@ def replaying(
     )
 
 
-def single_steps(experiment: Experiment) -> Experiment:
-    """The same with returns of one step."""
-    assert isinstance(experiment.algorithm, OffPolicyConfig)
-    return experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, n_step=1))
-
-
 def rnd(experiment: Experiment) -> Experiment:
     """The same with random network distillation."""
     assert isinstance(experiment.algorithm, OnPolicyConfig)
@@ -109,6 +103,12 @@ def tuple_bandit() -> Experiment:
         algorithm=PPOConfig(),
         scheme=Scheme(),
     )
+
+
+def discrete_sac() -> Experiment:
+    """SAC with a list of actions."""
+    full = recipes.sac_mujoco()
+    return full.replace(env=dataclasses.replace(full.env, id="CartPole-v1"))
 
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
@@ -151,6 +151,13 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     ),
     "ppo-rnd": lambda: rnd(cut(recipes.ppo_cartpole, rollout=16, env={"adapter": "gymnasium"})),
     "impala-rnd-lag-1": lambda: rnd(cut(recipes.impala_atari, epochs=1, scheme={"lag": 1})),
+    "sac-prioritized-lag-1": lambda: replaying(
+        recipes.sac_mujoco, replay={"prioritized": True}, scheme={"lag": 1, "acting_batch": 2}
+    ),
+    "sac-discrete": lambda: replaying(discrete_sac, replay={}),
+    "td3": lambda: replaying(recipes.td3_mujoco, replay={}),
+    "ddpg-drifting-noise": lambda: replaying(recipes.ddpg_mujoco, replay={}, algorithm={"noise_theta": 0.15}),
+    "mpo": lambda: replaying(recipes.mpo_mujoco, replay={}),
 }
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10

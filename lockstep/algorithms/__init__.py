@@ -10,32 +10,46 @@ from lockstep.algorithms.base import (
     OnPolicy,
     OnPolicyConfig,
     OptimizerConfig,
+    ParameterGroup,
     Targets,
 )
+from lockstep.algorithms.ddpg import DDPG, DDPGConfig
 from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.impala import IMPALA, IMPALAConfig
+from lockstep.algorithms.mpo import MPO, MPOConfig
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config
+from lockstep.algorithms.sac import SAC, SACConfig
+from lockstep.algorithms.td3 import TD3, TD3Config
 
 __all__ = [
     "A2C",
     "APPO",
+    "DDPG",
     "DQN",
     "IMPALA",
+    "MPO",
     "PPO",
     "R2D2",
+    "SAC",
+    "TD3",
     "A2CConfig",
     "APPOConfig",
     "Algorithm",
     "AlgorithmConfig",
     "Batch",
+    "DDPGConfig",
     "DQNConfig",
     "IMPALAConfig",
     "LossOutput",
+    "MPOConfig",
     "OnPolicy",
     "OnPolicyConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "ParameterGroup",
     "R2D2Config",
+    "SACConfig",
+    "TD3Config",
     "Targets",
 ]

@@ -199,6 +199,14 @@ class LossOutput(NamedTuple):
     """Detached [n]: how much there still is to learn from each item, for storages that choose by it."""
 
 
+class ParameterGroup(NamedTuple):
+    """Parameters that move together in a gradient step."""
+
+    prefix: str
+    """What their names begin with; they must stand side by side in the model."""
+    learning_rate: float
+
+
 class Algorithm(ABC, Generic[ConfigT]):
     """Pure functions of tensors, with the config's hyperparameters."""
 
@@ -233,6 +241,16 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Networks that learn beside the model. They become the model's `companion`, and so part of every version and
         checkpoint."""
         return None
+
+    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
+        """What is learned beside the model's parameters (temperatures, multipliers): fp32, by name, as it begins. It
+        becomes the model's `variables`, and so part of every version and checkpoint."""
+        return {}
+
+    def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+        """Which parameters the gradient step of this number, counted from 1, moves, and how far. The rest stays as it
+        is, with the optimizer's memory of it. The norm of each group's gradient is clipped by itself."""
+        return (ParameterGroup("", hyper["learning_rate"]),)
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
         """Change the target network's parameters [N] after so many gradient steps in all."""

@@ -5,10 +5,12 @@ Shape legend: B environments, N parameters, X numbers that tell how an environme
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig
@@ -162,6 +164,26 @@ class Exploration(NamedTuple):
     """fp32 [B, X]: what the distribution's explore takes."""
 
 
+def drifting(noise: Tensor, last: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+    """Noise that drifts: x_t = (1 - θ) x_{t-1} + sqrt(1 - (1 - θ)²) n_t, where n_t are the normal quantiles of what is
+    given. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t by
+    itself is standard normal, whatever θ.
+
+    Args:
+        noise: [T, B, N], uniform in (0, 1).
+        last: [B, N], x before the first step.
+        theta: θ, above 0 and not above 1.
+
+    Returns:
+        Uniform numbers [T, B, N] whose normal quantiles are x, and the last x.
+    """
+    fresh = torch.special.ndtri(noise.clamp(1e-7, 1 - 1e-7)) * math.sqrt(1 - (1 - theta) ** 2)
+    drifted = torch.empty_like(fresh)
+    for t, fresh_t in enumerate(fresh):
+        last = torch.add(fresh_t, last, alpha=1 - theta, out=drifted[t])
+    return torch.special.ndtr(drifted), last.clone()
+
+
 OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
 
@@ -169,6 +191,8 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
     """Learns from what it remembers. Its loss takes Networks and Transitions."""
 
     has_target: ClassVar[bool] = True
+    noise_theta: float = 1.0
+    """θ: how fast the noise of actions is drawn back to 0, see drifting; 1 is independent at every step."""
 
     def __init__(self, config: OffPolicyConfigT) -> None:
         super().__init__(config)

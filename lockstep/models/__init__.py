@@ -1,5 +1,6 @@
 """Models: the standard one, and the parts to build others from."""
 
+from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
 from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
 from lockstep.models.distributions import Categorical, Distribution, Gaussian, Joint, make_distribution
@@ -14,6 +15,8 @@ __all__ = [
     "LSTM",
     "MLP",
     "ActionDistribution",
+    "ActorCritic",
+    "ActorCriticConfig",
     "Categorical",
     "ConvNet",
     "Distribution",

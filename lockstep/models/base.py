@@ -73,6 +73,8 @@ class PolicyModel(nn.Module, ABC):
     distribution: ActionDistribution
     state_size: int
     """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
+    variables: nn.ParameterDict
+    """What an algorithm learns beside the model, where there is something: see Algorithm.variables."""
 
     @abstractmethod
     def forward(

@@ -90,6 +90,14 @@ class Categorical(Distribution):
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         return F.log_softmax(params, -1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """A sample: the policy explores by itself."""
+        return self.sample(params, noise)
+
+    def uniform(self, noise: Tensor) -> Tensor:
+        """Any action: noise [..., N] -> [...]"""
+        return noise.argmax(-1)
+
     def entropy(self, params: Tensor) -> Tensor:
         log_p = F.log_softmax(params, -1)
         return -(log_p.exp() * log_p).sum(-1)

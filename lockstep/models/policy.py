@@ -240,11 +240,15 @@ class TrunkConfig(ModelConfig):
         return ObservationEncoder(
             ObservationLayout.of(observation_space),
             None if self.encoder == "mlp" else image_encoder,
-            lambda size: MLP(size, self.hidden_sizes, self.activation),
+            self.build_vector_encoder,
             dtype=dtype,
             normalize=normalize,
             clip=clip,
         )
+
+    def build_vector_encoder(self, size: int) -> nn.Module:
+        """The part of the encoder that sees all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
+        return MLP(size, self.hidden_sizes, self.activation)
 
     def _validate(self) -> None:
         sizes = {"hidden_sizes": self.hidden_sizes, "channels": self.channels, "core_size": (self.core_size,)}

@@ -213,7 +213,8 @@ class _Parts:
     def _optimizer(self, agent: Agent) -> Callable[[], object]:
         rule = UpdateRule(self._experiment, agent.flat)
         gradient = torch.full_like(agent.flat.vector.data, 1e-9)
-        return lambda: (rule.apply(gradient, 1e-9), self._synchronize())
+        groups = agent.algorithm.groups(1, {**agent.algorithm.hyperparameters(0.0), "learning_rate": 1e-9})
+        return lambda: (rule.apply(gradient, groups), self._synchronize())
 
     def _reduction(self, agent: Agent, slots: int) -> Callable[[], object]:
         tree = TreeSum(1 << (slots.bit_length() - 1), Group())

@@ -1,0 +1,92 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971).
+
+Shape legend: n items, D dimensions of an action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.offpolicy import Exploration
+from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
+from lockstep.settings import SettingsError
+from lockstep.storage.transitions import Transitions
+
+if TYPE_CHECKING:
+    from lockstep.agent import Networks
+    from lockstep.models.actor_critic import ActorCritic
+
+
+@dataclass(frozen=True)
+class DDPGConfig(QPGConfig):
+    """One action a state, moved up the critic's gradient."""
+
+    name = "ddpg"
+    policies: ClassVar[tuple[str, ...]] = ("deterministic",)
+
+    noise_std: float = 0.1
+    """Deviation of the normal noise that actions are disturbed by, where bounds are at -1 and 1. Higher explores
+    more."""
+    noise_theta: float = 1.0
+    """How fast that noise is drawn back to 0: 1 is independent at every step; lower makes it an Ornstein-Uhlenbeck
+    process of the same deviation, which pushes in one direction for about 1/θ steps. Papers give
+    the deviation σ of its steps instead, which is noise_std sqrt(1 - (1 - θ)²): the 0.2 of Lillicrap et al. 2016, with
+    θ = 0.15, are a noise_std of 0.38."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        if not self.noise_std >= 0:
+            raise SettingsError(f"algorithm.noise_std={self.noise_std} must not be negative, for example 0.1.")
+        if not 0 < self.noise_theta <= 1:
+            raise SettingsError(f"algorithm.noise_theta={self.noise_theta} must lie above 0 and not above 1.")
+
+    def build(self) -> DDPG[Any]:
+        return DDPG(self)
+
+
+DDPGConfigT = TypeVar("DDPGConfigT", bound=DDPGConfig)
+
+
+class DDPG(QPG[DDPGConfigT]):
+    """Critics learn the return of the target policy, the policy climbs the first critic."""
+
+    metric_names = ("loss/critic", "loss/actor", "value/mean", "value/target", "value/error")
+
+    def __init__(self, config: DDPGConfigT) -> None:
+        super().__init__(config)
+        self.noise_theta = config.noise_theta
+
+    def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+        """Squared errors of the critics, and the negative value of the policy's actions, summed over items."""
+        online, target = actor_critics(model)
+        with torch.no_grad():
+            action = self.next_action(target, batch)
+            wanted = batch.reward + batch.discount * target.q(batch.next_obs, action).amin(0)
+        values = online.q(batch.obs, batch.action)
+        error, priority = critic_error(values, wanted)
+        climbed = online.q(batch.obs, online.actor(batch.obs), frozen=True)[0]
+        critic, actor = (batch.weight * error).sum(), -(batch.weight * climbed).sum()
+        with torch.no_grad():
+            metrics = {
+                "loss/critic": critic.detach(),
+                "loss/actor": actor.detach(),
+                "value/mean": values.mean(0).sum(),
+                "value/target": wanted.sum(),
+                "value/error": priority.sum(),
+            }
+        return LossOutput(critic + actor, metrics, priority)
+
+    def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
+        """The action that next_obs is valued by: [1, n, D]."""
+        return target.actor(batch.next_obs)
+
+    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+        """Uniform in the warm-up, then the policy's action with noise."""
+        numbers = torch.full((len(environments), 1), self.config.noise_std)
+        return Exploration(samples < self.config.warmup, numbers)

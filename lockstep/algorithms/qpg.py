@@ -1,0 +1,112 @@
+"""What Q-value policy gradient algorithms share: critics learned from replay, and a policy that climbs their values.
+
+All losses of a gradient step are taken at the same parameters, those before it: the policy climbs the critics as they
+were, where sequential implementations let it climb those just updated. So a step is one sum over shards.
+
+Shape legend: n items, C critics, D dimensions of an action.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.base import OptimizerConfig, ParameterGroup
+from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
+from lockstep.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.agent import Networks
+    from lockstep.experiment import Experiment
+
+_OPTIMIZER = OptimizerConfig(eps=1e-8)
+"""Adam as torch has it by default, which the sources use."""
+
+
+@dataclass(frozen=True)
+class QPGConfig(OffPolicyConfig):
+    """Settings of algorithms with critics of actions and a policy that climbs them."""
+
+    policies: ClassVar[tuple[str, ...]] = ()
+    """Values of model.policy that they can learn."""
+
+    rollout: int = 16
+    batch_size: int = 256
+    updates: int = 64
+    learning_rate: float = 3e-4
+    """Step size of the critics. Higher learns faster until it becomes unstable."""
+    actor_learning_rate: float = 3e-4
+    """Step size of the policy. Higher follows the critics faster, and into more of their errors."""
+    anneal_learning_rate: bool = False
+    """Lower all learning rates linearly to zero over total_steps."""
+    optimizer: OptimizerConfig = _OPTIMIZER
+    max_grad_norm: float = 1e9
+    """Scale gradients of the critics, and of the policy, whose norm exceeds this. Lower is safer and slower."""
+    target_rate: float = 0.005
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        if not self.actor_learning_rate > 0:
+            raise SettingsError(f"algorithm.actor_learning_rate={self.actor_learning_rate} must be positive.")
+        if recurrent:
+            raise SettingsError(
+                f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: --model.core none."
+            )
+
+    def validate_with(self, experiment: Experiment) -> None:
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+        super().validate_with(experiment)
+        model = experiment.model
+        if not isinstance(model, ActorCriticConfig) or model.policy not in self.policies:
+            raise SettingsError(
+                f"algorithm={self.name} needs lockstep.models.ActorCriticConfig with policy "
+                f"{' or '.join(map(repr, self.policies))}, but the model is {model}."
+            )
+
+    @abstractmethod
+    def build(self) -> QPG[Any]:
+        """The algorithm with these settings."""
+
+
+QPGConfigT = TypeVar("QPGConfigT", bound=QPGConfig)
+
+
+class QPG(OffPolicy[QPGConfigT]):
+    """Critics and policy, each moved by its own loss and learning rate."""
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the base class, and `actor_learning_rate`."""
+        hyper = super().hyperparameters(progress)
+        rate = self.config.actor_learning_rate / self.config.learning_rate * hyper["learning_rate"]
+        return {**hyper, "actor_learning_rate": rate}
+
+    def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+        """The policy and the critics, at every step."""
+        return (
+            ParameterGroup("actor.", hyper["actor_learning_rate"]),
+            ParameterGroup("critics.", hyper["learning_rate"]),
+        )
+
+    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+        """Uniform in the warm-up, then as the policy samples."""
+        return Exploration(samples < self.config.warmup, torch.zeros(len(environments), 0))
+
+
+def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
+    """What learns, and the older copy."""
+    online, target = model
+    assert isinstance(online, ActorCritic) and isinstance(target, ActorCritic)
+    return online, target
+
+
+def critic_error(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared errors of critics, [C, 1, n] against [1, n]: their sum over critics [1, n], and the mean size of the
+    errors [n], as a priority."""
+    error = wanted - values
+    return error.square().sum(0), error.detach().abs().mean(0).flatten()

@@ -1,0 +1,150 @@
+"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905), and its form
+for discrete actions (Christodoulou 2019, https://arxiv.org/abs/1910.07207).
+
+Shape legend: n items, C critics, D dimensions of an action, A discrete actions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.base import LossOutput, ParameterGroup
+from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
+from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.base import PolicyModel
+from lockstep.models.continuous import SquashedGaussian
+from lockstep.models.distributions import Categorical
+from lockstep.settings import SettingsError
+from lockstep.storage.transitions import Transitions
+
+if TYPE_CHECKING:
+    from lockstep.agent import Networks
+
+
+@dataclass(frozen=True)
+class SACConfig(QPGConfig):
+    """A stochastic policy that is rewarded for its entropy."""
+
+    name = "sac"
+    policies: ClassVar[tuple[str, ...]] = ("squashed",)
+
+    initial_temperature: float = 1.0
+    """α: the weight of entropy against reward, as it begins. Higher explores more."""
+    learn_temperature: bool = True
+    """Raise α while the policy's entropy is below the target, and lower it while it is above."""
+    temperature_learning_rate: float = 3e-4
+    """Step size of log α. Higher keeps the entropy nearer its target, and less steady."""
+    target_entropy: float | None = None
+    """Entropy that is aimed at, in nats. None takes minus the dimensions of the action, where bounds are at -1 and 1,
+    and 0.98 of the largest possible for discrete actions. Higher explores more for good."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        for setting in ("initial_temperature", "temperature_learning_rate"):
+            if not getattr(self, setting) > 0:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive.")
+
+    def build(self) -> SAC:
+        return SAC(self)
+
+
+class SAC(QPG[SACConfig]):
+    """Critics learn the soft return of the policy, the policy climbs it, the temperature holds the entropy."""
+
+    metric_names = (
+        "loss/critic",
+        "loss/actor",
+        "loss/temperature",
+        "value/mean",
+        "value/target",
+        "value/error",
+        "policy/entropy",
+        "policy/temperature",
+    )
+
+    def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+        """Equations 5, 7 and 18 of the paper, summed over items; the policy's and the temperature's for critics that
+        stand still."""
+        online, target = actor_critics(model)
+        log_alpha = online.variables["log_temperature"]
+        alpha = log_alpha.detach().exp()
+        terms = self._discrete if isinstance(online.distribution, Categorical) else self._continuous
+        values, after, climb, entropy = terms(online, target, batch, alpha)
+        wanted = batch.reward + batch.discount * after
+        error, priority = critic_error(values, wanted)
+        critic, actor = (batch.weight * error).sum(), (batch.weight * climb).sum()
+        gap = entropy.detach() - self._target_entropy(online)
+        temperature = log_alpha.exp() * (batch.weight * gap).sum()
+        with torch.no_grad():
+            metrics = {
+                "loss/critic": critic.detach(),
+                "loss/actor": actor.detach(),
+                "loss/temperature": temperature.detach(),
+                "value/mean": values.mean(0).sum(),
+                "value/target": wanted.sum(),
+                "value/error": priority.sum(),
+                "policy/entropy": entropy.sum(),
+                "policy/temperature": alpha * entropy.numel(),
+            }
+        return LossOutput(critic + actor + temperature, metrics, priority)
+
+    def _continuous(
+        self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Critics' values [C, 1, n], soft value of the next state, loss of the policy and its entropy, [1, n] each."""
+        distribution = online.distribution
+        assert batch.noise is not None and isinstance(distribution, SquashedGaussian)
+        noise, next_noise = batch.noise.view(2, *batch.action.shape)
+        action, log_prob = distribution.sample_with_log_prob(online.actor(batch.obs), noise)
+        climb = alpha * log_prob - online.q(batch.obs, action, frozen=True).amin(0)
+        with torch.no_grad():
+            next_action, next_log_prob = distribution.sample_with_log_prob(online.actor(batch.next_obs), next_noise)
+            after = target.q(batch.next_obs, next_action).amin(0) - alpha * next_log_prob
+        return online.q(batch.obs, batch.action), after, climb, -log_prob
+
+    def _discrete(
+        self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same with expectations over all actions in place of samples."""
+        log_p = online.actor(batch.obs).log_softmax(-1)
+        all_values = online.q_all(batch.obs)
+        smallest = all_values.detach().amin(0)
+        climb = (log_p.exp() * (alpha * log_p - smallest)).sum(-1)
+        with torch.no_grad():
+            next_log_p = online.actor(batch.next_obs).log_softmax(-1)
+            after = (next_log_p.exp() * (target.q_all(batch.next_obs).amin(0) - alpha * next_log_p)).sum(-1)
+        chosen = batch.action.long().expand(len(all_values), *batch.action.shape).unsqueeze(-1)
+        return all_values.gather(-1, chosen).squeeze(-1), after, climb, -(log_p.exp() * log_p).sum(-1)
+
+    def _target_entropy(self, model: ActorCritic) -> float:
+        if self.config.target_entropy is not None:
+            return self.config.target_entropy
+        distribution = model.distribution
+        if isinstance(distribution, Categorical):
+            return 0.98 * math.log(distribution.n)
+        return -float(math.prod(distribution.action_shape))
+
+    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
+        """The logarithm of the temperature."""
+        return {"log_temperature": torch.tensor(math.log(self.config.initial_temperature))}
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """As the base class, and `temperature_learning_rate`."""
+        return {
+            **super().hyperparameters(progress),
+            "temperature_learning_rate": self.config.temperature_learning_rate,
+        }
+
+    def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+        """Policy, critics and, if it is learned, the temperature."""
+        temperature = ParameterGroup("variables.", hyper["temperature_learning_rate"])
+        return (*super().groups(updates, hyper), *([temperature] if self.config.learn_temperature else []))
+
+    def noise_numbers(self, model: PolicyModel, items: int) -> int:
+        return 0 if isinstance(model.distribution, Categorical) else 2 * items * model.distribution.noise_size

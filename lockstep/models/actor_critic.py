@@ -1,0 +1,239 @@
+"""Models with a policy and critics that value its actions: what DDPG, TD3, SAC and MPO learn.
+
+Shape legend: T time, B environments, F features, D dimensions of an action, A discrete actions, C critics,
+P distribution parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
+from lockstep.models.distributions import Categorical
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.layers import reproducible_initialization
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
+from lockstep.settings import SettingsError
+
+_ACTIVATIONS = {"tanh": torch.tanh, "relu": F.relu, "elu": F.elu}
+
+
+class Unchanged(nn.Module):
+    """Features that are the vectors themselves."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.out_features = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class MLPs(nn.Module):
+    """C multilayer perceptrons of one shape, side by side: a layer is one batched product.
+
+    Weights and biases begin uniform within ±1 / sqrt(fan_in), as torch's linear layers do. The last layer, in fp32, has
+    no activation.
+
+    Args:
+        count: C.
+        sizes: of the input, of the hidden layers and of the output.
+        activation: after hidden layers.
+        layer_norm: normalise the first hidden layer, and let tanh follow it (Acme's LayerNormMLP).
+    """
+
+    def __init__(
+        self, count: int, sizes: tuple[int, ...], activation: Literal["tanh", "relu", "elu"], layer_norm: bool
+    ):
+        super().__init__()
+        self.activation, self.layer_norm = _ACTIVATIONS[activation], layer_norm
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for into, out in pairwise(sizes):
+            bound = 1 / math.sqrt(into)
+            self.weights.append(nn.Parameter(torch.empty(count, into, out).uniform_(-bound, bound)))
+            self.biases.append(nn.Parameter(torch.empty(count, 1, out).uniform_(-bound, bound)))
+        if layer_norm:
+            self.gain = nn.Parameter(torch.ones(count, 1, sizes[1]))
+            self.shift = nn.Parameter(torch.zeros(count, 1, sizes[1]))
+
+    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
+        """[N, F] -> fp32 [C, N, out]. frozen: without gradients of the parameters, but with those of x."""
+
+        def of(parameter: Tensor) -> Tensor:
+            return (parameter.detach() if frozen else parameter).to(x.dtype)
+
+        x, last = x.expand(len(self.weights[0]), -1, -1), len(self.weights) - 1
+        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if index == last:
+                x = x.float()
+            x = torch.baddbmm(of(bias), x, of(weight))
+            if index == 0 and self.layer_norm:
+                x = torch.tanh(F.layer_norm(x, x.shape[-1:]) * of(self.gain) + of(self.shift))
+            elif index < last:
+                x = self.activation(x)
+        return x
+
+
+class Actor(nn.Module):
+    """Observations to the parameters of the action distribution."""
+
+    def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical):
+        super().__init__()
+        self.encoder, self.layers = encoder, layers
+        self._bound = distribution.bound if isinstance(distribution, Scaled) else None
+
+    def forward(self, obs: Any) -> Tensor:
+        """[T, B, ...] -> fp32 [T, B, P]"""
+        features = self.encoder(obs)
+        outputs = self.layers(features.flatten(0, 1))[0].unflatten(0, features.shape[:2])
+        return outputs if self._bound is None else self._bound(outputs)
+
+
+class Critics(nn.Module):
+    """C estimates of the return, of an action or, where actions are few, of every one. They share the encoder of
+    images, where there are any, and nothing else."""
+
+    def __init__(self, encoder: nn.Module, layers: MLPs):
+        super().__init__()
+        self.encoder, self.layers = encoder, layers
+
+    def forward(self, obs: Any, action: Tensor | None, *, frozen: bool = False) -> Tensor:
+        """Args:
+            obs: [T, B, ...].
+            action: as distribution.encode gives it, [T, B, D]; with T = 1 also [N, B, D] for N actions in each state.
+                None where every action is valued.
+            frozen: let no gradient reach the critics' parameters, only the action.
+
+        Returns:
+            fp32 [C, T, B], or [C, T, B, A].
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = self.encoder(obs)
+        if action is not None:
+            features = torch.cat([features.expand(*action.shape[:2], -1), action.to(features.dtype)], -1)
+        values = self.layers(features.flatten(0, 1), frozen=frozen).unflatten(1, features.shape[:2])
+        return values if action is None else values.squeeze(-1)
+
+
+class ActorCritic(PolicyModel):
+    """A policy, and critics of their own."""
+
+    def __init__(self, actor: Actor, critics: Critics, distribution: Scaled | Categorical):
+        super().__init__()
+        self.actor, self.critics, self.distribution = actor, critics, distribution
+        self._encode = distribution.encode
+        self.state_size = 0
+
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        """The policy's parameters. The state's value, which nobody asks for, is 0."""
+        params = self.actor(obs)
+        return ModelOutput(params, params.new_zeros(params.shape[:2])), state
+
+    def q(self, obs: Any, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values of actions of the distribution: see Critics.forward."""
+        return self.critics(obs, self._encode(action), frozen=frozen)
+
+    def q_all(self, obs: Any, *, frozen: bool = False) -> Tensor:
+        """Values of every discrete action: fp32 [C, T, B, A]."""
+        return self.critics(obs, None, frozen=frozen)
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        for module in self.modules():
+            if isinstance(module, ObservationEncoder):
+                module.mean.copy_(mean)
+                module.std.copy_(std)
+
+    def for_acting(self) -> ActorCritic:
+        acting = acting_copy(self)
+        del acting.critics
+        return acting
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(TrunkConfig):
+    """A policy and critics, each an MLP of its own over vectors (and features of images)."""
+
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Hidden layers of the policy, and of each critic. More or wider ones fit harder functions, and cost time."""
+    activation: Literal["tanh", "relu", "elu"] = "relu"
+    """Nonlinearity of hidden layers."""
+    policy: Literal["squashed", "deterministic", "gaussian"] = "squashed"
+    """What the policy gives out: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
+    (MPO). Discrete actions have a categorical one with "squashed"."""
+    critics: int = 2
+    """Critics. The smallest of several estimates keeps values from growing by their own errors; more are more cautious,
+    and cost more."""
+    layer_norm: bool = False
+    """Normalise the first hidden layer of policy and critics. On is the safer one for large inputs."""
+
+    def build_vector_encoder(self, size: int) -> nn.Module:
+        return Unchanged(size)
+
+    def build(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        precision: Literal["bf16", "fp32"],
+        normalize_observations: bool,
+        seed: int,
+        observation_clip: float = 10.0,
+    ) -> ActorCritic:
+        self._validate()
+        distribution = self._distribution(action_space)
+        if ObservationLayout.of(observation_space).mask_size:
+            raise SettingsError("This model knows no action masks. Remove action_mask from the observation.")
+        discrete = isinstance(distribution, Categorical)
+
+        def encoder() -> nn.Module:
+            return self.build_encoder(
+                observation_space, dtype=PRECISIONS[precision], normalize=normalize_observations, clip=observation_clip
+            )
+
+        def layers(count: int, into: int, out: int) -> MLPs:
+            return MLPs(count, (into, *self.hidden_sizes, out), self.activation, self.layer_norm)
+
+        with reproducible_initialization(seed):
+            of_actor, of_critics = encoder(), encoder()
+            features = int(of_actor.out_features)  # type: ignore[arg-type]
+            actor = Actor(of_actor, layers(1, features, distribution.num_params), distribution)
+            into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
+            return ActorCritic(actor, Critics(of_critics, layers(self.critics, into, out)), distribution)
+
+    def _distribution(self, space: gymnasium.Space[Any]) -> Scaled | Categorical:
+        if isinstance(space, spaces.Box):
+            kinds = {"squashed": SquashedGaussian, "deterministic": Deterministic, "gaussian": DiagonalGaussian}
+            return kinds[self.policy](space)
+        if isinstance(space, spaces.Discrete) and self.policy == "squashed":
+            return Categorical(space)
+        raise SettingsError(
+            f"The action space is {space}, but the model's policy is {self.policy!r}. Box spaces go with all policies, "
+            "Discrete ones with squashed alone (SAC): use another environment, or another recipe."
+        )
+
+    def _validate(self) -> None:
+        super()._validate()
+        if self.critics < 1:
+            raise SettingsError(f"model.critics={self.critics} must be at least 1.")
+        if self.recurrent or self.previous_action_reward:
+            raise SettingsError(
+                "This model has no memory: use --model.core none and --model.no-previous-action-reward."
+            )

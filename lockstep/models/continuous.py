@@ -1,0 +1,169 @@
+"""Distributions of continuous actions for algorithms that learn from replay.
+
+Their actions are scaled: -1 and 1 are the bounds of the environment's action space, so that networks see, and noise and
+entropy are measured in, the same units in every task.
+
+Shape legend: P distribution parameters, D dimensions of an action, X numbers that say how to explore.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep.models.distributions import _LOG_STD_RANGE, _TINY, Distribution, _log_slope
+from lockstep.settings import SettingsError
+
+_LOG_TWO_PI = math.log(2 * math.pi)
+
+
+def standard_normal(noise: Tensor) -> Tensor:
+    """Uniform numbers in (0, 1) -> normal ones, by the inverse of the distribution function."""
+    return torch.special.ndtri(noise.clamp(_TINY, 1 - _TINY))
+
+
+class Scaled(Distribution):
+    """What these distributions share.
+
+    Args:
+        space: of the environment's actions; it must be bounded.
+    """
+
+    action_dtype = torch.float32
+
+    def __init__(self, space: spaces.Box):
+        if not (np.issubdtype(space.dtype, np.floating) and space.is_bounded()):
+            raise SettingsError(
+                f"The action space {space} has no bounds to scale actions into, or no real numbers. Bound it "
+                "(gymnasium.wrappers.RescaleAction), or use PPO, whose actions need no bounds."
+            )
+        self.space, self.size = space, int(np.prod(space.shape))
+        self.action_shape = (self.size,)
+        self.noise_size = self.encoded_size = self.size
+
+    def bound(self, outputs: Tensor) -> Tensor:
+        """A network's outputs [..., P] -> parameters of the distribution."""
+        return outputs
+
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """A sample: the policy explores by itself."""
+        return self.sample(params, noise)
+
+    def uniform(self, noise: Tensor) -> Tensor:
+        """Any action: noise [..., D] -> [..., D]"""
+        return 2 * noise - 1
+
+    def to_env(self, action: np.ndarray) -> Any:
+        low, high = self.space.low.reshape(-1), self.space.high.reshape(-1)
+        scaled = low + (np.clip(action, -1.0, 1.0) + 1) / 2 * (high - low)
+        return np.clip(scaled, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
+
+    def encode(self, action: Tensor) -> Tensor:
+        """What the environment makes of it, as critics see it."""
+        return action.clamp(-1.0, 1.0)
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        return params
+
+
+class Deterministic(Scaled):
+    """One action, the parameters themselves; when exploring, with normal noise added, clipped to the bounds."""
+
+    def __init__(self, space: spaces.Box):
+        super().__init__(space)
+        self.num_params = self.size
+
+    def bound(self, outputs: Tensor) -> Tensor:
+        return torch.tanh(outputs)
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        return params
+
+    def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
+        """numbers [..., 1]: the noise's deviation"""
+        return (params + numbers * standard_normal(noise)).clamp(-1.0, 1.0)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return params
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """Has no density, and none is needed: 0."""
+        return torch.zeros(params.shape[:-1], device=params.device)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.zeros(params.shape[:-1], device=params.device)
+
+
+class DiagonalGaussian(Scaled):
+    """A diagonal normal distribution whose means lie within the bounds; parameters are D means and D log deviations.
+    Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO)."""
+
+    def __init__(self, space: spaces.Box):
+        super().__init__(space)
+        self.num_params = 2 * self.size
+
+    def bound(self, outputs: Tensor) -> Tensor:
+        mean, log_std = outputs.split(self.size, -1)
+        return torch.cat([torch.tanh(mean), log_std.clamp(*_LOG_STD_RANGE)], -1)
+
+    def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log deviations, [..., D] each."""
+        mean, log_std = params.split(self.size, -1)
+        return mean, log_std
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self.split(params)
+        return mean + log_std.exp() * standard_normal(noise)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self.split(params)[0]
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        return normal_log_prob(*self.split(params), action)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return (self.split(params)[1] + 0.5 * (1 + _LOG_TWO_PI)).sum(-1)
+
+
+class SquashedGaussian(DiagonalGaussian):
+    """tanh of a diagonal normal distribution (Haarnoja et al. 2018, appendix C)."""
+
+    def bound(self, outputs: Tensor) -> Tensor:
+        mean, log_std = outputs.split(self.size, -1)
+        return torch.cat([mean, log_std.clamp(*_LOG_STD_RANGE)], -1)
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        return self.sample_with_log_prob(params, noise)[0]
+
+    def sample_with_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., P], [..., D] -> actions [..., D] and log-probabilities [...], both differentiable."""
+        mean, log_std = self.split(params)
+        normal = standard_normal(noise)
+        u = mean + log_std.exp() * normal
+        log_prob = (-0.5 * (normal.square() + _LOG_TWO_PI) - log_std - _log_slope(u)).sum(-1)
+        return torch.tanh(u), log_prob
+
+    def mode(self, params: Tensor) -> Tensor:
+        return torch.tanh(super().mode(params))
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        u = torch.atanh(action.clamp(-1 + 1e-6, 1 - 1e-6))
+        return super().log_prob(params, u) - _log_slope(u).sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Of the normal distribution plus the expected log slope of tanh, by quadrature."""
+        mean, log_std = self.split(params)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * params.new_tensor(nodes)
+        slope = (_log_slope(u) * params.new_tensor(weights / weights.sum())).sum(-1)
+        return super().entropy(params) + slope.sum(-1)
+
+
+def normal_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+    """Log-density of a diagonal normal distribution: [..., D] each -> [...]"""
+    return (-0.5 * (((x - mean) * torch.exp(-log_std)).square() + _LOG_TWO_PI) - log_std).sum(-1)
