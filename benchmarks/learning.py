@@ -49,7 +49,12 @@ PROOFS = {
     "memory-none": Proof("ppo-memory --model.core none", 1),
     "memory-r2d2": Proof("r2d2-memory", 1),
     "memory-r2d2-none": Proof("r2d2-memory --model.core none", 1),
-    "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 60k", 1),
+    "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 30k", 1),
+    "cartpole-iqn": Proof(
+        "dqn-cartpole --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8 "
+        "--total-steps 50k",
+        1,
+    ),
     "breakout-ppo": Proof(
         f"ppo-atari --env.id Breakout {_ATARI} --env.num-envs 16 --algorithm.minibatches 8 --total-steps 2.5M", 1
     ),
