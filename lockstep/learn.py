@@ -45,16 +45,20 @@ class UpdateRule:
         if not self._state:
             names = ("exp_avg", "exp_avg_sq") if self._config.name == "adam" else ("square_avg",)
             self._state = {name: torch.zeros_like(self._vector) for name in names}
-        norms = [
-            self._step(gradient[span], span, group) for group in groups for span in [self._flat.span(group.prefix)]
-        ]
+        norms = [self._step(gradient, group) for group in groups]
         return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
-    def _step(self, gradient: Tensor, span: slice, group: ParameterGroup) -> float:
+    def _step(self, gradient: Tensor, group: ParameterGroup) -> float:
+        span = self._flat.span(group.prefix) if group.prefix else None
+
+        def of(x: Tensor) -> Tensor:
+            return x if span is None else x[span]
+
+        gradient, vector = of(gradient), of(self._vector)
         norm = float(gradient.norm())
         if norm > self._max_norm:
             gradient.mul_(self._max_norm / (norm + 1e-6))
-        config, vector, count = self._config, self._vector[span], f"step.{group.prefix}".removesuffix(".")
+        config, count = self._config, f"step.{group.prefix}".removesuffix(".")
         if count not in self._state:
             device = vector.device if config.name == "adam" else "cpu"
             self._state = {count: torch.zeros((), device=device), **self._state}
@@ -62,8 +66,8 @@ class UpdateRule:
             adam(
                 [vector],
                 [gradient],
-                [self._state["exp_avg"][span]],
-                [self._state["exp_avg_sq"][span]],
+                [of(self._state["exp_avg"])],
+                [of(self._state["exp_avg_sq"])],
                 [],
                 [self._state[count]],
                 fused=True,
@@ -79,7 +83,7 @@ class UpdateRule:
             rmsprop(
                 [vector],
                 [gradient],
-                [self._state["square_avg"][span]],
+                [of(self._state["square_avg"])],
                 [],
                 [],
                 [self._state[count]],
