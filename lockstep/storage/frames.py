@@ -28,8 +28,8 @@ class Ring:
     def __init__(self, steps: int, example: Tensor) -> None:
         self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype)
 
-    def put(self, at: int, obs: Tensor) -> None:
-        """Write the next step's observations [B, ...] at its place."""
+    def put(self, at: Tensor, obs: Tensor) -> None:
+        """Write the next steps' observations [T, B, ...] at their places [T]."""
         self._obs[at] = obs
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
@@ -80,28 +80,29 @@ class StackedFrames(Ring):
         self._counts = torch.zeros(2, dtype=torch.int64)
         """Steps put, and stacks kept aside."""
 
-    def put(self, at: int, obs: Tensor) -> None:
+    def put(self, at: Tensor, obs: Tensor) -> None:
         steps, (puts, kept) = len(self._frames), self._counts.tolist()
-        goes_on = (obs[:, :-1] == self._newest[:, 1:]).flatten(1).all(1)
-        if puts == 0:
-            goes_on.zero_()
-        self._newest.copy_(obs)
-        self._frames[at] = obs[:, -1]
-        self._age[at] = (self._age[at - 1] + 1).clamp(max=self.before) * goes_on
-        self._beginning[at] = self._beginning[at - 1]
-        began = (~goes_on).nonzero()[:, 0]
-        if len(began):
-            places = (kept + torch.arange(len(began))) % len(self._aside)
-            if bool((self._aside_step[places] > puts - steps).any()):
-                raise SettingsError(
-                    f"Episodes are shorter than {_ASIDE} steps on average, or observations are no stacks of frames: "
-                    "replay cannot keep each frame once. Use --algorithm.replay.no-store-frames, which takes more "
-                    "memory."
-                )
-            self._aside[places] = obs[began, :-1]
-            self._aside_step[places] = puts
-            self._beginning[at, began] = places
-        self._counts += torch.tensor([1, len(began)])
+        goes_on = torch.empty(obs.shape[:2], dtype=torch.bool)
+        goes_on[:1] = _equal(obs[:1, :, :-1], self._newest[None, :, 1:]) & (puts > 0)
+        goes_on[1:] = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
+        self._newest.copy_(obs[-1])
+        self._frames[at] = obs[:, :, -1]
+        t, environment = (~goes_on).nonzero(as_tuple=True)
+        places = (kept + torch.arange(len(t))) % len(self._aside)
+        if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
+            raise SettingsError(
+                f"Episodes are shorter than {_ASIDE} steps on average, or observations are no stacks of frames: "
+                "replay cannot keep each frame once. Use --algorithm.replay.no-store-frames, which takes more memory."
+            )
+        self._aside[places], self._aside_step[places] = obs[t, environment, :-1], puts + t
+        began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
+        began[t, environment], where[t, environment] = t, places
+        began = began.cummax(0).values  # the step of this call at which each episode began, -1 if before
+        before, now = int(at[0]) - 1, torch.arange(len(at)).unsqueeze(1)
+        age = torch.where(began < 0, self._age[before] + 1 + now, now - began)
+        self._beginning[at] = torch.where(began < 0, self._beginning[before], where.gather(0, began.clamp(min=0)))
+        self._age[at] = age.clamp(max=self.before)
+        self._counts += torch.tensor([len(at), len(t)])
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         steps, environments, *image = self._frames.shape
@@ -144,7 +145,12 @@ class StackedFrames(Ring):
 def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
     """A ring for observations like obs [T+1, B, ...]; once: keep each frame once if they are stacks of frames."""
     if once and obs.dtype == torch.uint8 and obs.ndim == 5 and obs.shape[2] > 1 and len(obs) > 1:
-        goes_on = (obs[1:, :, :-1] == obs[:-1, :, 1:]).flatten(2).all(2)
+        goes_on = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
         if float(goes_on.float().mean()) > 0.5:
             return StackedFrames(steps, obs[0])
     return Ring(steps, obs[0])
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """bool [T, B]: whether stacks [T, B, K, H, W] are equal. numpy's all is twenty times as fast as torch's."""
+    return torch.from_numpy((a.numpy() == b.numpy()).all((2, 3, 4)))

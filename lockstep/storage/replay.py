@@ -78,9 +78,9 @@ class Replay:
             self._valid[at] = False
             self._truncated[at - 1] |= self._valid[at - 1] & ~self._terminated[at - 1]
             self.count += 1
-        for t in range(int(goes_on), steps + 1):
-            for name, leaf in obs.items():
-                self._rings[name].put((self.count + t) % self.steps, leaf[t])
+        new = torch.arange(int(goes_on), steps + 1)
+        for name, leaf in obs.items():
+            self._rings[name].put((self.count + new) % self.steps, leaf[int(goes_on) :])
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
         places = (self.count + torch.arange(steps)) % self.steps
         self._action[places], self._reward[places] = rollout.action, rollout.reward
