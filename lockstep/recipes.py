@@ -255,7 +255,7 @@ def dqn_cartpole() -> Experiment:
 
 
 def her_bitflip() -> Experiment:
-    """DQN with hindsight on 13 bits to flip, which DQN alone cannot learn (Andrychowicz et al. 2017; tuned here).
+    """DQN with hindsight on 13 bits to flip, which DQN alone cannot learn (Andrychowicz et al. 2017; chosen here).
 
     `--algorithm.replay.hindsight 0` is DQN alone, `--env.options bits=8` another length.
     """
