@@ -22,11 +22,13 @@ from lockstep.algorithms import (
     TD3Config,
 )
 from lockstep.algorithms.base import OptimizerConfig
+from lockstep.algorithms.mpc import MPCConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.qpg import QPGConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.models import ActorCriticConfig, QModelConfig, StandardModelConfig
+from lockstep.models.dynamics import DynamicsConfig
 from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
 
@@ -447,6 +449,22 @@ def mpo_mujoco() -> Experiment:
     )
 
 
+def mpc_pendulum() -> Experiment:
+    """Planning with learned dynamics on Pendulum, an ensemble and CEM (tuned here; Chua et al. 2018, arXiv:1805.12114).
+
+    `--model.planner mppi` plans by MPPI.
+    """
+    return Experiment(
+        env=EnvConfig(id="Pendulum-v1", num_envs=4),
+        model=DynamicsConfig(members=4, hidden_sizes=(64, 64), horizon=20, population=100, elites=10, rounds=3),
+        algorithm=MPCConfig(updates=150, warmup=400, replay=ReplayConfig(capacity=20_000)),
+        scheme=Scheme(shards=4, acting_batch=4),
+        normalize=NormalizeConfig(observations=True),
+        total_steps=5_000,
+        precision="fp32",
+    )
+
+
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-cartpole": ppo_cartpole,
     "ppo-atari": ppo_atari,
@@ -458,6 +476,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-procgen": ppo_procgen,
     "ppo-memory": ppo_memory,
     "ppo-rnd-minigrid": ppo_rnd_minigrid,
+    "mpc-pendulum": mpc_pendulum,
     "dqn-cartpole": dqn_cartpole,
     "her-bitflip": her_bitflip,
     "dqn-atari": dqn_atari,

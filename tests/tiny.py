@@ -95,6 +95,22 @@ def single_steps(experiment: Experiment) -> Experiment:
     return experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, n_step=1))
 
 
+def planning() -> Experiment:
+    """Short plans with a small model, in three iterations of which the first only collects."""
+    full = recipes.mpc_pendulum()
+    assert isinstance(full.algorithm, OffPolicyConfig)
+    memory = dataclasses.replace(full.algorithm.replay, capacity=4 * 20)
+    algorithm = dataclasses.replace(full.algorithm, rollout=8, batch_size=8, updates=3, warmup=32, replay=memory)
+    small = {"members": 2, "hidden_sizes": (16,), "horizon": 3, "population": 8, "elites": 2, "rounds": 2}
+    return full.replace(
+        env=dataclasses.replace(full.env, reseed_every=24),
+        algorithm=algorithm,
+        model=dataclasses.replace(full.model, **small),
+        scheme=dataclasses.replace(full.scheme, lag=1, acting_batch=2),
+        total_steps=ITERATIONS * 8 * 4,
+    )
+
+
 def tuple_bandit() -> Experiment:
     """Image and vector to see, an arm and a point to choose, arms that are forbidden."""
     return Experiment(
@@ -158,6 +174,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "td3": lambda: replaying(recipes.td3_mujoco, replay={}),
     "ddpg-drifting-noise": lambda: replaying(recipes.ddpg_mujoco, replay={}, algorithm={"noise_theta": 0.15}),
     "mpo": lambda: replaying(recipes.mpo_mujoco, replay={}),
+    "mpc-lag-1": planning,
 }
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10

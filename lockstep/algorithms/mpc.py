@@ -1,0 +1,97 @@
+"""Model-predictive control with learned dynamics (Nagabandi et al. 2018, https://arxiv.org/abs/1708.02596) and an
+ensemble of them (PETS, Chua et al. 2018, https://arxiv.org/abs/1805.12114).
+
+What is learned is regression: from replay, what an action does. What acts is a search over plans, in the model.
+
+Shape legend: E members, n items, O numbers of an observation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
+from lockstep.settings import SettingsError
+from lockstep.storage.transitions import Transitions
+
+if TYPE_CHECKING:
+    from lockstep.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class MPCConfig(OffPolicyConfig):
+    """Learning of the dynamics with which model.planner plans."""
+
+    name = "mpc"
+
+    rollout: int = 50
+    batch_size: int = 128
+    updates: int = 100
+    warmup: int = 200
+    learning_rate: float = 1e-3
+    """Step size. Higher learns faster until it becomes unstable."""
+    anneal_learning_rate: bool = False
+    """Lower the learning rate linearly to zero over total_steps."""
+    max_grad_norm: float = 100.0
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are."""
+    noise_std: float = 0.1
+    """Deviation of the normal noise that planned actions are disturbed by, where bounds are at -1 and 1. Higher shows
+    the model more of what its plans avoid."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        if self.noise_std < 0:
+            raise SettingsError(f"algorithm.noise_std={self.noise_std} must not be negative.")
+        if self.n_step != 1 or self.replay.prioritized:
+            raise SettingsError(
+                "algorithm=mpc learns what each single step does, from steps drawn uniformly: use --algorithm.n-step 1 "
+                "and --algorithm.replay.no-prioritized."
+            )
+
+    def validate_with(self, experiment: Experiment) -> None:
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+        super().validate_with(experiment)
+        if not isinstance(experiment.model, DynamicsConfig):
+            raise SettingsError(
+                f"algorithm=mpc needs a dynamics model, but the model is {type(experiment.model).__name__}: use "
+                "lockstep.models.dynamics.DynamicsConfig, as the recipe mpc-pendulum does."
+            )
+
+    def build(self) -> MPC:
+        return MPC(self)
+
+
+class MPC(OffPolicy[MPCConfig]):
+    """Maximum likelihood of what was seen to follow, for every member; they differ by their first weights alone."""
+
+    metric_names = ("loss/model", "model/error", "model/reward_error")
+    has_target: ClassVar[bool] = False
+
+    def loss(self, model: DynamicsModel, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+        """Negative log-likelihood of changes and rewards under normal distributions, whose variances weigh what is
+        measured in different units; mean over members, summed over items. Each term is multiplied by its deviation,
+        held constant: without that, what is predicted badly is learned slowly (Seitzer et al. 2022, β = 0.5)."""
+        x = model.normalize(batch.obs)
+        wanted = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
+        mean, log_variance = model.predict(x, model.distribution.encode(batch.action))
+        squared = (mean - wanted).square()
+        density = squared * (-log_variance).exp() + log_variance
+        loss = ((0.5 * log_variance.detach()).exp() * density).sum(-1).mean(0).sum()
+        with torch.no_grad():
+            metrics = {
+                "loss/model": loss.detach(),
+                "model/error": squared[..., :-1].mean((0, 2)).sum(),
+                "model/reward_error": squared[..., -1].mean(0).sum(),
+            }
+        return LossOutput(loss, metrics)
+
+    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+        """Uniform in the warm-up, then the plan's actions and normal noise."""
+        numbers = torch.full((len(environments), 1), self.config.noise_std)
+        return Exploration(samples < self.config.warmup, numbers)

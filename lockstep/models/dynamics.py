@@ -1,0 +1,198 @@
+"""An ensemble that predicts what actions lead to, and planning with it: the policy is a search.
+
+Shape legend: T time, B environments, O numbers of an observation, D dimensions of an action, E members, H steps of a
+plan, P candidate plans, N rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+from torch.quasirandom import SobolEngine
+
+from lockstep.models.actor_critic import MLPs
+from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
+from lockstep.models.continuous import Deterministic, standard_normal
+from lockstep.models.layers import reproducible_initialization
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.policy import acting_copy
+from lockstep.settings import SettingsError
+
+_LOG_VARIANCES = (-10.0, 5.0)
+"""Soft bounds of predicted log variances."""
+_FIRST_STD = 0.5
+"""Deviation of the first candidates, where bounds are at -1 and 1 (Chua et al. 2018: a quarter of the range)."""
+
+
+@dataclass(frozen=True)
+class DynamicsConfig(ModelConfig):
+    """An ensemble of dynamics models and a planner; observations must be vectors, actions continuous and bounded."""
+
+    members: int = 5
+    """Networks that each predict by themselves. More trust less in what none has seen, and cost more."""
+    hidden_sizes: tuple[int, ...] = (200, 200)
+    """Hidden layers of each. Wider fit harder dynamics, and cost time at every step of every plan."""
+    planner: Literal["cem", "mppi"] = "cem"
+    """cem refits a normal distribution to the best plans (Chua et al. 2018); mppi weighs all of them by their returns
+    (Williams et al. 2017)."""
+    horizon: int = 20
+    """Steps of a plan. Longer foresees more, and collects more of the model's errors."""
+    population: int = 200
+    """Plans that are tried at each round. More find better ones, and cost time."""
+    rounds: int = 4
+    """Times that plans are tried and improved before each action. More come nearer the best plan."""
+    elites: int = 20
+    """Best plans, to which cem refits. Fewer converge sooner, perhaps on the wrong plan."""
+    temperature: float = 1.0
+    """Of mppi, in units of return. Higher heeds worse plans more."""
+    discount: float = 0.99
+    """Weight of a reward one step later in a plan. Lower plans as if the horizon were shorter."""
+
+    def build(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        precision: Literal["bf16", "fp32"],
+        normalize_observations: bool,
+        seed: int,
+        observation_clip: float = 10.0,
+    ) -> DynamicsModel:
+        self._validate()
+        layout = ObservationLayout.of(observation_space)
+        if layout.images or layout.mask_size or not isinstance(action_space, spaces.Box):
+            raise SettingsError(
+                f"A dynamics model predicts vectors from vectors and continuous actions, but observations are "
+                f"{observation_space} and actions {action_space}. Use another environment or algorithm."
+            )
+        if precision != "fp32":
+            raise SettingsError(f"--precision {precision}: plans add up many small predictions: use --precision fp32.")
+        with reproducible_initialization(seed):
+            return DynamicsModel(self, layout, Deterministic(action_space), seed)
+
+    def _validate(self) -> None:
+        for name in ("members", "horizon", "population", "rounds", "elites"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"model.{name}={getattr(self, name)} must be at least 1.")
+        if not self.hidden_sizes or min(self.hidden_sizes) < 1:
+            raise SettingsError(f"model.hidden_sizes={self.hidden_sizes} needs numbers of at least 1.")
+        if self.elites > self.population:
+            raise SettingsError(f"model.elites={self.elites} cannot be more than model.population={self.population}.")
+        if not self.temperature > 0:
+            raise SettingsError(f"model.temperature={self.temperature} must be positive, for example 1.")
+        if not 0 < self.discount <= 1:
+            raise SettingsError(f"model.discount={self.discount} must lie above 0 and not above 1.")
+        if self.core != "none":
+            raise SettingsError(f"model.core={self.core}: a dynamics model has no memory. Use --model.core none.")
+
+
+class DynamicsModel(PolicyModel):
+    """What an action does to an observation and which reward it earns, predicted by every member; and the plan that is
+    best by that.
+
+    The state is the plan that is left from the step before, where the next search begins. Candidates are the points of
+    a Sobol sequence, moved round by set_noise (Cranley and Patterson 1976): they cover the space of plans more evenly
+    than random ones, and few numbers make them random.
+    """
+
+    distribution: Deterministic
+
+    def __init__(self, config: DynamicsConfig, layout: ObservationLayout, distribution: Deterministic, seed: int):
+        super().__init__()
+        self.config, self.layout, self.distribution = config, layout, distribution
+        size, actions = layout.vector_size, distribution.size
+        self.layers = MLPs(config.members, (size + actions, *config.hidden_sizes, 2 * (size + 1)), "relu", False)
+        self.mean: Tensor
+        self.std: Tensor
+        self.points: Tensor
+        self.shift: Tensor
+        self.register_buffer("mean", torch.zeros(size), persistent=False)
+        self.register_buffer("std", torch.ones(size), persistent=False)
+        numbers = config.horizon * actions
+        points = SobolEngine(numbers, scramble=True, seed=seed).draw(config.population)
+        self.register_buffer("points", points, persistent=False)
+        self.register_buffer("shift", torch.zeros(config.rounds, numbers), persistent=False)
+        self.state_size, self.noise_numbers = numbers, config.rounds * numbers
+
+    def predict(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised observations [E or 1, N, O] and actions [E or 1, N, D] in [-1, 1] -> how much each number of the
+        observation changes, and the reward: means and log variances, [E, N, O + 1] both."""
+        mean, log_variance = self.layers(torch.cat([x, action], -1)).chunk(2, -1)
+        low, high = _LOG_VARIANCES
+        log_variance = high - F.softplus(high - log_variance)
+        return mean, low + F.softplus(log_variance - low)
+
+    def normalize(self, obs: Any) -> Tensor:
+        """[T, B, ...] -> [T, B, O]"""
+        return (self.layout.vector(obs) - self.mean) / self.std
+
+    def returns(self, x: Tensor, plans: Tensor) -> Tensor:
+        """What plans [B, P, H, D] earn from normalised observations [B, O] on, by the mean of all members: [B, P]
+
+        Each member follows its own predictions (trajectory sampling with bootstraps that stay, Chua et al. 2018).
+        """
+        environments, population, horizon, _ = plans.shape
+        steps = plans.clamp(-1.0, 1.0).flatten(0, 1).transpose(0, 1)  # [H, B * P, D]
+        at = x.repeat_interleave(population, 0).expand(self.config.members, -1, -1)
+        total = torch.zeros_like(at[..., 0])
+        for h in range(horizon):
+            change, _ = self.predict(at, steps[h].expand(self.config.members, -1, -1))
+            at = at + change[..., :-1]
+            total = total + self.config.discount**h * change[..., -1]
+        return total.mean(0).view(environments, population)
+
+    def plan(self, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Improve plans [B, H * D] from normalised observations [B, O] on; also what the best candidate earns, [B]."""
+        config, best = self.config, x.new_zeros(len(x))
+        std = torch.full_like(mean, _FIRST_STD)
+        for shift in self.shift:
+            normal = standard_normal((self.points + shift) % 1.0)
+            plans = (mean.unsqueeze(1) + std.unsqueeze(1) * normal).clamp(-1.0, 1.0)
+            value = self.returns(x, plans.unflatten(-1, (config.horizon, -1)))
+            best = value.amax(-1)
+            if config.planner == "mppi":
+                weight = ((value - best.unsqueeze(-1)) / config.temperature).softmax(-1)
+                mean = (weight.unsqueeze(-1) * plans).sum(1)
+                continue
+            chosen = value.topk(config.elites, -1).indices.unsqueeze(-1)
+            elite = plans.gather(1, chosen.expand(-1, -1, plans.shape[-1]))
+            mean, std = elite.mean(1), elite.std(1, correction=0)
+        return mean, best
+
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        """Plan at each step; the policy's numbers are the first action of the plan."""
+        actions, values = [], []
+        for x, first in zip(self.normalize(obs), start, strict=True):
+            state, value = self.plan(x, state.masked_fill(first.unsqueeze(-1), 0.0))
+            action, rest = state.split([self.distribution.size, state.shape[-1] - self.distribution.size], -1)
+            state = torch.cat([rest, torch.zeros_like(action)], -1)
+            actions.append(action)
+            values.append(value)
+        return ModelOutput(torch.stack(actions), torch.stack(values)), state
+
+    def set_noise(self, uniform: Tensor | None) -> None:
+        """Move the candidates of all rounds by numbers uniform in (0, 1), or by none."""
+        if uniform is None:
+            self.shift.zero_()
+        else:
+            self.shift.copy_(uniform.view_as(self.shift))
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+
+    def for_acting(self) -> DynamicsModel:
+        return acting_copy(self)
