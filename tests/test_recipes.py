@@ -32,7 +32,11 @@ def spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.envpool] if re.search("vizdoom|minigrid", name) else []) for name in RECIPES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.envpool] if re.search("vizdoom|minigrid", name) else [])
+        for name in RECIPES
+    ],
 )
 def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     experiment = RECIPES[name]()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.algorithms.rnd import with_curiosity
 from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -202,7 +203,7 @@ def test_every_metric_is_documented(folder: RunFolder) -> None:
     recorder.close()
     names = {name for line in lines(folder) for name in line} | {"gradient_norm"}
     for recipe in RECIPES.values():
-        algorithm = recipe().algorithm.build()
+        algorithm = with_curiosity(recipe().algorithm.build())
         names |= set(algorithm.summarize(dict.fromkeys(algorithm.metric_names, 1.0)))
         names |= {f"hyper/{name}" for name in algorithm.hyperparameters(0.0)}
     page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
