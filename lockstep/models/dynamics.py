@@ -101,7 +101,7 @@ class DynamicsModel(PolicyModel):
     than random ones, and few numbers make them random.
     """
 
-    distribution: Deterministic
+    distribution: Deterministic  # type: ignore[assignment]
 
     def __init__(self, config: DynamicsConfig, layout: ObservationLayout, distribution: Deterministic, seed: int):
         super().__init__()

@@ -23,7 +23,7 @@ def hand_batch(**changes: Any) -> Batch:
         "value": [0.0, 0.0, 1.0, 0.0, 0.0],
         "value_target": [1.0, -1.0, 3.0, 0.0, 100.0],
     }
-    tensors = {name: torch.tensor([values], dtype=torch.float64) for name, values in columns.items()}
+    tensors: dict[str, Any] = {name: torch.tensor([values], dtype=torch.float64) for name, values in columns.items()}
     nothing = torch.zeros(1, 5, dtype=torch.bool)
     return Batch(
         obs=torch.zeros(1, 5, 3, dtype=torch.float64),
