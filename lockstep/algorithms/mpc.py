@@ -79,7 +79,7 @@ class MPC(OffPolicy[MPCConfig]):
         held constant: without that, what is predicted badly is learned slowly (Seitzer et al. 2022, β = 0.5)."""
         x = model.normalize(batch.obs)
         wanted = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
-        mean, log_variance = model.predict(x, model.distribution.encode(batch.action))
+        mean, log_variance = model.predict(x, model.actions.encode(batch.action))
         squared = (mean - wanted).square()
         density = squared * (-log_variance).exp() + log_variance
         loss = ((0.5 * log_variance.detach()).exp() * density).sum(-1).mean(0).sum()

@@ -101,11 +101,10 @@ class DynamicsModel(PolicyModel):
     than random ones, and few numbers make them random.
     """
 
-    distribution: Deterministic  # type: ignore[assignment]
-
     def __init__(self, config: DynamicsConfig, layout: ObservationLayout, distribution: Deterministic, seed: int):
         super().__init__()
-        self.config, self.layout, self.distribution = config, layout, distribution
+        self.config, self.layout = config, layout
+        self.distribution = self.actions = distribution
         size, actions = layout.vector_size, distribution.size
         self.layers = MLPs(config.members, (size + actions, *config.hidden_sizes, 2 * (size + 1)), "relu", False)
         self.mean: Tensor
@@ -177,7 +176,7 @@ class DynamicsModel(PolicyModel):
         actions, values = [], []
         for x, first in zip(self.normalize(obs), start, strict=True):
             state, value = self.plan(x, state.masked_fill(first.unsqueeze(-1), 0.0))
-            action, rest = state.split([self.distribution.size, state.shape[-1] - self.distribution.size], -1)
+            action, rest = state.split([self.actions.size, state.shape[-1] - self.actions.size], -1)
             state = torch.cat([rest, torch.zeros_like(action)], -1)
             actions.append(action)
             values.append(value)
