@@ -34,7 +34,9 @@ def talk(ends: Ends, answers: Any) -> None:
         group.barrier()
     gathered = group.gather({"rank": group.rank, "tensor": torch.arange(group.rank)})
     told = group.broadcast([group.rank, "x" * 100_000])
-    answers.put((group.rank, equal, gathered, told[0], len(told[1])))
+    # No tensors: torch would send them through sockets of this process, which ends now.
+    sizes = None if gathered is None else [(each["rank"], len(each["tensor"])) for each in gathered]
+    answers.put((group.rank, equal, sizes, told[0], len(told[1])))
     group.close()
 
 
@@ -60,11 +62,7 @@ def test_what_is_sent_arrives(size: int) -> None:
         assert process.exitcode == 0
     for rank, equal, gathered, origin, length in got:
         assert equal and origin == 0 and length == 100_000
-        if rank:
-            assert gathered is None
-        else:
-            assert [each["rank"] for each in gathered] == list(range(size))
-            assert [len(each["tensor"]) for each in gathered] == list(range(size))
+        assert gathered == (None if rank else [(each, each) for each in range(size)])
 
 
 def wait_for_ever(ends: Ends, answers: Any) -> None:
