@@ -90,9 +90,9 @@ class AlgorithmConfig(ABC):
     def validate_with(self, experiment: Experiment) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for what does not go with the experiment's other settings."""
 
+    @abstractmethod
     def gradient_steps(self, samples: int) -> tuple[int, int]:
         """Of an iteration that collects so many samples: the gradient steps, and the samples of each."""
-        raise NotImplementedError
 
     @abstractmethod
     def build(self) -> Algorithm[Any]:

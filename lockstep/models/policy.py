@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -108,6 +109,15 @@ class Trunk(nn.Module):
                 module.std.copy_(std)
 
 
+def previous_features(
+    encode: Callable[[Tensor], Tensor], prev_action: Tensor | None, prev_reward: Tensor | None, start: Tensor
+) -> Tensor:
+    """What a trunk is told of the step before: the encoded action and the reward, [T, B, E + 1], 0 at starts."""
+    assert prev_action is not None and prev_reward is not None
+    extra = torch.cat([encode(prev_action), prev_reward.unsqueeze(-1)], -1)
+    return extra.masked_fill(start.unsqueeze(-1), 0.0)
+
+
 class StandardModel(PolicyModel):
     """One trunk for policy and value, or one for each; then the heads.
 
@@ -148,11 +158,7 @@ class StandardModel(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        extra = None
-        if self.uses_previous:
-            assert prev_action is not None and prev_reward is not None
-            extra = torch.cat([self._encode(prev_action), prev_reward.unsqueeze(-1)], -1)
-            extra = extra.masked_fill(start.unsqueeze(-1), 0.0)
+        extra = previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
         allowed = obs[ACTION_MASK].flatten(2).bool() if self.masked else None
         states = state.split(self.state_sizes, -1)
         results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]

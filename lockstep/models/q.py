@@ -21,7 +21,7 @@ from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
-from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy
+from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
 from lockstep.settings import SettingsError
 
 
@@ -166,11 +166,7 @@ class QModel(PolicyModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As forward, but what the head takes, [T, B, F]."""
-        extra = None
-        if self.uses_previous:
-            assert prev_action is not None and prev_reward is not None
-            extra = torch.cat([self._encode(prev_action), prev_reward.unsqueeze(-1)], -1)
-            extra = extra.masked_fill(start.unsqueeze(-1), 0.0)
+        extra = previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
         return self.trunk(obs, start, state, extra)
 
     def expected(self, numbers: Tensor) -> Tensor:
