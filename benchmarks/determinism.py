@@ -5,8 +5,8 @@
 Each pair trains the same experiment inline, in turn as it is (fixed shards, a gradient for each, the tree, digests of
 all that is computed, the ledger) and bare: one shard, no digest, no ledger. Both act in batches of the same size, and
 take the same number of gradient steps on the same number of samples. The last row compares the tree's reduction over
-two processes with torch.distributed's all-reduce on gradients of the Nature CNN, in wall time, since waiting takes no
-CPU.
+two processes with torch.distributed's all-reduce (gloo) on gradients of the Nature CNN, in wall time, since waiting
+takes no CPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from lockstep.experiment import Experiment
 from lockstep.ledger import Ledger
 from lockstep.run import RunOptions
 from lockstep.runtime.group import GlooGroup
+from lockstep.runtime.local import Ends, LocalGroup, join
 from lockstep.tree import TreeSum
 
 _PARAMETERS = 1_690_000
@@ -85,16 +86,16 @@ def cpu_seconds(experiment: Experiment, iterations: int, *, bare: bool) -> float
     return marks[-1] - marks[-1 - iterations]
 
 
-def reduce(rank: int, folder: str, rounds: int, answers: Any) -> None:
+def reduce(rank: int, ends: Ends, folder: str, rounds: int, answers: Any) -> None:
     """One of two processes: seconds of a reduction of 4 shards' gradients, with the tree and with an all-reduce."""
     torch.set_num_threads(1)
-    group = GlooGroup(f"file://{folder}/meeting", rank, 2)
-    tree = TreeSum(4, group)
+    gloo, local = GlooGroup(f"file://{folder}/meeting", rank, 2), LocalGroup(ends)
+    tree = TreeSum(4, local)
     seconds: dict[str, list[float]] = {"tree": [], "all-reduce": []}
     for number in range(rounds + 1):
         for kind, times in seconds.items():
             mine = [torch.randn(_PARAMETERS) for _ in range(2)]
-            group.barrier()
+            local.barrier()
             begin = time.perf_counter()
             if kind == "tree":
                 for shard, gradient in zip((2 * rank, 2 * rank + 1), mine, strict=True):
@@ -102,11 +103,12 @@ def reduce(rank: int, folder: str, rounds: int, answers: Any) -> None:
                 tree.finish()
             else:
                 dist.all_reduce(mine[0].add_(mine[1]))
-            group.barrier()
+            local.barrier()
             if number:
                 times.append(time.perf_counter() - begin)
     answers.put({kind: statistics.median(times) for kind, times in seconds.items()})
-    group.close()
+    gloo.close()
+    local.close()
 
 
 def reductions(rounds: int) -> float:
@@ -114,7 +116,10 @@ def reductions(rounds: int) -> float:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=reduce, args=(rank, folder, rounds, answers)) for rank in range(2)]
+        ends = join(context, 2, {(0, 1)})
+        processes = [
+            context.Process(target=reduce, args=(rank, ends[rank], folder, rounds, answers)) for rank in range(2)
+        ]
         for process in processes:
             process.start()
         measured = [answers.get(timeout=300) for _ in processes]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lockstep import recipes
 from lockstep.algorithms import PPOConfig
@@ -56,23 +57,24 @@ def appo_breakout(num_envs: int) -> Experiment:
     return experiment.replace(
         env=EnvConfig("Breakout", num_envs, "envpool", "classic"),
         algorithm=dataclasses.replace(experiment.algorithm, minibatches=minibatches),
+        scheme=dataclasses.replace(experiment.scheme, shards=2, acting_batch=num_envs // 2),
     )
 
 
 def appo_battle(num_envs: int) -> Experiment:
     """Sample Factory's full network on Doom's Battle: pixels and measurements, GRU of 512, seven action heads."""
     experiment = recipes.appo_vizdoom("Battle")
-    scheme = dataclasses.replace(experiment.scheme, acting_batch=0)
+    scheme = dataclasses.replace(experiment.scheme, shards=2, acting_batch=num_envs // 2)
     return experiment.replace(env=dataclasses.replace(experiment.env, num_envs=num_envs), scheme=scheme)
 
 
-def ppo_cartpole() -> Experiment:
+def ppo_cartpole(adapter: Literal["envpool", "gymnasium"], scheme: Scheme) -> Experiment:
     """32 environments, 32 steps, one epoch of one minibatch, networks of 64 and 64."""
     return Experiment(
-        env=EnvConfig("CartPole-v1", 32, "gymnasium"),
+        env=EnvConfig("CartPole-v1", 32, adapter),
         model=StandardModelConfig(encoder="mlp", hidden_sizes=(64, 64), separate_value_network=True),
         algorithm=PPOConfig(rollout=32, epochs=1, minibatches=1, clip=0.2),
-        scheme=Scheme(shards=1),
+        scheme=scheme,
         precision="fp32",
     )
 
@@ -88,7 +90,9 @@ CASES = {
         for count in (16, 32, 64, 128, 320, 640)
     },
     "appo-battle-32": Case(lambda: appo_battle(32), "processes:2", ("sample-factory",)),
-    "ppo-cartpole-32": Case(ppo_cartpole, "inline", _ALL),
+    "ppo-cartpole-32": Case(lambda: ppo_cartpole("envpool", Scheme(shards=1, lag=1)), "cpu:a1-l1,pin=1", _ALL),
+    "ppo-cartpole-32-lag-0": Case(lambda: ppo_cartpole("envpool", Scheme(shards=1)), "inline", _ALL),
+    "ppo-cartpole-32-gymnasium": Case(lambda: ppo_cartpole("gymnasium", Scheme(shards=1)), "inline", _ALL),
 }
 
 

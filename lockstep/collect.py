@@ -21,6 +21,7 @@ from lockstep.arrays import map_structure
 from lockstep.clock import Acting, Fill
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
+from lockstep.graphs import Capture, cuda_graph
 from lockstep.layout import Layout
 from lockstep.ledger import structure_digests
 from lockstep.models.base import Exploring, ModelOutput
@@ -278,6 +279,7 @@ class Collector:
         env_threads: threads that step a shard's environments (native adapters).
         pool: processes that step the environments (gymnasium); by default they are stepped here.
         alive: called at every step: tells whoever watches this process that it makes progress.
+        capture: makes CUDA graphs of acting.
     """
 
     def __init__(
@@ -288,10 +290,11 @@ class Collector:
         env_threads: int = 1,
         pool: SteppingPool | None = None,
         alive: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
     ) -> None:
         experiment = self._experiment = agent.experiment
         self._model = agent.model.for_acting()
-        self._actor = Inference(self._model)
+        self._actor = Inference(self._model, capture)
         self._flat = agent.flat
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
@@ -333,9 +336,9 @@ class Collector:
     def _play(self, lap: int, version_at: Callable[[int], Version]) -> tuple[Acting, Version]:
         """Returns (step, version) for each version that acted, and the last of them."""
         version = version_at(0)  # may be waited for, and with it for the slab to be free
-        if version.normalizers.observations is not None:
-            self._actor.forget()
         version.normalizers.apply(self._model)  # a rollout has one set of statistics, the one it is learned with
+        if version.normalizers.observations is not None:
+            self._actor.refresh()
         acted = [(0, version.number)]
         if self._model.noise_numbers:
             rollout = lap + self._batches[0].seats[0].offset
@@ -421,8 +424,10 @@ class Collectors:
         self._pool = None
         if layout.env_processes:
             self._pool = SteppingPool(layout.env_processes, layout.jitter, layout.stall_timeout)
+        capture = cuda_graph if layout.graphs else None
         self._all = [
-            Collector(agent, each, env_threads=layout.env_threads, pool=self._pool, alive=alive) for each in slabs
+            Collector(agent, each, env_threads=layout.env_threads, pool=self._pool, alive=alive, capture=capture)
+            for each in slabs
         ]
         self._by_shard = {shard: collector for collector in self._all for shard in collector.seats()}
         self.shards = list(self._by_shard)

@@ -20,6 +20,7 @@ _OPTIONS = {
     "env_threads": int,
     "env_processes": int,
     "pin": int,
+    "graphs": int,
     "stall_timeout": float,
     "jitter": float,
     "learner_delay": float,
@@ -48,6 +49,9 @@ class Layout:
     pin: int = 0
     """1 keeps every process, with its threads and children, on cores of its own, neighbors in order: caches and, on
     machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves it to the system."""
+    graphs: int = 0
+    """1 has GPUs run acting, and the learning of feed-forward on-policy models, as CUDA graphs: one launch in place of
+    one for each kernel, which pays where kernels are small. It takes memory for one more copy of what they compute."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run is ended with an error instead of waiting on."""
     jitter: float = 0.0
@@ -114,7 +118,13 @@ class Layout:
             raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
         if self.pin not in (0, 1):
             raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
-        for device in (self.device, *self.collectors, *self.learners):
+        devices = (self.device, *self.collectors, *self.learners)
+        if self.graphs not in (0, 1) or (self.graphs and "cpu" in (devices[1:] or devices)):
+            raise SettingsError(
+                f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
+                "inline,device=0,graphs=1 or a0-l0,graphs=1."
+            )
+        for device in devices:
             if not (device == "cpu" or device.isdigit()):
                 raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
         if self.device != "cpu" and self.backend == "split":

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from lockstep.agent import Agent
-from lockstep.algorithms.base import ParameterGroup
+from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup
 from lockstep.experiment import Experiment
+from lockstep.graphs import Capture, Graph
 from lockstep.ledger import fast_digest
 from lockstep.normalize import Normalizers
 from lockstep.parameters import FlatParameters
@@ -126,13 +128,27 @@ class Learner:
 
     All values are sums over the global minibatch, reduced by the tree, and divided afterwards. So they cannot depend
     on how slots are spread over processes.
+
+    Args:
+        capture: makes CUDA graphs of losses with their backward passes, where these have fixed shapes.
     """
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        slots: range,
+        tree: TreeSum,
+        *,
+        alive: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
+    ) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
         self._slots, self._tree, self._alive = slots, tree, alive
         self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
         self.update = UpdateRule(agent.experiment, agent.flat)
+        self._capture = capture if _fixed(agent) else None
+        self._graphs: dict[Any, Graph] = {}
+        """By the shapes of a slice."""
         self._applied: Normalizers | None = None
         """The statistics that the model normalizes with at present."""
         self.seconds = 0.0
@@ -184,13 +200,46 @@ class Learner:
             if self._agent.target is not None:
                 normalizers.apply(self._agent.target)
             self._applied = normalizers
-        self._flat.forget_gradient()
-        loss = self._algorithm.loss(self._agent.networks, batch, hyper)
-        loss.total.backward()
+        if self._capture is not None:
+            return self._from_graph(batch, hyper, self._capture)
+        loss = self._differentiate(batch, hyper)
         self.batches.learned(slot, loss.priorities)
-        numbers = [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
+        numbers = self._numbers(batch, loss)
         if self._algorithm.weighted:
             # One number for every slot, so that the sum holds each slot's largest weight.
             largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
             numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
         return self._flat.gather_gradient(numbers)
+
+    def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> LossOutput:
+        self._flat.forget_gradient()
+        loss = self._algorithm.loss(self._agent.networks, batch, hyper)
+        loss.total.backward()
+        return loss
+
+    def _numbers(self, batch: Any, loss: LossOutput) -> list[Tensor]:
+        """What is reduced together with the gradient."""
+        return [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
+
+    def _from_graph(self, batch: Any, hyper: dict[str, float], capture: Capture) -> Tensor:
+        leaves: list[Tensor] = []
+        batch.map(lambda leaf: leaves.append(leaf) or leaf)
+        # As tensors, since a graph would keep numbers as they were; of 64 bits, like the floats that they replace.
+        numbers = [torch.tensor(value, dtype=torch.float64, device=self._agent.device) for value in hyper.values()]
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if shapes not in self._graphs:
+
+            def gradient(*inputs: Tensor) -> tuple[Tensor]:
+                given = iter(inputs)
+                named = {name: next(given) for name in hyper}
+                held = batch.map(lambda leaf: next(given))
+                return (self._flat.gather_gradient(self._numbers(held, self._differentiate(held, named))),)
+
+            self._graphs[shapes] = Graph(gradient, [*numbers, *leaves], capture)
+        return self._graphs[shapes](*numbers, *leaves)[0]
+
+
+def _fixed(agent: Agent) -> bool:
+    """Whether a slice's gradient is the same list of kernels on the same memory every time: recurrent cores look at
+    where episodes begin, and replayed batches have priorities and weights."""
+    return isinstance(agent.algorithm, OnPolicy) and not agent.experiment.model.recurrent

@@ -27,6 +27,7 @@ from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
 from lockstep.collect import Collectors
 from lockstep.experiment import Experiment
+from lockstep.graphs import cuda_graph
 from lockstep.handover import OwnRollouts, Rollouts, slabs_of
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
@@ -245,7 +246,7 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
         rollouts = OwnRollouts(collectors, slots, clock, versions)
     else:
         rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
-    worker = Worker(agent, rollouts, versions, group, alive)
+    worker = Worker(agent, rollouts, versions, group, alive, cuda_graph if job.layout.graphs else None)
     book = None
     try:
         resumed = _begin(job, worker)

@@ -10,6 +10,7 @@ import torch
 
 from lockstep.agent import Agent, Version
 from lockstep.clock import Versions
+from lockstep.graphs import Capture
 from lockstep.handover import Arrival, Rollouts
 from lockstep.learn import Learner, LearningReport
 from lockstep.runtime.checkpoint import Checkpoint, write_part
@@ -28,12 +29,13 @@ class Worker:
         versions: Versions[Version],
         group: Group,
         alive: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
     ) -> None:
         shards = agent.experiment.scheme.shards
         self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
         self.slots = block(shards, group.size, group.rank)
         self._tree = TreeSum(shards, group)
-        self._learner = Learner(agent, self.slots, self._tree, alive=alive)
+        self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
 
     @property
     def learning_seconds(self) -> float:

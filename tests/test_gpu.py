@@ -19,7 +19,7 @@ NAMES = ("ppo-bf16", "impala-lstm-lag-2", "mujoco-normalized", "tuple-dict-mask"
 @pytest.mark.parametrize("name", NAMES)
 def test_layouts_agree(name: str, tmp_path: Path) -> None:
     alone = train(EXPERIMENTS[name](), Layout.parse("inline,device=0"), options(tmp_path / "inline"))
-    for text in ("processes:2,device=0", "a0-l0", "a0,0-l0,0"):
+    for text in ("inline,device=0,graphs=1", "processes:2,device=0", "a0-l0", "a0-l0,graphs=1", "a0,0-l0,0"):
         result = train(EXPERIMENTS[name](), Layout.parse(text), options(tmp_path / text))
         assert result.digest == alone.digest, text
 

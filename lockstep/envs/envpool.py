@@ -73,6 +73,7 @@ class EnvPoolShard(ShardEnv):
         self._count = 0
         self._since = 0
         self.num_envs = num_envs
+        self._order = np.arange(num_envs, dtype=np.int32)
         self._ended = np.zeros(num_envs, np.bool_)
         self._info: dict[str, np.ndarray] = {}
         """What the library told beside the last observations."""
@@ -131,6 +132,8 @@ class EnvPoolShard(ShardEnv):
                 **settings,
             )
             assert pool.observation_space is not None  # made on first use, so here, where its warnings are silent
+            *_, (self._action_name, of_action) = pool.spec.action_array_spec.items()
+            self._action_type = of_action.dtype
         return pool
 
     def reset(self, out: Observation) -> None:
@@ -175,13 +178,18 @@ class EnvPoolShard(ShardEnv):
         assert isinstance(action, np.ndarray), "EnvPool has no environments with Tuple actions"
         action = action.astype(self.action_space.dtype)
         self._log.append((action,))
-        self._pool.send(self._to_library(action))
+        self._send(action)
         self._since += 1
+
+    def _send(self, action: np.ndarray) -> None:
+        # Given whole: to add what is missing, EnvPool makes a dict of all of its settings at every step.
+        action = np.ascontiguousarray(self._to_library(action), self._action_type)
+        self._pool.send({self._action_name: action, "env_id": self._order, "players.env_id": self._order})
 
     def recv(self, out: Observation) -> StepResult:
         obs, reward, terminated, truncated, info = self._pool.recv()
         # Pools with batch_size == num_envs answer in the order of environments; everything here relies on it.
-        assert np.array_equal(info["env_id"], np.arange(self.num_envs))
+        assert (info["env_id"] == self._order).all()
         before, self._info = self._info, info
         self._write(obs, out)
         first = self._ended
@@ -215,7 +223,7 @@ class EnvPoolShard(ShardEnv):
         self._count = int(state["count"])
         obs = self._restart()
         for (action,) in self._log.load(state):
-            self._pool.send(self._to_library(action))
+            self._send(action)
             obs, _, _, _, self._info = self._pool.recv()
             alive()
         self._since = int(state["since"])

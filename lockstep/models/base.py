@@ -108,7 +108,8 @@ class PolicyModel(nn.Module, ABC):
 
     @abstractmethod
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Take the running statistics (fp32 [D]) that forward normalises vector observations with from now on."""
+        """Take the running statistics (fp32 [D]) that forward normalises vector observations with from now on. They
+        must be copied into the tensors that it reads: acting repeats what was recorded of it with those."""
 
     @abstractmethod
     def for_acting(self) -> PolicyModel:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lockstep.arrays import map_structure
+from lockstep.graphs import Capture, Graph
 from lockstep.models.base import ModelOutput, PolicyModel
 
 
@@ -22,12 +23,14 @@ class Inference:
     values of its input or since it changes the model, is run as it is.
 
     Args:
-        model: made by for_acting. Call refresh after its weights have changed, and forget after more has.
+        model: made by for_acting. Call refresh after its weights or statistics have changed.
+        capture: makes a CUDA graph of what was recorded.
     """
 
-    def __init__(self, model: PolicyModel) -> None:
-        self._model = model
+    def __init__(self, model: PolicyModel, capture: Capture | None = None) -> None:
+        self._model, self._capture = model, capture
         self._recorded: _Program | None = None
+        self._run: Callable[..., tuple[Tensor, ...]] | None = None
         self._layout: list[Any] | None = None
         """Shapes and strides of the inputs that were recorded."""
         self._stale = False
@@ -42,22 +45,21 @@ class Inference:
         layout = [(x.shape, x.stride()) for x in inputs]
         if layout != self._layout:
             self._layout, self._stale = layout, False
-            self._recorded = self._record(obs, start, state, prev_action, prev_reward)
+            self._recorded, self._run = self._record(obs, start, state, prev_action, prev_reward), None
         if self._recorded is None:
             return self._model(obs, start, state, prev_action, prev_reward)
         if self._stale:
-            self._recorded.refresh()
+            self._recorded.refresh(in_place=self._capture is not None)
             self._stale = False
-        policy, value, state = self._recorded.run(*inputs)
+        if self._run is None:
+            run = self._recorded.run
+            self._run = run if self._capture is None else Graph(run, inputs, self._capture)
+        policy, value, state = self._run(*inputs)
         return ModelOutput(policy, value), state
 
     def refresh(self) -> None:
-        """Take the model's present weights from the next call on."""
+        """Take the model's present weights and statistics from the next call on."""
         self._stale = True
-
-    def forget(self) -> None:
-        """Record anew at the next call: the model may hold other tensors than before."""
-        self._layout = None
 
     def _record(self, *arguments: Any) -> _Program | None:
         recorder = _Recorder()
@@ -146,8 +148,12 @@ class _Program:
         exec("\n".join(code), self._scope)
         self.run: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._scope["run"]
 
-    def refresh(self) -> None:
-        """Compute again what depends on weights alone."""
+    def refresh(self, *, in_place: bool) -> None:
+        """Compute again what depends on weights alone.
+
+        Args:
+            in_place: keep it where it is in memory, as a graph of this program needs it.
+        """
         renamed: dict[int, Any] = {}
 
         def now(x: Any) -> Any:
@@ -159,7 +165,10 @@ class _Program:
             again = call.function(*now(call.args), **{name: now(value) for name, value in call.kwargs.items()})
             for before, after in zip(_tensors(call.result), _tensors(again), strict=True):
                 renamed[id(before)] = after
-                self._scope[self._names[id(before)]] = after
+                if in_place:
+                    before.copy_(after)
+                else:
+                    self._scope[self._names[id(before)]] = after
 
     def _line(self, call: _Call) -> Iterator[tuple[str, set[str], set[str], bool]]:
         """A call as text, with the names that it reads and writes, and whether it changes one in place; nothing for a
