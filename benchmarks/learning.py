@@ -34,9 +34,25 @@ class Proof:
     seeds: int
     episodes: int = 30
     """Episodes of the separate evaluation."""
+    greedy: bool = False
+    """Whether that takes the most likely actions, as scores of continuous control are published."""
 
 
 _ATARI = "--env.protocol classic --scheme.shards 4 --scheme.acting-batch 16"
+_CARTPOLE = "dqn-cartpole --algorithm.anneal-learning-rate --total-steps 100k"
+_ATOMS = "--model.returns categorical --model.v-min 0 --model.v-max 50"
+_RAINBOW = (
+    "--algorithm.double --algorithm.n-step 3 --model.dueling --model.noisy --algorithm.epsilon-start 0 "
+    "--algorithm.epsilon-end 0 --algorithm.replay.prioritized --algorithm.replay.alpha 0.5 --algorithm.replay.beta 0.4"
+)
+_MINATAR = "dqn-minatar --algorithm.epsilon-fraction 0.1 --total-steps 1M"
+_PONG = (
+    "--env.id Pong --env.num-envs 8 --algorithm.rollout 16 --algorithm.batch-size 64 --algorithm.n-step 3 "
+    "--algorithm.warmup 10k --algorithm.target-period 500 --algorithm.replay.capacity 200k"
+)
+_HALFCHEETAH = "--env.id HalfCheetah-v4 --total-steps 300k"
+_BOTH_RATES = "--algorithm.learning-rate 1e-3 --algorithm.actor-learning-rate 1e-3"
+_DOORKEY = "ppo-rnd-minigrid --env.id MiniGrid-DoorKey-8x8-v0 --total-steps 1.5M"
 _IMPALA = (
     f"impala-atari --env.id Pong {_ATARI} --env.num-envs 32 --algorithm.rollout 64 --algorithm.minibatches 8 "
     "--algorithm.epochs 2 --algorithm.optimizer.name adam --algorithm.optimizer.eps 1e-5 "
@@ -44,17 +60,27 @@ _IMPALA = (
 )
 PROOFS = {
     "cartpole": Proof("ppo-cartpole", 5),
+    "cartpole-dqn": Proof(_CARTPOLE, 1),
+    "cartpole-c51": Proof(f"{_CARTPOLE} {_ATOMS}", 1),
+    "cartpole-qrdqn": Proof(f"{_CARTPOLE} --model.returns quantiles --model.numbers 51", 1),
+    "cartpole-iqn": Proof(
+        f"{_CARTPOLE} --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8", 1
+    ),
+    "cartpole-rainbow": Proof(f"{_CARTPOLE} {_ATOMS} {_RAINBOW} --model.stream-size 64", 1),
+    "minatar-dqn": Proof(_MINATAR, 1),
+    "minatar-c51": Proof(f"{_MINATAR} --model.returns categorical", 1),
+    "minatar-qrdqn": Proof(f"{_MINATAR} --model.returns quantiles --model.numbers 51", 1),
+    "minatar-iqn": Proof(
+        f"{_MINATAR} --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8", 1
+    ),
+    "minatar-rainbow": Proof(f"{_MINATAR} --model.returns categorical {_RAINBOW} --model.stream-size 128", 1),
+    "minatar-ppo": Proof("ppo-minatar --total-steps 1M", 1),
     "memory-lstm": Proof("ppo-memory", 3),
     "memory-gru": Proof("ppo-memory --model.core gru", 3),
     "memory-none": Proof("ppo-memory --model.core none", 1),
     "memory-r2d2": Proof("r2d2-memory", 1),
     "memory-r2d2-none": Proof("r2d2-memory --model.core none", 1),
     "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 30k", 1),
-    "cartpole-iqn": Proof(
-        "dqn-cartpole --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8 "
-        "--total-steps 50k",
-        1,
-    ),
     "breakout-ppo": Proof(
         f"ppo-atari --env.id Breakout {_ATARI} --env.num-envs 16 --algorithm.minibatches 8 --total-steps 2.5M", 1
     ),
@@ -65,6 +91,12 @@ PROOFS = {
     ),
     "pong-impala": Proof(f"{_IMPALA} --total-steps 6M", 1),
     "pong-impala-async": Proof(f"{_IMPALA} --scheme.lag async --scheme.max-lag 2 --total-steps 6M", 1),
+    "pong-dqn": Proof(f"dqn-atari {_PONG} --algorithm.updates 16 --algorithm.learning-rate 2e-4 --total-steps 1.5M", 1),
+    "pong-rainbow": Proof(
+        f"rainbow-atari {_PONG} --algorithm.updates 8 --algorithm.learning-rate 2.5e-4 --algorithm.optimizer.eps 1e-4 "
+        "--total-steps 1.5M",
+        1,
+    ),
     "halfcheetah-ppo": Proof("ppo-mujoco --env.id HalfCheetah-v4 --total-steps 1M", 1),
     "pendulum-sac": Proof("sac-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
     "pendulum-td3": Proof("td3-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
@@ -74,11 +106,29 @@ PROOFS = {
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
-    "halfcheetah-sac": Proof("sac-mujoco --env.id HalfCheetah-v4 --total-steps 300k", 1),
-    "halfcheetah-td3": Proof("td3-mujoco --env.id HalfCheetah-v4 --total-steps 300k", 1),
-    "halfcheetah-ddpg": Proof("ddpg-mujoco --env.id HalfCheetah-v4 --total-steps 300k", 1),
-    "halfcheetah-mpo": Proof("mpo-mujoco --env.id HalfCheetah-v4 --algorithm.updates 64 --total-steps 300k", 1),
+    "halfcheetah-sac": Proof(
+        f"sac-mujoco {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature --algorithm.initial-temperature 0.2",
+        1,
+        greedy=True,
+    ),
+    "halfcheetah-td3": Proof(f"td3-mujoco {_HALFCHEETAH}", 1),
+    "halfcheetah-ddpg": Proof(f"ddpg-mujoco {_HALFCHEETAH} {_BOTH_RATES}", 1),
+    "halfcheetah-mpo": Proof(
+        f"mpo-mujoco {_HALFCHEETAH} --algorithm.updates 32 --algorithm.learning-rate 3e-4 "
+        "--algorithm.actor-learning-rate 3e-4",
+        1,
+        greedy=True,
+    ),
     "hopper-ppo": Proof("ppo-mujoco --env.id Hopper-v4 --total-steps 1M", 1),
+    "bitflip-her": Proof("her-bitflip --total-steps 100k", 1, episodes=100),
+    "bitflip-dqn": Proof("her-bitflip --algorithm.replay.hindsight 0 --total-steps 100k", 1, episodes=100),
+    "fetch-her": Proof("her-fetch", 1, episodes=100),
+    "fetch-ddpg": Proof("her-fetch --algorithm.replay.hindsight 0", 1, episodes=100),
+    "pendulum-mpc": Proof("mpc-pendulum", 1),
+    "empty-rnd": Proof("ppo-rnd-minigrid", 1),
+    "empty-ppo": Proof("ppo-rnd-minigrid --algorithm.rnd.coef 0", 1),
+    "doorkey-rnd": Proof(_DOORKEY, 1),
+    "doorkey-ppo": Proof(f"{_DOORKEY} --algorithm.rnd.coef 0", 1),
 }
 
 
@@ -111,7 +161,7 @@ def report(name: str, root: Path) -> None:
             writer = csv.writer(file)
             writer.writerow(["samples", "score_mean_of_last_100_episodes"])
             writer.writerows(scored[:: max(1, len(scored) // _POINTS)])
-        evaluation = evaluate(folder, episodes=PROOFS[name].episodes)
+        evaluation = evaluate(folder, episodes=PROOFS[name].episodes, greedy=PROOFS[name].greedy)
         rows.append(
             {
                 "run": folder.name,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -40,6 +41,9 @@ def spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[
 )
 def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     experiment = RECIPES[name]()
+    for package, prefix in (("minatar", "MinAtar/"), ("gymnasium_robotics", "gymnasium_robotics:")):
+        if experiment.env.id.startswith(prefix) and importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
     model = experiment.model.build(
         *spaces_of(experiment.env),
         precision=experiment.precision,

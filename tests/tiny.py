@@ -179,6 +179,10 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
     EXPERIMENTS["vizdoom"] = lambda: cut(recipes.appo_vizdoom)
+if importlib.util.find_spec("minatar"):
+    EXPERIMENTS["minatar"] = lambda: replaying(recipes.dqn_minatar, replay={})
+if importlib.util.find_spec("gymnasium_robotics"):
+    EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
 
 
 def options(run: Path, checkpoint_every: int = 1000) -> RunOptions:

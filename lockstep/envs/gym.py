@@ -17,8 +17,8 @@ from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
-_REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks"}
-_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari"}
+_REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
+_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "minatar": "minatar"}
 
 
 def is_callable(env_id: str) -> bool:

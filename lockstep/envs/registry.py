@@ -199,7 +199,8 @@ def _atari_games() -> frozenset[str]:
 
 def _catalog() -> dict[str, tuple[str, ...]]:
     """Ids and the adapters that serve them, fastest first."""
-    import lockstep.envs.tasks  # noqa: F401 - registers our own tasks with gymnasium
+    import lockstep.envs.minatar
+    import lockstep.envs.tasks  # noqa: F401 - both register environments with gymnasium
 
     catalog: dict[str, tuple[str, ...]] = {}
     if _installed("envpool"):

@@ -28,6 +28,7 @@ from lockstep.settings import SettingsError
 Initialization = Literal["orthogonal", "impala"]
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _SIMPLE = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
+_MINATAR = ((16, 3, 1),)
 """Channels, kernel size and stride of each convolution."""
 
 
@@ -127,6 +128,15 @@ class SimpleConvNet(ConvNet):
         self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"
     ):
         super().__init__(shape, _SIMPLE, dense_size, partial(F.elu, inplace=True), initialization)
+
+
+class MinAtarCNN(ConvNet):
+    """The network of Young and Tian 2019 (arXiv:1903.03176) for grids of 10x10 cells: a convolution, a dense layer."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], dense_size: int = 128, initialization: Initialization = "orthogonal"
+    ):
+        super().__init__(shape, _MINATAR, dense_size, partial(F.relu, inplace=True), initialization)
 
 
 class ResidualBlock(nn.Module):

@@ -19,6 +19,7 @@ from lockstep.models.encoders import (
     MLP,
     ImpalaResNet,
     Initialization,
+    MinAtarCNN,
     NatureCNN,
     ObservationEncoder,
     SimpleConvNet,
@@ -195,12 +196,12 @@ class TrunkConfig(ModelConfig):
     """Encoder and core chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace it
     all."""
 
-    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "symbols"] = "auto"
+    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "minatar", "symbols"] = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
     features for larger pictures; impala is a deep residual network that learns more from each sample and costs about
-    eight times as much. mlp flattens images; symbols does so with grids whose numbers are symbols from 0 to 10, as
-    MiniGrid's, each of which becomes an input of its own. auto takes nature, or impala below 36x36 pixels. Vectors
-    always pass through an MLP."""
+    eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does so
+    with grids whose numbers are symbols from 0 to 10, as MiniGrid's, each of which becomes an input of its own. auto
+    takes nature, or impala below 36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
@@ -215,7 +216,8 @@ class TrunkConfig(ModelConfig):
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
-    """Features that an image is encoded to; 0 takes 256 for impala and 512 for the others. More fit and cost more."""
+    """Features that an image is encoded to; 0 takes 128 for minatar, 256 for impala and 512 for the others. More fit
+    and cost more."""
 
     @property
     def uses_previous(self) -> bool:
@@ -237,6 +239,8 @@ class TrunkConfig(ModelConfig):
                 initialization = self.initialization
             if name == "symbols":
                 return SymbolNet(shape, _SYMBOLS, lambda size: MLP(size, self.hidden_sizes, self.activation))
+            if name == "minatar":
+                return MinAtarCNN(shape, self.dense_size or 128, initialization)
             if name == "nature":
                 return NatureCNN(shape, self.dense_size or 512, initialization)
             if name == "convnet_simple":

@@ -32,6 +32,7 @@ def _what_is_installed_is_looked_up_afresh() -> Iterator[None]:
         pytest.param("HalfCheetah-v4", "HalfCheetah-v4", "envpool", marks=pytest.mark.envpool),
         ("lockstep/Memory-v0", "lockstep/Memory-v0", "gymnasium"),
         ("ALE/Breakout-v5", "ALE/Breakout-v5", "gymnasium"),
+        ("MinAtar/Breakout-v1", "MinAtar/Breakout-v1", "gymnasium"),
         ("lockstep.envs.tasks:Memory", "lockstep.envs.tasks:Memory", "gymnasium"),
     ],
 )

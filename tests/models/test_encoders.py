@@ -20,7 +20,7 @@ from lockstep.models import (
     SimpleConvNet,
     StandardModelConfig,
 )
-from lockstep.models.encoders import SymbolNet
+from lockstep.models.encoders import MinAtarCNN, SymbolNet
 from lockstep.models.layers import (
     PixelConv2d,
     fold_kernel,
@@ -71,13 +71,17 @@ def test_pixels_get_no_gradient() -> None:
 
 @pytest.mark.parametrize(
     ("network", "activation", "shape", "dense_inputs"),
-    [(NatureCNN, F.relu, (4, 84, 84), 64 * 7 * 7), (SimpleConvNet, F.elu, (3, 72, 128), 128 * 3 * 6)],
+    [
+        (NatureCNN, F.relu, (4, 84, 84), 64 * 7 * 7),
+        (SimpleConvNet, F.elu, (3, 72, 128), 128 * 3 * 6),
+        (MinAtarCNN, F.relu, (6, 10, 10), 16 * 8 * 8),
+    ],
 )
 def test_convolutional_networks_equal_plain_layers(
     network: type[ConvNet], activation: Callable[[Tensor], Tensor], shape: tuple[int, int, int], dense_inputs: int
 ) -> None:
     ours = network(shape)  # type: ignore[call-arg]
-    strides = (4, 2, 1) if network is NatureCNN else (4, 2, 2)
+    strides = {NatureCNN: (4, 2, 1), SimpleConvNet: (4, 2, 2), MinAtarCNN: (1,)}[network]
     image = pixels(3, *shape)
     x = image.float() / 255
     for layer, stride in zip(ours.convolutions, strides, strict=True):
@@ -86,7 +90,7 @@ def test_convolutional_networks_equal_plain_layers(
     x = x.permute(0, 2, 3, 1).reshape(3, dense_inputs)
     expected = activation(F.linear(x, ours.dense.weight, ours.dense.bias))
     torch.testing.assert_close(ours(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
-    assert ours.out_features == expected.shape[1] == 512
+    assert ours.out_features == expected.shape[1] == (128 if network is MinAtarCNN else 512)
 
 
 def test_impala_equals_plain_functions() -> None:

@@ -1,0 +1,77 @@
+"""Recipes: functions that return an Experiment, each with the source of its settings.
+
+Every field can be overridden, from Python with `experiment.replace` and on the command line with flags. The first
+line of a recipe's docstring is what `lockstep recipes` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.experiment import Experiment
+from lockstep.recipes.continuous import (
+    ddpg_mujoco,
+    her_fetch,
+    mpc_pendulum,
+    mpo_mujoco,
+    sac_mujoco,
+    sac_pybullet_style,
+    td3_mujoco,
+)
+from lockstep.recipes.deep_q import (
+    c51_atari,
+    dqn_atari,
+    dqn_cartpole,
+    dqn_minatar,
+    her_bitflip,
+    iqn_atari,
+    qrdqn_atari,
+    r2d2_atari,
+    r2d2_memory,
+    rainbow_atari,
+)
+from lockstep.recipes.on_policy import (
+    a2c_atari,
+    appo_atari,
+    appo_vizdoom,
+    impala_atari,
+    ppo_atari,
+    ppo_cartpole,
+    ppo_memory,
+    ppo_minatar,
+    ppo_mujoco,
+    ppo_procgen,
+    ppo_rnd_minigrid,
+)
+
+RECIPES: dict[str, Callable[[], Experiment]] = {
+    "ppo-cartpole": ppo_cartpole,
+    "ppo-atari": ppo_atari,
+    "a2c-atari": a2c_atari,
+    "impala-atari": impala_atari,
+    "appo-atari": appo_atari,
+    "appo-vizdoom": appo_vizdoom,
+    "ppo-mujoco": ppo_mujoco,
+    "ppo-procgen": ppo_procgen,
+    "ppo-memory": ppo_memory,
+    "ppo-rnd-minigrid": ppo_rnd_minigrid,
+    "ppo-minatar": ppo_minatar,
+    "mpc-pendulum": mpc_pendulum,
+    "dqn-cartpole": dqn_cartpole,
+    "dqn-minatar": dqn_minatar,
+    "her-bitflip": her_bitflip,
+    "her-fetch": her_fetch,
+    "dqn-atari": dqn_atari,
+    "c51-atari": c51_atari,
+    "qrdqn-atari": qrdqn_atari,
+    "iqn-atari": iqn_atari,
+    "rainbow-atari": rainbow_atari,
+    "r2d2-atari": r2d2_atari,
+    "r2d2-memory": r2d2_memory,
+    "ddpg-mujoco": ddpg_mujoco,
+    "td3-mujoco": td3_mujoco,
+    "sac-mujoco": sac_mujoco,
+    "sac-pybullet-style": sac_pybullet_style,
+    "mpo-mujoco": mpo_mujoco,
+}
+"""By the names that the command line knows them by."""

@@ -1,0 +1,101 @@
+"""Recipes of algorithms for continuous actions that learn from replay, and of planning."""
+
+from __future__ import annotations
+
+from lockstep.algorithms import DDPGConfig, MPOConfig, SACConfig, TD3Config
+from lockstep.algorithms.mpc import MPCConfig
+from lockstep.algorithms.offpolicy import ReplayConfig
+from lockstep.algorithms.qpg import QPGConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.models import ActorCriticConfig
+from lockstep.models.dynamics import DynamicsConfig
+from lockstep.scheme import Scheme
+
+
+def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
+    """Four environments, and a gradient step for every step of one, as with one environment in the papers."""
+    return Experiment(
+        env=EnvConfig(id="HalfCheetah-v4", num_envs=4),
+        model=model,
+        algorithm=algorithm,
+        scheme=Scheme(shards=4, acting_batch=4),
+        total_steps=1_000_000,
+        precision="fp32",
+    )
+
+
+def ddpg_mujoco() -> Experiment:
+    """DDPG on MuJoCo, with the settings of TD3's paper (its "our DDPG": TD3 without its three additions)."""
+    return _replayed_mujoco(ActorCriticConfig(policy="deterministic", critics=1), DDPGConfig(warmup=25_000))
+
+
+def td3_mujoco() -> Experiment:
+    """TD3 on MuJoCo (settings of the authors' code for Fujimoto et al. 2018, arXiv:1802.09477)."""
+    return _replayed_mujoco(ActorCriticConfig(policy="deterministic"), TD3Config(warmup=25_000))
+
+
+def sac_mujoco() -> Experiment:
+    """SAC on MuJoCo, its temperature learned (Haarnoja et al. 2018, arXiv:1812.05905, table 1)."""
+    return _replayed_mujoco(ActorCriticConfig(), SACConfig(warmup=10_000))
+
+
+def sac_pybullet_style() -> Experiment:
+    """SAC with one environment in one shard, on MuJoCo (settings of PyTorchRL's example for PyBullet)."""
+    return sac_mujoco().replace(
+        env=EnvConfig(id="HalfCheetah-v4", num_envs=1),
+        algorithm=SACConfig(updates=16, warmup=1_000),
+        scheme=Scheme(shards=1),
+    )
+
+
+def mpo_mujoco() -> Experiment:
+    """MPO on MuJoCo (settings of Acme, Hoffman et al. 2020, arXiv:2006.00979, with one critic of two layers)."""
+    return _replayed_mujoco(
+        ActorCriticConfig(policy="gaussian", critics=1, layer_norm=True, activation="elu"),
+        MPOConfig(updates=8, warmup=1_000),
+    )
+
+
+def mpc_pendulum() -> Experiment:
+    """Planning with learned dynamics on Pendulum, an ensemble and CEM (tuned here; Chua et al. 2018, arXiv:1805.12114).
+
+    `--model.planner mppi` plans by MPPI.
+    """
+    return Experiment(
+        env=EnvConfig(id="Pendulum-v1", num_envs=4),
+        model=DynamicsConfig(members=4, hidden_sizes=(64, 64), horizon=20, population=100, elites=10, rounds=3),
+        algorithm=MPCConfig(updates=150, warmup=400, replay=ReplayConfig(capacity=20_000)),
+        scheme=Scheme(shards=4, acting_batch=4),
+        normalize=NormalizeConfig(observations=True),
+        total_steps=5_000,
+        precision="fp32",
+    )
+
+
+def her_fetch(task: str = "FetchReach-v4") -> Experiment:
+    """DDPG with hindsight on FetchReach (settings of OpenAI Baselines for Andrychowicz et al. 2017, arXiv:1707.01495).
+
+    Needs the extra robotics. `--algorithm.replay.hindsight 0` is DDPG alone.
+    """
+    return Experiment(
+        env=EnvConfig(id=f"gymnasium_robotics:{task}", num_envs=4),
+        model=ActorCriticConfig(policy="deterministic", critics=1, hidden_sizes=(256, 256, 256)),
+        algorithm=DDPGConfig(
+            rollout=25,
+            batch_size=256,
+            updates=40,
+            warmup=1_000,
+            learning_rate=1e-3,
+            actor_learning_rate=1e-3,
+            discount=0.98,
+            target_period=40,
+            target_rate=0.05,
+            noise_std=0.2,
+            replay=ReplayConfig(capacity=100_000, hindsight=4),
+        ),
+        scheme=Scheme(shards=4, acting_batch=4),
+        normalize=NormalizeConfig(observations=True),
+        total_steps=20_000,
+        precision="fp32",
+    )

@@ -1,0 +1,212 @@
+"""Recipes of algorithms that learn values of actions from replay."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lockstep.algorithms import DQNConfig, R2D2Config
+from lockstep.algorithms.base import OptimizerConfig
+from lockstep.algorithms.offpolicy import ReplayConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment
+from lockstep.models import QModelConfig
+from lockstep.scheme import Scheme
+
+
+def dqn_cartpole() -> Experiment:
+    """DQN on CartPole, double, with 3-step returns (tuned here)."""
+    return Experiment(
+        env=EnvConfig(id="CartPole-v1", num_envs=8),
+        model=QModelConfig(encoder="mlp", hidden_sizes=(128, 128), activation="relu"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=128,
+            updates=16,
+            warmup=2_000,
+            n_step=3,
+            learning_rate=1e-3,
+            double=True,
+            discount=0.98,
+            target_period=64,
+            epsilon_end=0.04,
+            epsilon_fraction=0.2,
+            replay=ReplayConfig(capacity=50_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        total_steps=100_000,
+        precision="fp32",
+    )
+
+
+def her_bitflip() -> Experiment:
+    """DQN with hindsight on 13 bits to flip, which DQN alone cannot learn (Andrychowicz et al. 2017; chosen here).
+
+    `--algorithm.replay.hindsight 0` is DQN alone, `--env.options bits=8` another length.
+    """
+    return Experiment(
+        env=EnvConfig(id="lockstep/BitFlip-v0", num_envs=16, options={"bits": 13}),
+        model=QModelConfig(encoder="mlp", hidden_sizes=(256, 256), activation="relu"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=128,
+            updates=16,
+            warmup=2_000,
+            learning_rate=1e-3,
+            double=True,
+            discount=0.98,
+            target_period=100,
+            epsilon_end=0.1,
+            replay=ReplayConfig(capacity=200_000, hindsight=4),
+        ),
+        scheme=Scheme(shards=4, acting_batch=16),
+        total_steps=200_000,
+        precision="fp32",
+    )
+
+
+def dqn_atari(game: str = "Breakout") -> Experiment:
+    """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="classic"),
+        model=QModelConfig(encoder="nature"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=80_000,
+            target_period=250,
+            replay=ReplayConfig(capacity=1_000_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def c51_atari(game: str = "Breakout") -> Experiment:
+    """C51 on Atari, classic protocol, Nature CNN (DQN Zoo's settings: Bellemare et al. 2017, arXiv:1707.06887)."""
+    return _distributional(game, QModelConfig(encoder="nature", returns="categorical", numbers=51), 2.5e-4)
+
+
+def qrdqn_atari(game: str = "Breakout") -> Experiment:
+    """QR-DQN on Atari, classic protocol, Nature CNN (DQN Zoo's settings: Dabney et al. 2018, arXiv:1710.10044)."""
+    return _distributional(game, QModelConfig(encoder="nature", returns="quantiles", numbers=201), 5e-5)
+
+
+def iqn_atari(game: str = "Breakout") -> Experiment:
+    """IQN on Atari, classic protocol, Nature CNN (DQN Zoo's settings: Dabney et al. 2018, arXiv:1806.06923)."""
+    model = QModelConfig(encoder="nature", stream_size=512, returns="implicit", numbers=64)
+    full = _distributional(game, model, 5e-5)
+    return full.replace(algorithm=dataclasses.replace(full.algorithm, warmup=20_000, max_grad_norm=1e9))
+
+
+def _distributional(game: str, model: QModelConfig, learning_rate: float) -> Experiment:
+    """What DQN Zoo (https://github.com/google-deepmind/dqn_zoo) has in common for agents with distributions of returns:
+    an update of 32 for every 4 steps, and 1M steps over which ε falls."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="classic"),
+        model=model,
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=50_000,
+            learning_rate=learning_rate,
+            optimizer=OptimizerConfig(eps=0.01 / 32),
+            target_period=2_500,
+            replay=ReplayConfig(capacity=1_000_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def rainbow_atari(game: str = "Breakout") -> Experiment:
+    """Rainbow on Atari, classic protocol, Nature CNN (settings of Hessel et al. 2018, arXiv:1710.02298)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="classic"),
+        model=QModelConfig(encoder="nature", dueling=True, noisy=True, stream_size=512, returns="categorical"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=20_000,
+            n_step=3,
+            learning_rate=6.25e-5,
+            optimizer=OptimizerConfig(eps=1.5e-4),
+            double=True,
+            target_period=2_000,
+            epsilon_start=0.0,
+            epsilon_end=0.0,
+            replay=ReplayConfig(capacity=1_000_000, prioritized=True, alpha=0.5, beta=0.4),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def r2d2_atari(game: str = "Breakout") -> Experiment:
+    """R2D2 on Atari, raw rewards, CNN and LSTM (single-machine settings of rlpyt's R2D1, arXiv:1909.01500).
+
+    Exploration, and priorities that no error bounds, are those of Kapturowski et al. 2019.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=32),
+        model=QModelConfig(
+            encoder="nature", core="lstm", core_size=512, previous_action_reward=True, dueling=True, stream_size=512
+        ),
+        algorithm=R2D2Config(
+            optimizer=OptimizerConfig(eps=1e-3),
+            replay=ReplayConfig(capacity=1_000_000, prioritized=True, alpha=0.9, beta=0.6, beta_end=0.6),
+        ),
+        scheme=Scheme(shards=4, acting_batch=32),
+    )
+
+
+def r2d2_memory() -> Experiment:
+    """R2D2 on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
+
+    Gradients are small, since few steps have a reward: so is Adam's eps.
+    """
+    return Experiment(
+        env=EnvConfig(id="lockstep/Memory-v0", num_envs=32),
+        model=QModelConfig(encoder="mlp", core="lstm", core_size=64),
+        algorithm=R2D2Config(
+            rollout=16,
+            batch_size=128,
+            updates=8,
+            warmup=2_000,
+            burn_in=4,
+            unroll=16,
+            n_step=1,
+            learning_rate=3e-3,
+            optimizer=OptimizerConfig(eps=1e-8),
+            discount=0.9,
+            target_period=50,
+            replay=ReplayConfig(capacity=100_000, prioritized=True, alpha=0.6),
+        ),
+        scheme=Scheme(shards=4, acting_batch=32),
+        total_steps=60_000,
+        precision="fp32",
+    )
+
+
+def dqn_minatar(game: str = "Breakout") -> Experiment:
+    """DQN on MinAtar (the network of Young and Tian 2019, arXiv:1903.03176; Obando-Ceron and Castro 2021's settings).
+
+    Adam in place of centered RMSProp, and an update for every 4 steps in place of every one, are those of the latter
+    (arXiv:2011.14826), who used them for all of Rainbow's parts.
+    """
+    return Experiment(
+        env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=8),
+        model=QModelConfig(encoder="minatar"),
+        algorithm=DQNConfig(
+            rollout=16,
+            batch_size=32,
+            updates=32,
+            warmup=1_000,
+            learning_rate=2.5e-4,
+            optimizer=OptimizerConfig(eps=3.125e-4),
+            target_period=250,
+            epsilon_fraction=0.025,
+            replay=ReplayConfig(capacity=100_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        precision="fp32",
+    )

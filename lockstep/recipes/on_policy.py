@@ -1,0 +1,221 @@
+"""Recipes of algorithms that learn from what they have just collected."""
+
+from __future__ import annotations
+
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.algorithms.base import OptimizerConfig
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.models import StandardModelConfig
+from lockstep.models.rnd import RNDConfig
+from lockstep.scheme import Scheme
+
+
+def ppo_cartpole() -> Experiment:
+    """PPO on CartPole: solved within 60k steps, a minute on one core (tuned here on five seeds)."""
+    return Experiment(
+        env=EnvConfig(id="CartPole-v1", num_envs=8),
+        model=StandardModelConfig(encoder="mlp", separate_value_network=True),
+        algorithm=PPOConfig(
+            rollout=64,
+            epochs=10,
+            minibatches=4,
+            learning_rate=1e-3,
+            clip=0.2,
+            discount=0.98,
+            gae_lambda=0.9,
+            entropy_coef=0.0,
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        total_steps=100_000,
+        precision="fp32",
+    )
+
+
+def ppo_atari(game: str = "Breakout") -> Experiment:
+    """PPO on Atari, Machado protocol, Nature CNN (settings of the Cleanba paper, arXiv:2310.00036).
+
+    The paper's arms use the IMPALA ResNet: `--model.encoder impala`. The Nature CNN is
+    the default because a CPU trains it about five times faster.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=PPOConfig(rollout=128, epochs=4, minibatches=4, learning_rate=2.5e-4, clip=0.1),
+        scheme=Scheme(shards=8, acting_batch=32),
+    )
+
+
+def a2c_atari(game: str = "Breakout") -> Experiment:
+    """A2C on Atari, Machado protocol, Nature CNN (settings of OpenAI Baselines; Mnih et al. 2016, arXiv:1602.01783)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=16, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=A2CConfig(),
+        scheme=Scheme(shards=4, acting_batch=8),
+    )
+
+
+def impala_atari(game: str = "Breakout") -> Experiment:
+    """IMPALA on Atari, Machado protocol, Nature CNN, one version behind (settings of the Cleanba paper).
+
+    The paper's arms use the IMPALA ResNet: `--model.encoder impala`.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="machado"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=IMPALAConfig(),
+        scheme=Scheme(shards=4, lag=1),
+    )
+
+
+def appo_atari(game: str = "Breakout") -> Experiment:
+    """APPO on Atari, Machado protocol, CNN and LSTM, one version behind (Petrenko et al. 2020, arXiv:2006.11751).
+
+    The network is the paper's simplified one, the hyperparameters are those of its Table A.5.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="machado"),
+        model=StandardModelConfig(encoder="convnet_simple", core="lstm", core_size=512),
+        algorithm=_appo(minibatches=2),
+        scheme=Scheme(shards=4, lag=1),
+    )
+
+
+def appo_vizdoom(scenario: str = "Battle") -> Experiment:
+    """APPO on Doom from pixels and measurements, CNN and GRU, one version behind (Petrenko et al. 2020).
+
+    The network is the paper's full one, the hyperparameters are those of its Table A.5; rewards are scaled by the
+    deviation of returns, as Sample Factory 2 does for Doom. Other scenarios: `--env.id vizdoom/Basic`, ….
+    """
+    return Experiment(
+        # A new seed needs new engines, which take as long to start as some hundred steps.
+        env=EnvConfig(id=f"vizdoom/{scenario}", num_envs=64, reseed_every=8192),
+        model=StandardModelConfig(
+            encoder="convnet_simple", hidden_sizes=(128, 128), activation="elu", core="gru", core_size=512
+        ),
+        algorithm=_appo(minibatches=1),
+        scheme=Scheme(shards=4, lag=1, acting_batch=32),
+        normalize=NormalizeConfig(observations=True, returns=True),
+        total_steps=125_000_000,
+    )
+
+
+def _appo(minibatches: int) -> APPOConfig:
+    """Table A.5 of Petrenko et al. 2020; minibatches are to hold 2,048 samples."""
+    return APPOConfig(
+        rollout=32,
+        epochs=1,
+        minibatches=minibatches,
+        learning_rate=1e-4,
+        anneal_learning_rate=False,
+        optimizer=OptimizerConfig(eps=1e-6),
+        max_grad_norm=4.0,
+        discount=0.99,
+        clip=0.1,
+        entropy_coef=0.003,
+        value_coef=0.5,
+    )
+
+
+def ppo_mujoco(task: str = "HalfCheetah-v4") -> Experiment:
+    """PPO on MuJoCo, observations and returns normalized (CleanRL's continuous-action settings)."""
+    return Experiment(
+        env=EnvConfig(id=task, num_envs=8),
+        model=StandardModelConfig(encoder="mlp", separate_value_network=True),
+        algorithm=PPOConfig(
+            rollout=256,
+            epochs=10,
+            minibatches=16,
+            learning_rate=3e-4,
+            clip=0.2,
+            value_clip=0.2,
+            entropy_coef=0.0,
+        ),
+        scheme=Scheme(shards=4, acting_batch=8),
+        normalize=NormalizeConfig(observations=True, returns=True),
+        total_steps=1_000_000,
+        precision="fp32",
+    )
+
+
+def ppo_procgen(game: str = "StarpilotEasy-v0") -> Experiment:
+    """PPO on Procgen, easy levels, IMPALA ResNet (Cobbe et al. 2020, arXiv:1912.01588; CleanRL's settings)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=64),
+        model=StandardModelConfig(encoder="impala"),
+        algorithm=PPOConfig(
+            rollout=256,
+            epochs=3,
+            minibatches=8,
+            learning_rate=5e-4,
+            anneal_learning_rate=False,
+            discount=0.999,
+            clip=0.2,
+            value_clip=0.2,
+        ),
+        scheme=Scheme(shards=4),
+        normalize=NormalizeConfig(returns=True),
+        total_steps=25_000_000,
+    )
+
+
+def ppo_memory() -> Experiment:
+    """PPO with an LSTM on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
+
+    Only the last action of an episode matters, so advantages look ahead less far than usual.
+    """
+    return Experiment(
+        env=EnvConfig(id="lockstep/Memory-v0", num_envs=128),
+        model=StandardModelConfig(encoder="mlp", core="lstm", core_size=64),
+        algorithm=PPOConfig(
+            rollout=32,
+            epochs=4,
+            minibatches=4,
+            learning_rate=3e-3,
+            clip=0.2,
+            discount=0.9,
+            gae_lambda=0.5,
+        ),
+        scheme=Scheme(shards=4),
+        total_steps=300_000,
+        precision="fp32",
+    )
+
+
+def ppo_rnd_minigrid(task: str = "Empty-16x16-v0") -> Experiment:
+    """PPO with random network distillation on a MiniGrid task of one late reward (tuned here; Burda et al. 2018).
+
+    Episodes end after 100 steps, of which the goal takes at least 27, so that chance alone hardly ever finds it.
+    `--algorithm.rnd.coef 0` is PPO alone.
+    """
+    return Experiment(
+        env=EnvConfig(id=f"MiniGrid-{task}", num_envs=32, options={"max_episode_steps": 100}),
+        model=StandardModelConfig(encoder="symbols"),
+        algorithm=PPOConfig(
+            rollout=128,
+            epochs=4,
+            minibatches=4,
+            learning_rate=5e-4,
+            anneal_learning_rate=False,
+            clip=0.2,
+            entropy_coef=0.001,
+            rnd=RNDConfig(coef=0.5, features=64),
+        ),
+        scheme=Scheme(shards=4),
+        normalize=NormalizeConfig(observations=True),
+        total_steps=160_000,
+        precision="fp32",
+    )
+
+
+def ppo_minatar(game: str = "Breakout") -> Experiment:
+    """PPO on MinAtar, with the network of Young and Tian 2019, arXiv:1903.03176 (other settings chosen here)."""
+    return Experiment(
+        env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=64),
+        model=StandardModelConfig(encoder="minatar"),
+        algorithm=PPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2),
+        scheme=Scheme(shards=4),
+        total_steps=5_000_000,
+        precision="fp32",
+    )
