@@ -190,20 +190,20 @@ def r2d2_memory() -> Experiment:
 def dqn_minatar(game: str = "Breakout") -> Experiment:
     """DQN on MinAtar (the network of Young and Tian 2019, arXiv:1903.03176; Obando-Ceron and Castro 2021's settings).
 
-    Adam in place of centered RMSProp, and an update for every 4 steps in place of every one, are those of the latter
-    (arXiv:2011.14826), who used them for all of Rainbow's parts.
+    The latter (arXiv:2011.14826) have Adam in place of centered RMSProp, and an update of 32 for every 4 steps. Here it
+    is one of 128 for every 16, at twice the rate: as much is learned from, several times as fast.
     """
     return Experiment(
         env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=8),
         model=QModelConfig(encoder="minatar"),
         algorithm=DQNConfig(
             rollout=16,
-            batch_size=32,
-            updates=32,
+            batch_size=128,
+            updates=8,
             warmup=1_000,
-            learning_rate=2.5e-4,
-            optimizer=OptimizerConfig(eps=3.125e-4),
-            target_period=250,
+            learning_rate=5e-4,
+            optimizer=OptimizerConfig(eps=0.01 / 128),
+            target_period=62,
             epsilon_fraction=0.025,
             replay=ReplayConfig(capacity=100_000),
         ),
