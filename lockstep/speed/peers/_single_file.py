@@ -43,6 +43,22 @@ class OldInterface:
         self._pool.close()
 
 
+def keep_frozen() -> None:
+    """Have tensordict put parameters without gradients into a module as such, as it did when LeanRL was written:
+    today's makes parameters of them that ask for gradients, so that the policy's graph outlives its first minibatch."""
+    from tensordict import TensorDict
+
+    plain = TensorDict.to_module
+
+    def to_module(self: TensorDict, module: Any, *args: Any, **kwargs: Any) -> Any:
+        replaced = plain(self, module, *args, **kwargs)
+        if not any(leaf.requires_grad for leaf in self.values(True, True)):
+            module.requires_grad_(False)
+        return replaced
+
+    TensorDict.to_module = to_module
+
+
 def main() -> None:
     task = read_task()
     end_with(task["parent"])
@@ -53,6 +69,7 @@ def main() -> None:
         return OldInterface(task, make_pool(task["env"], task["num_envs"], task["threads"]))
 
     envpool.make = make
+    keep_frozen()
     os.environ["WANDB_MODE"] = "disabled"
     settings = {
         "env-id": task["env"]["id"],
