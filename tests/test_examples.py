@@ -88,7 +88,8 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
         arguments = [given.get(argument, argument) for argument in arguments if argument != "--help"]
         assert main([verb, *arguments, "--dry-run"]) == 0, capsys.readouterr().err
     else:
-        main([verb, *(["ppo-cartpole"] if verb in ("bench", "tune") else []), "--help"])
+        recipe = {"bench": ["ppo-cartpole"], "tune": ["ppo-cartpole"], "sweep": ["set", "ppo-cartpole"]}
+        main([verb, *recipe.get(verb, []), "--help"])
         help_text = capsys.readouterr().out
         for flag in (argument for argument in arguments if argument.startswith("--")):
             assert re.search(rf"{flag.partition('=')[0]}\b", help_text), f"{verb} has no {flag}"

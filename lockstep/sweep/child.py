@@ -1,0 +1,81 @@
+"""The process of one run: `python -m lockstep.sweep.child FOLDER NAME PARENT CORES`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from lockstep.runtime import children
+from lockstep.sweep.queue import Entry, Outcome, Queue
+
+INTERRUPTED = 130
+"""Exit code of a run that was told to stop, and can go on."""
+ELSEWHERE = 75
+"""Exit code if another process runs it."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one entry of a queue, on the cores that the sweep gave to it, and no longer than the sweep lives."""
+    folder, name, parent, cores = arguments
+    children.die_with_parent(int(parent))
+    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    return run_entry(Queue(Path(folder)), name)
+
+
+def run_entry(queue: Queue, name: str) -> int:
+    """Begin a run or continue it, and note how it ended. Returns the exit code."""
+    with queue.claimed(name) as mine:
+        if not mine:
+            print(f"{name} is being run by another process.", file=sys.stderr)
+            return ELSEWHERE
+        ended = queue.outcome(name)
+        if ended is None:
+            try:
+                ended = _train(queue, queue.entry(name))
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            except Exception as error:
+                ended = Outcome("failed", reason=_explained(error))
+                print(ended.reason, file=sys.stderr)
+            if ended is None:
+                return INTERRUPTED
+            queue.end(name, ended)
+        return 1 if ended.state == "failed" else 0
+
+
+def _train(queue: Queue, entry: Entry) -> Outcome | None:
+    """How the run ended; None if it was told to stop before."""
+    from lockstep.layout import Layout
+    from lockstep.run import RunOptions
+    from lockstep.settings import from_json, look_for_files_in
+    from lockstep.train import resume, train
+
+    with contextlib.suppress(OSError):
+        os.chdir(entry.directory)
+    look_for_files_in(entry.directory)
+    sys.argv[:] = ["lockstep", "sweep", str(queue.folder)]  # what the run records as its command
+    folder = queue.run(entry.name)
+    queue.discard_unfinished_folder(entry.name)
+    layout, options = Layout.parse(entry.layout), RunOptions(**{**entry.options, "run": str(folder)})
+    if folder.exists():
+        result = resume(folder, layout, options)
+    else:
+        result = train(from_json(entry.experiment), layout, options)
+    if result.stopped:
+        return None
+    return Outcome("done", result.digest, result.iterations, result.score)
+
+
+def _explained(error: Exception) -> str:
+    """A traceback, except where the error itself explains what happened."""
+    from lockstep.runtime.supervisor import WorkerError
+    from lockstep.settings import SettingsError
+
+    return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

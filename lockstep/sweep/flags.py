@@ -1,0 +1,142 @@
+"""Flags that have several values: `--seed 1..5 --algorithm.learning-rate 1e-3,3e-4` is ten runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from lockstep.cli.common import parse
+from lockstep.experiment import Experiment
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError
+from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.spec import Run, labelled, task
+
+
+@dataclass(frozen=True)
+class RecipeArguments:
+    """Run a recipe, or several with commas between, with every combination of settings as one durable queue. Any
+    setting may have several values: 1e-3,3e-4 (no space after a comma that separates) or, of whole numbers, 1..5.
+    """
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    layout: str = "inline"
+    """Of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy."""
+    sweep: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
+
+
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_SINGLE = {
+    "--" + f.name.replace("_", "-")
+    for cls in (RunOptions, SweepOptions, RecipeArguments)
+    for f in dataclasses.fields(cls)
+}
+"""Flags that say nothing of what is learned, whose commas are their own."""
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A flag and what it may be: the words of each alternative, the flag included."""
+
+    flag: str
+    alternatives: list[list[str]]
+
+    @property
+    def varied(self) -> bool:
+        return len(self.alternatives) > 1
+
+
+def runs_of(
+    recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
+) -> tuple[list[Run], SweepOptions]:
+    """The runs that recipes and flags stand for, and the sweep's own options among the flags.
+
+    Args:
+        recipes: by how they were named.
+        flags: of lockstep train and of the sweep.
+        folder: of the sweep, for the help.
+        defaults: what the sweep's options are without flags.
+
+    Raises:
+        SettingsError: a list of values cannot be read.
+        SystemExit: a flag is unknown or has a wrong value, which was explained; or help was asked for, and given.
+    """
+    axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in _groups(flags)]
+    # The seed, which sweeps vary most, is set without reading all other flags again, which takes longer.
+    seeds = [_whole(words[1]) for axis in axes if axis.flag == "--seed" and axis.varied for words in axis.alternatives]
+    others = [axis for axis in axes if not (axis.flag == "--seed" and axis.varied)]
+    runs: list[Run] = []
+    options = defaults
+    for name, recipe in recipes.items():
+        for chosen in itertools.product(*(axis.alternatives for axis in others)):
+            words = [word for alternative in chosen for word in alternative]
+            given = parse(RecipeArguments, f"sweep {folder} {name}", words, RecipeArguments(recipe, sweep=defaults))
+            options = given.sweep
+            varied = {axis.flag[2:]: _value(words) for axis, words in zip(others, chosen) if axis.varied}
+            label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
+            for seed in seeds or [given.experiment.seed]:
+                runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
+    return runs, options
+
+
+def _value(words: list[str]) -> str:
+    """An alternative in a run's name."""
+    return "+".join(words[1:]) or str(not words[0].rpartition(".")[2].startswith("no-"))
+
+
+def _groups(flags: list[str]) -> list[list[str]]:
+    """Each flag with its values, in order."""
+    groups: list[list[str]] = []
+    for word in flags:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--") and equals:
+            groups.append([flag, value])
+        elif word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def _normal(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _alternatives(group: list[str]) -> list[list[str]]:
+    flag, text = group[0], " ".join(group[1:])
+    if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text)):
+        return [group]
+    found: list[list[str]] = []
+    for part in map(str.strip, text.split(",")):
+        numbers = _RANGE.fullmatch(part)
+        if numbers:
+            begin, end = map(int, numbers.groups())
+            found += [[flag, str(number)] for number in range(begin, end + 1)]
+        elif part.lower() in ("true", "false"):
+            found.append([_switch(flag, on=part.lower() == "true")])
+        elif part:
+            found.append([flag, *part.split()])
+    if not found:
+        raise SettingsError(f"{flag} {text} holds no value. Write a list as 1,2,3 or whole numbers as 1..3.")
+    return found
+
+
+def _switch(flag: str, *, on: bool) -> str:
+    """--algorithm.double, or --algorithm.no-double."""
+    path, dot, name = flag[2:].rpartition(".")
+    return f"--{path}{dot}{'' if on else 'no-'}{name}"
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SettingsError(
+            f"--seed {text} is not a whole number. Several seeds are written as --seed 1..5 or --seed 3,7,9."
+        ) from None

@@ -1,0 +1,55 @@
+"""How a sweep is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lockstep.settings import Options, SettingsError
+from lockstep.sweep.stopping import StopRule
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
+
+    slots: int = 0
+    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold."""
+    runs_per_gpu: int = 1
+    """Runs that share a GPU. More keep it busier with small networks, and must fit into its memory together."""
+    stop_early: str = ""
+    """Stop hopeless runs: median@200k stops, at every 200k samples, those whose score is below the median of the other
+    runs of the same environment; 20@1M those whose score is below 20. For searching settings, not for evidence."""
+    retry_failed: bool = False
+    """Let runs that failed go on from their checkpoints."""
+    status: bool = False
+    """Only print what has become of each run. May be asked for while the sweep runs."""
+    slurm: bool = False
+    """Hand each run to Slurm as a job (needs the extra slurm), instead of running it here."""
+    slurm_options: Options = field(default_factory=dict)
+    """Further options of the jobs, by sbatch's names: partition=gpu time=600 (minutes) mem=16GB."""
+    dry_run: bool = False
+    """Print which runs there would be (with --slurm also the jobs), and do nothing."""
+    overview: Literal["auto", "live", "plain", "none"] = "auto"
+    """Live table, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
+    json: bool = False
+    """Print one JSON document to standard output; progress goes to standard error."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if self.slots < 0 or self.runs_per_gpu < 1:
+            raise SettingsError(
+                f"--slots {self.slots} must be 0 (as many as fit) or more, and --runs-per-gpu {self.runs_per_gpu} at "
+                "least 1."
+            )
+        if self.stop_early:
+            StopRule.parse(self.stop_early)
+            if self.slurm:
+                raise SettingsError(
+                    f"--stop-early {self.stop_early} needs a sweep that watches its runs, which --slurm leaves to "
+                    "Slurm. Leave one of them out."
+                )
+
+
+LASTING = ("slots", "runs_per_gpu", "stop_early")
+"""Options that a sweep keeps for when it is continued."""

@@ -1,0 +1,162 @@
+"""What a person watching a sweep sees: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.runtime.display import duration, number
+from lockstep.sweep.queue import State
+
+PLAIN_INTERVAL = 30.0
+"""Seconds between plain lines of what is running."""
+COLORS: dict[State, str] = {
+    "done": "green",
+    "stopped": "yellow",
+    "failed": "red",
+    "running": "blue",
+    "waiting": "bright_black",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run that is running."""
+
+    name: str
+    where: str
+    """Its cores and GPUs."""
+    samples: int
+    total: int
+    score: float | None
+    rate: float
+    """Agent samples a second; 0 while it is starting."""
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.samples / max(1, self.total))
+
+    @property
+    def left(self) -> str:
+        return duration((self.total - self.samples) / self.rate) if self.rate else "starting"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A sweep at some moment."""
+
+    counts: dict[State, int]
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+    """Since the sweep was started, or continued."""
+
+    def summary(self) -> str:
+        """3 done · 2 running · 10 waiting"""
+        return " · ".join(f"{self.counts[state]} {state}" for state in COLORS if self.counts.get(state))
+
+
+class Overview(Protocol):
+    """Shows pictures and messages."""
+
+    def update(self) -> None: ...
+    def message(self, text: str, style: str = "") -> None: ...
+    def close(self) -> None: ...
+
+
+class NoOverview:
+    """Shows nothing."""
+
+    def update(self) -> None: ...
+    def message(self, text: str, style: str = "") -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainOverview:
+    """A line when something happens, and every half minute one of what is running."""
+
+    def __init__(self, picture: Callable[[], Picture]) -> None:
+        self._picture = picture
+        self._shown = time.monotonic()
+
+    def update(self) -> None:
+        if time.monotonic() - self._shown >= PLAIN_INTERVAL:
+            self._shown = time.monotonic()
+            self.message(plain_line(self._picture()))
+
+    def message(self, text: str, style: str = "") -> None:
+        print(text, file=sys.stdout, flush=True)
+
+    def close(self) -> None: ...
+
+
+def plain_line(picture: Picture) -> str:
+    """A picture in one line."""
+    rows = [f"{row.name} {row.share:.0%} score {number(row.score)} left {row.left}" for row in picture.rows]
+    return " | ".join([picture.summary(), *rows])
+
+
+class LiveOverview:
+    """A table of what is running, which redraws itself below the messages."""
+
+    def __init__(self, picture: Callable[[], Picture], title: str) -> None:
+        self._picture, self._title = picture, title
+        self._console = Console()
+        self._live = Live(self._render(), console=self._console, auto_refresh=False)
+        self._live.start()
+
+    def update(self) -> None:
+        self._live.update(self._render(), refresh=True)
+
+    def message(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style))
+
+    def close(self) -> None:
+        self.update()
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        return panel(self._picture(), self._title)
+
+
+def panel(picture: Picture, title: str) -> RenderableType:
+    """The live table."""
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(ratio=1, overflow="fold")  # names differ at their ends
+    for _ in range(4):
+        table.add_column(no_wrap=True, justify="right")
+    if picture.rows:
+        table.add_row(*(Text(name, "bright_black") for name in ("run", "on", "", "score", "left")))
+    for row in picture.rows:
+        bar = ProgressBar(total=1.0, completed=row.share, width=12)
+        table.add_row(row.name, row.where, bar, Text(number(row.score), "bold green"), row.left)
+    counts = Text()
+    for state, color in COLORS.items():
+        if picture.counts.get(state):
+            counts.append(f"{picture.counts[state]} {state}", color).append("   ")
+    grid = Table.grid(expand=True)
+    grid.add_row(table)
+    grid.add_row(counts)
+    subtitle = Text(duration(picture.seconds), style="dim")
+    return Panel(grid, title=Text(title, style="bold"), subtitle=subtitle, border_style="blue")
+
+
+def make_overview(
+    kind: Literal["auto", "live", "plain", "none"], picture: Callable[[], Picture], title: str
+) -> Overview:
+    """The overview that the options ask for."""
+    if kind == "auto":
+        kind = "live" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "plain"
+    if kind == "live":
+        return LiveOverview(picture, title)
+    return PlainOverview(picture) if kind == "plain" else NoOverview()

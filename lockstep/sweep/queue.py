@@ -1,0 +1,253 @@
+"""The state of a sweep: a folder with one file for each run, written whole or not at all. There is no other record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lockstep.settings import SettingsError, to_json
+
+if TYPE_CHECKING:
+    from lockstep.sweep.spec import Run
+
+State = Literal["waiting", "running", "done", "stopped", "failed"]
+_DYING = 20.0
+"""Seconds that a run's process, whose sweep was killed, may take to be gone."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one run is to do."""
+
+    name: str
+    order: int
+    """Its place in the queue."""
+    identity: str
+    """Of its experiment: a sweep holds each experiment once."""
+    experiment: dict[str, Any]
+    layout: str
+    options: dict[str, Any]
+    """Fields of RunOptions."""
+    directory: str
+    """Where the sweep was started, to which files of the user's own are relative."""
+
+    @property
+    def env(self) -> str:
+        return self.experiment["env"]["id"]
+
+    @property
+    def samples(self) -> int:
+        """Agent samples that it is to collect."""
+        return self.experiment["total_steps"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended."""
+
+    state: Literal["done", "stopped", "failed"]
+    """stopped: early, by a rule."""
+    digest: str | None = None
+    iterations: int | None = None
+    score: float | None = None
+    reason: str = ""
+    """The traceback of a failure, or why a run was stopped."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The folder of a sweep.
+
+    queue/NAME.json says what a run is to do, outcomes/NAME.json how it ended; runs/NAME is the run's own folder and
+    logs/NAME.txt what it printed. Whoever runs NAME holds a lock on its log, which goes with the process: so what is
+    running is known without a word from anybody.
+    """
+
+    folder: Path
+
+    @staticmethod
+    def open(folder: Path) -> Queue:
+        """The sweep in an existing folder.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        queue = Queue(folder.resolve())
+        if not queue.exists():
+            what = "holds no sweep" if folder.is_dir() else "does not exist"
+            raise SettingsError(
+                f"{folder} {what}. To begin one, say after its folder what to run, as in: lockstep sweep "
+                "runs/cartpole ppo-cartpole --seed 1..5"
+            )
+        return queue
+
+    @staticmethod
+    def make(folder: Path) -> Queue:
+        """The sweep in a folder, which is made if there is none.
+
+        Raises:
+            SettingsError: the folder holds something else.
+        """
+        queue = Queue(folder.resolve())
+        if folder.exists() and not queue.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise SettingsError(f"{folder} exists and is not the folder of a sweep. Choose another, or a new one.")
+        for part in (queue._queue, queue._outcomes, queue._logs, queue.folder / "runs"):
+            part.mkdir(parents=True, exist_ok=True)
+        return queue
+
+    def exists(self) -> bool:
+        return self._queue.is_dir()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other sweeps from this folder. The lock goes with the process.
+
+        Raises:
+            SettingsError: another process holds it.
+        """
+        with open(self.folder / ".lock", "w", encoding="utf-8") as file:
+            if not _try_lock(file.fileno()):
+                raise SettingsError(
+                    f"{self.folder} is being swept by another process. Watch it with: lockstep sweep {self.folder} "
+                    "--status, or stop it with Ctrl-C or SIGTERM first."
+                )
+            yield
+
+    @contextlib.contextmanager
+    def claimed(self, name: str) -> Iterator[bool]:
+        """Hold the lock of a run; False, after some seconds, if another process does."""
+        deadline = time.monotonic() + _DYING
+        with open(self.log(name), "a", encoding="utf-8") as file:
+            while not (mine := _try_lock(file.fileno())) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            yield mine
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
+        layout and options that are given now."""
+        before = {entry.name: entry for entry in self.entries()}
+        for entry in self.with_runs(runs):
+            if entry != before.get(entry.name):
+                write_json(self._queue / f"{entry.name}.json", dataclasses.asdict(entry))
+
+    def with_runs(self, runs: Sequence[Run]) -> list[Entry]:
+        """What would be queued if these runs were added."""
+        known = {entry.identity: entry for entry in self.entries()}
+        for run in runs:
+            identity = run.experiment.identity()
+            old = known.get(identity)
+            if old is not None and self.outcome(old.name) is not None:
+                continue
+            known[identity] = Entry(
+                name=old.name if old else run.name,
+                order=old.order if old else 1 + max((entry.order for entry in known.values()), default=0),
+                identity=identity,
+                experiment=to_json(run.experiment),
+                layout=run.layout,
+                options=dataclasses.asdict(run.options),
+                directory=os.getcwd(),
+            )
+        return list(known.values())
+
+    def entries(self) -> list[Entry]:
+        """All runs, in the order in which they were given."""
+        found = [Entry(**read_json(path)) for path in self._queue.glob("*.json")]
+        return sorted(found, key=lambda entry: entry.order)
+
+    def entry(self, name: str) -> Entry:
+        return Entry(**read_json(self._queue / f"{name}.json"))
+
+    def outcome(self, name: str) -> Outcome | None:
+        """How a run ended; None if it has not."""
+        path = self._outcomes / f"{name}.json"
+        return Outcome(**read_json(path)) if path.exists() else None
+
+    def end(self, name: str, outcome: Outcome) -> None:
+        """Note how a run ended, for good."""
+        write_json(self._outcomes / f"{name}.json", dataclasses.asdict(outcome))
+
+    def retry_failed(self) -> int:
+        """Have the failed runs wait again, to go on from their checkpoints; how many."""
+        failed = [entry.name for entry in self.entries() if self.state(entry.name) == "failed"]
+        for name in failed:
+            (self._outcomes / f"{name}.json").unlink()
+        return len(failed)
+
+    def state(self, name: str) -> State:
+        """What has become of a run."""
+        outcome = self.outcome(name)
+        if outcome is not None:
+            return outcome.state
+        with contextlib.suppress(FileNotFoundError), open(self.log(name), encoding="utf-8") as file:
+            if not _try_lock(file.fileno(), shared=True):
+                return "running"
+        return "waiting"
+
+    def run(self, name: str) -> Path:
+        """A run's own folder."""
+        return self.folder / "runs" / name
+
+    def log(self, name: str) -> Path:
+        """What a run prints."""
+        return self._logs / f"{name}.txt"
+
+    def discard_unfinished_folder(self, name: str) -> None:
+        """Remove a run's folder that its process did not finish making."""
+        folder = self.run(name)
+        if not (folder / "experiment.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _queue(self) -> Path:
+        return self.folder / "queue"
+
+    @property
+    def _outcomes(self) -> Path:
+        return self.folder / "outcomes"
+
+    @property
+    def _logs(self) -> Path:
+        return self.folder / "logs"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a whole file or nothing, whatever ends this process or the machine meanwhile."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_json(path: Path) -> Any:
+    """What write_json wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"{path} cannot be read: {error}. The sweep's folder is damaged: restore this file from a copy, or remove "
+            "it to forget this run."
+        ) from error
+
+
+def _try_lock(file: int, *, shared: bool = False) -> bool:
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""Which cores and GPUs of this machine a run gets, so that runs do not disturb each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.layout import Layout
+from lockstep.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run occupies."""
+
+    cores: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a run got: numbers of cores, and names of GPUs as CUDA_VISIBLE_DEVICES has them."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"core {_listed(self.cores)}" if len(self.cores) == 1 else f"cores {_listed(self.cores)}"
+        return text + (f", GPU {','.join(self.gpus)}" if self.gpus else "")
+
+
+def needs(layout: Layout, torch_threads: int) -> Needs:
+    """One core for each thread that a layout keeps busy; GPUs up to the highest number that it names."""
+    helpers = max(layout.env_threads, layout.env_processes)
+    if layout.backend == "split":
+        cores = len(layout.collectors) * max(torch_threads, helpers) + len(layout.learners) * torch_threads
+    else:
+        cores = layout.workers * max(torch_threads, helpers)
+    gpus = [int(device) for device in (layout.device, *layout.collectors, *layout.learners) if device != "cpu"]
+    return Needs(cores, max(gpus) + 1 if gpus else 0)
+
+
+class Machine:
+    """The cores and GPUs that a sweep may use, and which of them are taken."""
+
+    def __init__(self, cores: Sequence[int], gpus: Sequence[str] = (), runs_per_gpu: int = 1) -> None:
+        self._cores = tuple(sorted(cores))
+        self._free = set(cores)
+        self._tenants = dict.fromkeys(gpus, 0)
+        self._runs_per_gpu = runs_per_gpu
+
+    @staticmethod
+    def here(runs_per_gpu: int = 1, *, gpus: bool = True) -> Machine:
+        """All that this process may use: taskset and CUDA_VISIBLE_DEVICES limit it.
+
+        Args:
+            runs_per_gpu: that share a GPU.
+            gpus: whether any run needs one; looking for them takes seconds.
+        """
+        return Machine(sorted(os.sched_getaffinity(0)), _gpus() if gpus else (), runs_per_gpu)
+
+    def check(self, wanted: Needs) -> None:
+        """Raise SettingsError if a run can never have what it needs here."""
+        if wanted.gpus > len(self._tenants):
+            raise SettingsError(
+                f"A run of this sweep has a layout for {wanted.gpus} GPUs, but this machine has {len(self._tenants)} "
+                "that torch can use (see lockstep doctor). Continue the sweep where there are enough, or give its runs "
+                "another layout: the one that it was begun with, with another --layout."
+            )
+
+    def take(self, wanted: Needs) -> Share | None:
+        """Cores and GPUs for a run, neighbors as far as possible; None while too few are free. A run for more cores
+        than there are gets all of them."""
+        cores = min(wanted.cores, len(self._cores))
+        room = [gpu for gpu, tenants in self._tenants.items() if tenants < self._runs_per_gpu]
+        if len(self._free) < cores or len(room) < wanted.gpus:
+            return None
+        gpus = sorted(room, key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
+        share = Share(self._neighbors(cores), tuple(gpus))
+        self._free -= set(share.cores)
+        for gpu in share.gpus:
+            self._tenants[gpu] += 1
+        return share
+
+    def give_back(self, share: Share) -> None:
+        """The run has ended."""
+        self._free |= set(share.cores)
+        for gpu in share.gpus:
+            self._tenants[gpu] -= 1
+
+    def _neighbors(self, count: int) -> tuple[int, ...]:
+        """The free cores that lie closest together: these share caches and memory."""
+        free = sorted(self._free)
+        starts = range(len(free) - count + 1)
+        begin = min(starts, key=lambda i: free[i + count - 1] - free[i])
+        return tuple(free[begin : begin + count])
+
+
+def _gpus() -> tuple[str, ...]:
+    from torch import cuda
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(cuda.device_count())] if visible is None else visible.split(",")
+    return tuple(name.strip() for name in names[: cuda.device_count()])
+
+
+def _listed(cores: tuple[int, ...]) -> str:
+    """0-3,6 for 0, 1, 2, 3 and 6."""
+    parts: list[list[int]] = []
+    for core in cores:
+        if parts and core == parts[-1][-1] + 1:
+            parts[-1].append(core)
+        else:
+            parts.append([core])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

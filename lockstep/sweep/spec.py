@@ -1,0 +1,142 @@
+"""What a sweep runs: experiments from a file, or from flags with several values."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError, load_object
+from lockstep.train import prepare
+
+_LONGEST = 120
+"""Characters of a name's readable part."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep."""
+
+    experiment: Experiment
+    """What is learned. Two runs with equal experiments are one run."""
+    layout: str = "inline"
+    """As for `lockstep train`; the sweep gives the run as many cores, and GPUs, as it needs."""
+    options: RunOptions = field(default_factory=RunOptions)
+    """How the run is kept; its folder is the sweep's to choose."""
+    label: str = ""
+    """What its name begins with, before seed and hash. Default: task and algorithm."""
+
+    @property
+    def name(self) -> str:
+        """Its folder's name: for people to read, with the beginning of the experiment's hash, which makes it unique."""
+        label = self.label or f"{task(self.experiment)}-{self.experiment.algorithm.name}"
+        readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", label).strip("-.")[:_LONGEST]
+        return f"{readable}-s{self.experiment.seed}-{self.experiment.identity()[:8]}"
+
+    def validate(self, *, here: bool = True) -> None:
+        """Raise SettingsError for mistakes that can be found before anything runs.
+
+        Args:
+            here: whether it will run on this machine, so that its GPUs must be here too.
+        """
+        layout = Layout.parse(self.layout)
+        if layout.backend == "torchrun":
+            raise SettingsError(
+                "A sweep starts its runs itself, which --layout torchrun leaves to torchrun. Use processes:N, which "
+                "gives the same result."
+            )
+        if self.options.run is not None:
+            raise SettingsError(
+                f"--run {self.options.run} cannot be given in a sweep, whose runs have folders of their own below "
+                "the sweep's. Leave it out."
+            )
+        prepare(self.experiment, layout if here else Layout())
+        layout.check()
+        self.options.validate()
+
+
+def task(experiment: Experiment) -> str:
+    """The environment's id without folders."""
+    return Path(experiment.env.id.removesuffix(".py")).name
+
+
+def grid(
+    experiment: Experiment,
+    settings: Mapping[str, Iterable[Any]],
+    *,
+    layout: str = "inline",
+    options: RunOptions | None = None,
+    label: str = "",
+) -> list[Run]:
+    """An experiment with every combination of settings.
+
+    Args:
+        experiment: what all of them have in common.
+        settings: values by a setting's path, such as {"algorithm.learning_rate": [1e-3, 3e-4], "seed": range(5)}. The
+            last setting varies fastest.
+        layout, options: of each run.
+        label: what names begin with; the values of varied settings are appended. Default: task and algorithm.
+
+    Raises:
+        SettingsError: there is no such setting.
+    """
+    axes = {name: list(values) for name, values in settings.items()}
+    runs = []
+    for combination in itertools.product(*axes.values()):
+        changed = experiment
+        for name, value in zip(axes, combination):
+            changed = _replaced(changed, name.replace("-", "_").split("."), value, name)
+        varied = {name: str(value) for name, value in zip(axes, combination) if len(axes[name]) > 1}
+        begin = label or f"{task(changed)}-{experiment.algorithm.name}"
+        runs.append(Run(changed, layout, options or RunOptions(), labelled(begin, varied)))
+    return runs
+
+
+def labelled(begin: str, varied: Mapping[str, str]) -> str:
+    """A name's readable part, with the values of those settings that vary and are not in it anyway."""
+    values = [f"{name.split('.')[-1]}={value}" for name, value in varied.items() if name not in ("env.id", "seed")]
+    return "-".join([begin, *values])
+
+
+def _replaced(settings: Any, path: list[str], value: Any, name: str) -> Any:
+    """The dataclass with one setting, at a path inside it, replaced."""
+    known = [f.name for f in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
+    if path[0] not in known:
+        raise SettingsError(
+            f"A sweep cannot vary {name}: {type(settings).__name__} has no setting {path[0]}. It has: "
+            f"{', '.join(known) or 'none'}."
+        )
+    if len(path) > 1:
+        value = _replaced(getattr(settings, path[0]), path[1:], value, name)
+    changed: Any = dataclasses.replace(cast("Any", settings), **{path[0]: value})
+    return changed
+
+
+def from_file(reference: str) -> list[Run] | Experiment:
+    """What `file.py:name` gives: runs, or one experiment, for flags to vary.
+
+    Raises:
+        SettingsError: it gives something else.
+    """
+    value = load_object(reference)
+    if callable(value):
+        value = value()
+    if isinstance(value, Experiment):
+        return value
+    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    runs = [Run(each) if isinstance(each, Experiment) else each for each in listed]
+    wrong = next((each for each in runs if not isinstance(each, Run)), None)
+    if wrong is not None or not runs:
+        what = f"a {type(wrong).__name__}" if runs else "nothing"
+        raise SettingsError(
+            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), or a "
+            "function without arguments that returns one; lockstep.sweep.grid makes such lists."
+        )
+    return cast("list[Run]", runs)

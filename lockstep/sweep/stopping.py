@@ -1,0 +1,100 @@
+"""Scores of runs as they come in, and the rule by which hopeless runs are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.settings import SettingsError, parse_count
+
+_ENOUGH = 3
+"""Other runs that must have come as far before their median says something."""
+_END = 65_536
+"""Bytes, which hold the last lines of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Stop a run whose score is too low."""
+
+    least: float | None
+    """What the score must reach; None: the median of the other runs of the same environment, at as many samples."""
+    samples: int
+    """Looked at whenever so many more agent samples were collected."""
+
+    @staticmethod
+    def parse(text: str) -> StopRule:
+        """Read median@SAMPLES or SCORE@SAMPLES.
+
+        Raises:
+            SettingsError: it is neither.
+        """
+        least, _, samples = text.partition("@")
+        with contextlib.suppress(ValueError):
+            rule = StopRule(None if least == "median" else float(least), parse_count(samples))
+            if rule.samples > 0 and (rule.least is None or math.isfinite(rule.least)):
+                return rule
+        raise SettingsError(
+            f"--stop-early {text!r} is neither median@SAMPLES nor SCORE@SAMPLES. For example, median@200k stops at "
+            "every 200k samples those runs whose score is below the median of the others."
+        )
+
+    def objection(self, score: float, others: list[float]) -> str:
+        """Why a run should be stopped, given the scores that others had at as many samples; empty if it should not."""
+        if self.least is not None:
+            return f"score {score:.4g} is below {self.least:g}" if score < self.least else ""
+        if len(others) < _ENOUGH:
+            return ""
+        median = statistics.median(others)
+        below = f"score {score:.4g} is below {median:.4g}, the median of {len(others)} other runs"
+        return below if score < median else ""
+
+
+class Curve:
+    """What a run's metrics.jsonl says, read as it grows."""
+
+    def __init__(self, metrics: Path, every: int = 0) -> None:
+        """every: agent samples after each of which the score is kept in marks; 0: none is."""
+        self._metrics, self._every = metrics, every
+        self._forget()
+
+    def _forget(self) -> None:
+        self._file, self._read = 0, 0
+        self.samples = 0
+        self.score: float | None = None
+        """Mean of the last 100 episodes."""
+        self.rate = 0.0
+        """Agent samples a second, lately."""
+        self.marks: list[float | None] = []
+        """The score when `every` samples were first reached, twice as many, and so on."""
+
+    def read(self, *, end: bool = False) -> None:
+        """Take in what was written since; end: the last lines alone, which is enough without marks."""
+        try:
+            with self._metrics.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file or status.st_size < self._read:
+                    # A resumed run writes another file, without what it will repeat.
+                    self._forget()
+                    self._file = status.st_ino
+                if end and status.st_size - self._read > _END:
+                    file.seek(status.st_size - _END)
+                    self._read = file.tell() + len(file.readline())
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        text = text[: text.rfind(b"\n") + 1]
+        self._read += len(text)
+        for line in text.splitlines():
+            values = json.loads(line)
+            self.samples = values["samples"]
+            self.score = values.get("score/mean", self.score)
+            self.rate = values.get("speed/samples_per_second") or self.rate
+            while self._every and self.samples >= self._every * (len(self.marks) + 1):
+                self.marks.append(self.score)

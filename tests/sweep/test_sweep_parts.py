@@ -1,0 +1,249 @@
+"""Queue, slots, early stopping and overview, without processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lockstep import recipes
+from lockstep.layout import Layout
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError, from_json
+from lockstep.sweep import Run, grid
+from lockstep.sweep.overview import Picture, Row, panel, plain_line
+from lockstep.sweep.queue import Outcome, Queue
+from lockstep.sweep.slots import Machine, Needs, Share, needs
+from lockstep.sweep.stopping import Curve, StopRule
+
+
+def seeds(*numbers: int) -> list[Run]:
+    return grid(recipes.ppo_cartpole(), {"seed": numbers})
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.make(tmp_path / "set")
+
+
+def test_only_new_experiments_are_added(queue: Queue) -> None:
+    queue.add(seeds(1, 2))
+    queue.add(seeds(5, 2, 1, 3))
+    entries = queue.entries()
+    assert [entry.experiment["seed"] for entry in entries] == [1, 2, 5, 3]
+    assert [from_json(entry.experiment) for entry in entries] == [run.experiment for run in seeds(1, 2, 5, 3)]
+    assert len(list((queue.folder / "queue").iterdir())) == 4
+
+
+def test_layout_and_options_of_what_has_not_ended_follow_the_last_start(queue: Queue) -> None:
+    queue.add(seeds(1, 2))
+    first, second = queue.entries()
+    queue.end(first.name, Outcome("done", "ab" * 32, 10, 1.0))
+    changed = {"layout": "processes:2", "options": RunOptions(checkpoint_every=7), "label": "another name"}
+    queue.add([dataclasses.replace(run, **changed) for run in seeds(1, 2)])
+    assert queue.entries()[0] == first
+    after = queue.entries()[1]
+    assert (after.layout, after.options["checkpoint_every"]) == ("processes:2", 7)
+    assert (after.name, after.order) == (second.name, second.order)
+
+
+def test_states(queue: Queue) -> None:
+    queue.add(seeds(1, 2, 3, 4))
+    done, failed, running, waiting = (entry.name for entry in queue.entries())
+    queue.end(done, Outcome("done", "ab" * 32, 10, 1.0))
+    queue.end(failed, Outcome("failed", reason="a traceback"))
+    with queue.claimed(running) as mine:
+        assert mine
+        states = [queue.state(name) for name in (done, failed, running, waiting)]
+        assert states == ["done", "failed", "running", "waiting"]
+    assert queue.state(running) == "waiting", "the lock goes with its holder"
+    assert queue.outcome(failed) == Outcome("failed", reason="a traceback")
+    assert queue.retry_failed() == 1
+    assert queue.state(failed) == "waiting" and queue.state(done) == "done"
+
+
+def test_a_run_is_claimed_by_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.sweep.queue._DYING", 0.1)
+    with queue.claimed("run") as first, queue.claimed("run") as second:
+        assert first and not second
+    with queue.claimed("run") as again:
+        assert again
+
+
+def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(SettingsError, match="is not the folder of a sweep"):
+        Queue.make(tmp_path)
+    with pytest.raises(SettingsError, match="holds no sweep"):
+        Queue.open(tmp_path)
+    with pytest.raises(SettingsError, match="does not exist"):
+        Queue.open(tmp_path / "nothing")
+
+
+def test_a_damaged_file_is_named(queue: Queue) -> None:
+    queue.add(seeds(1))
+    (path,) = (queue.folder / "queue").iterdir()
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(SettingsError, match=rf"{path} cannot be read"):
+        queue.entries()
+
+
+def test_a_write_that_was_cut_off_is_no_entry(queue: Queue) -> None:
+    queue.add(seeds(1))
+    (path,) = (queue.folder / "queue").iterdir()
+    path.with_name("other.json.partial").write_text(path.read_text()[:100])
+    assert len(queue.entries()) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "torch_threads", "wanted"),
+    [
+        ("inline", 1, Needs(1)),
+        ("inline", 4, Needs(4)),
+        ("inline,env_threads=3", 1, Needs(3)),
+        ("processes:2", 1, Needs(2)),
+        ("processes:2,env_processes=2", 1, Needs(4)),
+        ("cpu:a3-l1", 1, Needs(4)),
+        ("cpu:a2-l1,env_processes=2", 2, Needs(6)),
+        ("inline,device=0", 1, Needs(1, 1)),
+        ("a0-l1,2", 1, Needs(3, 3)),
+        ("acpu,cpu-l0", 1, Needs(3, 1)),
+    ],
+)
+def test_needs_of_layouts(layout: str, torch_threads: int, wanted: Needs) -> None:
+    assert needs(Layout.parse(layout), torch_threads) == wanted
+
+
+def test_runs_never_share_a_core_and_all_are_given_back() -> None:
+    machine, draw = Machine(range(8)), random.Random(1)
+    shares: list[Share] = []
+    for _ in range(300):
+        wanted = Needs(draw.randint(1, 4))
+        share = machine.take(wanted)
+        taken = [core for held in shares for core in held.cores]
+        assert (share is None) == (8 - len(taken) < wanted.cores)
+        if share is None:
+            machine.give_back(shares.pop(draw.randrange(len(shares))))
+        else:
+            assert len(share.cores) == wanted.cores and not set(share.cores) & set(taken)
+            shares.append(share)
+    for share in shares:
+        machine.give_back(share)
+    assert machine.take(Needs(8)) == Share(tuple(range(8)))
+
+
+def test_cores_are_neighbors_and_too_many_are_all_there_are() -> None:
+    machine = Machine([0, 1, 2, 3, 8, 9])
+    first = machine.take(Needs(1))
+    assert first is not None and first == Share((0,))
+    assert machine.take(Needs(2)) == Share((1, 2))
+    assert machine.take(Needs(2)) == Share((8, 9))
+    machine.give_back(first)
+    assert machine.take(Needs(2)) == Share((0, 3))
+    assert Machine([4, 5]).take(Needs(16)) == Share((4, 5))
+    assert str(Share((0, 1, 2, 5), ("0", "1"))) == "cores 0-2,5, GPU 0,1"
+
+
+def test_gpus_are_shared_evenly() -> None:
+    machine = Machine(range(8), ["2", "5"], runs_per_gpu=2)
+    shares = [machine.take(Needs(1, 1)) for _ in range(5)]
+    assert [share and share.gpus for share in shares] == [("2",), ("5",), ("2",), ("5",), None]
+    assert machine.take(Needs(1)) is not None, "a run without a GPU needs no room on one"
+    assert Machine(range(8), ["2", "5"]).take(Needs(1, 2)) == Share((0,), ("2", "5"))
+    with pytest.raises(SettingsError, match="layout for 3 GPUs, but this machine has 2"):
+        machine.check(Needs(1, 3))
+
+
+def test_this_machine_is_what_this_process_may_use() -> None:
+    cores = os.sched_getaffinity(0)
+    share = Machine.here(gpus=False).take(Needs(len(cores)))
+    assert share is not None and set(share.cores) == cores
+
+
+def line(samples: int, score: float | None = None) -> str:
+    known = {} if score is None else {"score/mean": score}
+    return json.dumps({"samples": samples, "speed/samples_per_second": 50.0, **known}) + "\n"
+
+
+def test_a_curve_is_read_as_it_grows(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    curve = Curve(metrics, every=100)
+    curve.read()
+    assert (curve.samples, curve.score, curve.marks) == (0, None, [])
+    metrics.write_text(line(60) + line(120, 1.0) + line(350, 2.0)[:10])
+    curve.read()
+    assert (curve.samples, curve.score, curve.rate, curve.marks) == (120, 1.0, 50.0, [1.0])
+    metrics.write_text(line(60) + line(120, 1.0) + line(350, 2.0))
+    curve.read()
+    assert (curve.samples, curve.score, curve.marks) == (350, 2.0, [1.0, 2.0, 2.0])
+
+
+def test_a_curve_follows_a_run_that_was_resumed(tmp_path: Path) -> None:
+    metrics, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+    metrics.write_text(line(100, 1.0) + line(200, 2.0))
+    curve = Curve(metrics, every=100)
+    curve.read()
+    other.write_text(line(100, 1.0) + line(150, 5.0) + line(200, 6.0))  # longer than what was read
+    other.replace(metrics)
+    curve.read()
+    assert (curve.samples, curve.marks) == (200, [1.0, 6.0])
+
+
+def test_the_end_of_a_long_curve_is_enough_for_what_was_reached(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(line(samples, samples / 10) for samples in range(1, 5000)))
+    curve = Curve(metrics)
+    curve.read(end=True)
+    assert (curve.samples, curve.score) == (4999, 499.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "others", "stops"),
+    [
+        ("median@200k", 1.0, [2.0, 3.0, 0.0], True),
+        ("median@200k", 2.0, [2.0, 3.0, 0.0], False),
+        ("median@200k", 1.0, [2.0, 3.0], False),
+        ("20@1M", 19.9, [], True),
+        ("20@1M", 20.0, [90.0] * 5, False),
+        ("-5.5@1e3", -6.0, [], True),
+    ],
+)
+def test_stop_rules(text: str, score: float, others: list[float], stops: bool) -> None:
+    assert bool(StopRule.parse(text).objection(score, others)) == stops
+
+
+@pytest.mark.parametrize("text", ["median", "@200k", "mean@200k", "20@", "20@-5", "nan@5", "20@0"])
+def test_stop_rules_that_are_none(text: str) -> None:
+    with pytest.raises(SettingsError, match="is neither median@SAMPLES nor SCORE@SAMPLES"):
+        StopRule.parse(text)
+
+
+PICTURE = Picture(
+    {"done": 3, "running": 2, "waiting": 10, "failed": 1},
+    [Row("pong-s1", "core 0", 500, 1000, 12.5, 100.0), Row("pong-s2", "cores 1-2", 0, 1000, None, 0.0)],
+    61.0,
+)
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_the_table_shows_what_runs(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
+    console.print(panel(PICTURE, "sweep set"))
+    text = console.export_text()
+    for part in ("sweep set", "pong-s1", "core 0", "12.5", "00:05", "pong-s2", "cores 1-2", "starting", "01:01"):
+        assert part in text
+    assert "3 done   1 failed   2 running   10 waiting" in text
+    assert all(len(shown) <= width for shown in text.splitlines())
+
+
+def test_the_plain_line_shows_the_same() -> None:
+    assert plain_line(PICTURE) == (
+        "3 done · 1 failed · 2 running · 10 waiting | pong-s1 50% score 12.5 left 00:05 | "
+        "pong-s2 0% score – left starting"
+    )

@@ -1,0 +1,193 @@
+"""Sweeps with real runs: killed, stopped, failing and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import Child
+from tiny import options
+
+from lockstep.cli.main import main
+from lockstep.runtime import checkpoint
+from lockstep.settings import from_json
+from lockstep.sweep.queue import Queue
+from lockstep.train import train
+
+KILLS = int(os.environ.get("LOCKSTEP_KILLS", "2"))
+"""Random moments at which a sweep is killed."""
+ITERATIONS = 60
+"""Of runs to be killed; DELAY makes each last at least three seconds."""
+DELAY = "inline,learner_delay=0.05"
+SMALL = (
+    *("--env.adapter", "gymnasium", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
+    *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
+    *("--checkpoint-every", "2", "--no-tensorboard"),
+)
+SHORT, LONG = (("--total-steps", str(8 * 8 * iterations)) for iterations in (3, ITERATIONS))
+pytestmark = pytest.mark.timeout(400)  # starting a run takes seconds, and a busy machine many more
+two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def outcomes() -> dict[int, tuple[str, str | None]]:
+    """State and digest of the runs of the sweep `set`, by seed."""
+    queue = Queue.open(Path("set"))
+    ended = {entry.experiment["seed"]: queue.outcome(entry.name) for entry in queue.entries()}
+    return {seed: (outcome.state, outcome.digest) for seed, outcome in ended.items() if outcome}
+
+
+def expected() -> dict[int, tuple[str, str | None]]:
+    """The same, had nothing interfered."""
+    entries = Queue.open(Path("set")).entries()
+    return {
+        entry.experiment["seed"]: ("done", train(from_json(entry.experiment), options=options(Path(entry.name))).digest)
+        for entry in entries
+    }
+
+
+def lines(name: str = "metrics.jsonl") -> int:
+    """Iterations that all runs have recorded."""
+    return sum(path.read_bytes().count(b"\n") for path in Path("set/runs").glob(f"*/{name}"))
+
+
+def test_a_killed_sweep_loses_no_run(start: Callable[..., Child]) -> None:
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--seed", "1..2", "--layout", DELAY)
+    draw = random.Random(os.urandom(8))
+    for _ in range(KILLS):
+        begun = lines()
+        child.until(lambda begun=begun: lines() > begun, "a new iteration")
+        time.sleep(draw.uniform(0.0, 0.5))
+        child.signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL, "its runs end with it"
+        child = start("sweep", "set")
+    assert child.wait() == 0, child.output()
+    assert outcomes() == expected()
+
+
+@two_cores
+def test_runs_have_cores_of_their_own_and_end_with_checkpoints(
+    start: Callable[..., Child], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--layout", DELAY, "--total-steps", "10M")
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..3", "--slots", "2", *flags)
+    saved = Path("set/runs").glob
+    child.until(lambda: len({path.parent for path in saved("*/checkpoints/0*")}) == 2, "both runs to learn")
+    running = {name: allowed for name, allowed in affinities(child).items() if name}
+    assert len(running) == 2, "as many as there are slots"
+    first, second = running.values()
+    assert len(first) == len(second) == 1 and not first & second
+
+    assert main(["sweep", "set"]) == 2
+    assert "is being swept by another process" in capsys.readouterr().err
+    assert main(["sweep", "set", "--status", "--json"]) == 0
+    states = {run["name"]: run["state"] for run in json.loads(capsys.readouterr().out)["runs"]}
+    assert {name for name, state in states.items() if state == "running"} == set(running)
+    assert list(states.values()).count("waiting") == 1
+
+    child.interrupt()
+    assert child.wait() == 130
+    assert "checkpoint and stop" in child.output() and "go on with: lockstep sweep" in child.output()
+    assert outcomes() == {}
+    for name in running:
+        folder = Path("set/runs") / name
+        newest = checkpoint.latest(folder / "checkpoints").name
+        assert int(newest) == (folder / "metrics.jsonl").read_bytes().count(b"\n"), "nothing was lost"
+
+
+def affinities(child: Child) -> dict[str, set[int]]:
+    """The cores that each of a sweep's runs may use, by name."""
+    found = {}
+    for process in child.members():
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        if b"lockstep.sweep.child" in words:
+            name = words[words.index(b"lockstep.sweep.child") + 2].decode()
+            found[name] = os.sched_getaffinity(process)
+    return found
+
+
+def test_a_second_ctrl_c_stops_at_once(start: Callable[..., Child]) -> None:
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, "--layout", "inline,learner_delay=100")
+    child.until(lambda: any(Path("set/runs").glob("*/ledger.jsonl")), "a run to begin")
+    child.interrupt()
+    child.until(lambda: "once more to stop at once" in child.output(), "the answer to the first Ctrl-C")
+    child.interrupt()
+    assert child.wait() == 130
+    assert outcomes() == {}
+
+
+ENV = """
+import gymnasium
+
+def make():
+    {body}
+    return gymnasium.make("CartPole-v1")
+"""
+
+
+def test_a_failing_run_is_shown_and_can_be_retried(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("good.py").write_text(ENV.format(body=""))
+    Path("bad.py").write_text(ENV.format(body="raise OSError('the simulator has no licence')"))
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]
+    assert main([*command, "--env.id", "bad.py:make,good.py:make"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"failed ppo-cartpole-bad.*:\n    Traceback(.|\n)*bad.py(.|\n)*OSError: the simulator has no", shown
+    )
+    assert "done ppo-cartpole-good" in shown and "--retry-failed" in shown
+
+    assert main(["sweep", "set"]) == 1
+    assert capsys.readouterr().out.startswith("1 done · 1 failed"), "what failed does not run again by itself"
+    Path("bad.py").write_text(ENV.format(body=""))
+    assert main(["sweep", "set", "--retry-failed", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "1 failed runs wait again" in captured.err
+    assert [run["state"] for run in json.loads(captured.out)["runs"]] == ["done", "done"]
+
+
+def test_more_seeds_run_only_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]
+    assert main([*command, "--seed", "1"]) == 0
+    written = {path: path.stat().st_mtime_ns for path in Path("set/runs").glob("*/*.json*")}
+    assert main([*command, "--seed", "1..2"]) == 0
+    assert "start ppo-cartpole-CartPole-v1-s2-" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert outcomes() == expected()
+
+
+def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY)
+    child.until(lambda: lines() > 0, "an iteration")
+    (victim,) = (int(p.name) for p in Path("/proc").glob("[0-9]*") if is_child_of(p, child.process.pid))
+    os.kill(victim, signal.SIGKILL)
+    assert child.wait() == 1
+    assert "was ended by SIGKILL: the system may have run out of memory" in child.output()
+
+
+def is_child_of(process: Path, parent: int) -> bool:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+    except OSError:
+        return False
+
+
+def test_a_hopeless_run_is_stopped_early(capsys: pytest.CaptureFixture[str]) -> None:
+    command: list[Any] = ["sweep", "set", "ppo-cartpole", *SMALL, "--total-steps", "10M", "--stop-early", "1000@640"]
+    assert main([*command, "--layout", DELAY]) == 0
+    assert re.search(r"stopped .* early: score \d+\.?\d* is below 1000 after [\d,]+ samples", capsys.readouterr().out)
+    assert outcomes() == {1: ("stopped", None)}
+    assert list(Path("set/runs").glob("*/checkpoints/0*")), "it can be resumed"
+    assert main(["sweep", "set", "--status"]) == 0, "and is not run again by itself"
+    assert capsys.readouterr().out.startswith("stopped ")

@@ -1,0 +1,136 @@
+"""Slurm's programs are scripts here; submitit, and what a job does, are real."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from children import ROOT, until
+from tiny import options
+
+from lockstep.cli.main import main
+from lockstep.settings import from_json
+from lockstep.sweep.queue import Queue
+from lockstep.train import train
+
+SMALL = (
+    *("--env.adapter", "gymnasium", "--env.num-envs", "8", "--scheme.acting-batch", "0", "--algorithm.rollout", "8"),
+    *("--algorithm.epochs", "1", "--algorithm.minibatches", "1", "--checkpoint-every", "2", "--no-tensorboard"),
+    *("--total-steps", str(8 * 8 * 40), "--layout", "inline,learner_delay=0.05"),
+)
+SUBMIT = ("--slurm", "--slurm-options", "partition=long", "time=600")
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where the stand-ins of Slurm's programs note what they were told."""
+    pytest.importorskip("submitit")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    script(programs / "srun", "exit 1")
+    script(programs / "sbatch", f'cp "$1" {tmp_path}/submitted; echo "Submitted batch job 7"')
+    script(programs / "squeue", f"cat {tmp_path}/jobs")
+    script(programs / "scontrol", f'echo "$@" >> {tmp_path}/requeued')
+    (tmp_path / "jobs").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def job(cluster: Path) -> Callable[[int], subprocess.Popen[bytes]]:
+    """Starts one job of the array as Slurm would."""
+
+    def begin(index: int) -> subprocess.Popen[bytes]:
+        slurm = {
+            "SUBMITIT_EXECUTOR": "slurm",
+            "SLURM_JOB_ID": str(7 + index),
+            "SLURM_ARRAY_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": str(index),
+            "SLURM_PROCID": "0",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "submitit.core._submit", str(cluster / "set/slurm")],
+            env={**os.environ, **slurm, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            stderr=subprocess.DEVNULL,
+        )
+
+    return begin
+
+
+def test_jobs_are_shown_before_they_are_submitted(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = ("--layout", "processes:2")
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *layouts, "--seed", "1..3", *SUBMIT, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 jobs: ppo-cartpole-CartPole-v1-s1-" in shown
+    for line in ("--partition=long", "--time=600", "--cpus-per-task=2", "--job-name=set"):
+        assert f"#SBATCH {line}" in shown
+    assert not (cluster / "set").exists() and not (cluster / "submitted").exists()
+
+
+def test_a_job_goes_on_after_its_time_is_up(
+    cluster: Path, job: Callable[[int], subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..2", *SUBMIT]) == 0
+    assert "2 jobs submitted" in capsys.readouterr().out
+    assert "#SBATCH --array=0-1" in (cluster / "submitted").read_text()
+
+    (cluster / "jobs").write_text("7_0\n7_1\n")
+    assert main(["sweep", "set", *SUBMIT]) == 0
+    assert "0 jobs submitted" in capsys.readouterr().out, "they have jobs already"
+
+    queue = Queue.open(Path("set"))
+    first, second = queue.entries()
+    process = job(0)
+    until(lambda: any((queue.run(first.name) / "checkpoints").glob("0*")), "a checkpoint")
+    assert queue.state(first.name) == "running"
+    process.send_signal(warning(cluster))
+    process.wait(60)
+    assert (cluster / "requeued").read_text() == "requeue 7_0\n"
+    assert queue.state(first.name) == "waiting"
+    assert job(0).wait(120) == 0
+    outcome = queue.outcome(first.name)
+    assert outcome is not None
+    assert outcome.digest == train(from_json(first.experiment), options=options(Path("undisturbed"))).digest
+
+    (cluster / "jobs").write_text("")
+    assert main(["sweep", "set", *SUBMIT]) == 0
+    assert f"job 7: {second.name}" in capsys.readouterr().out, "its job is gone, and the other has done its own"
+
+
+def warning(cluster: Path) -> signal.Signals:
+    """What Slurm sends before a job's time is up."""
+    named = re.search(r"--signal=(\w+)@", (cluster / "submitted").read_text())
+    assert named
+    return signal.Signals[f"SIG{named[1]}"]
+
+
+def test_a_cluster_that_does_not_answer(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script(cluster / "bin" / "squeue", "exit 1")
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SUBMIT]) == 2
+    assert "Slurm does not answer: squeue" in capsys.readouterr().err
+
+
+def test_options_that_sbatch_does_not_have(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, "--slurm", "--slurm-options", "partiton=long"]) == 2
+    assert "partiton" in capsys.readouterr().err
+
+
+def test_without_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "submitit" else found(name))
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SUBMIT, "--dry-run"]) == 2
+    assert 'pip install "lockstep[slurm]"' in capsys.readouterr().err

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import recipes
+from lockstep.cli.main import main
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError
+from lockstep.sweep import Run, grid
+from lockstep.sweep.flags import runs_of
+from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.spec import from_file
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def of_flags(*flags: str) -> list[Run]:
+    return runs_of({"ppo-cartpole": recipes.ppo_cartpole()}, list(flags), "set", SweepOptions())[0]
+
+
+def test_a_grid_is_every_combination_the_last_setting_fastest() -> None:
+    runs = grid(recipes.ppo_cartpole(), {"algorithm.learning_rate": [1e-3, 3e-4], "seed": range(1, 4)})
+    given = [(run.experiment.algorithm.learning_rate, run.experiment.seed) for run in runs]
+    assert given == [(1e-3, 1), (1e-3, 2), (1e-3, 3), (3e-4, 1), (3e-4, 2), (3e-4, 3)]
+    assert len({run.name for run in runs}) == 6
+    assert re.fullmatch(r"CartPole-v1-ppo-learning_rate=0.0003-s2-[0-9a-f]{8}", runs[4].name)
+
+
+def test_a_run_keeps_its_name_when_the_grid_grows_in_seeds() -> None:
+    few, many = (grid(recipes.ppo_cartpole(), {"seed": range(n)}) for n in (2, 5))
+    assert [run.name for run in few] == [run.name for run in many][:2]
+
+
+def test_names_are_fit_for_files() -> None:
+    experiment = recipes.ppo_cartpole()
+    assert Run(experiment, label="../a b/ü*?").name.startswith("a-b-s1-")
+    assert len(Run(experiment, label="x" * 1000).name) < 200
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "algorithm.lerning_rate", "algorithm.clip.x"])
+def test_a_grid_over_an_unknown_setting(setting: str) -> None:
+    with pytest.raises(SettingsError, match=rf"cannot vary {setting}: .* has no setting .* It has: "):
+        grid(recipes.ppo_cartpole(), {setting: [1]})
+
+
+def test_flags_with_several_values_are_what_a_grid_is() -> None:
+    flags = ("--algorithm.learning-rate", "1e-3,3e-4", "--seed=1..2,7", "--total-steps", "20k")
+    settings = {"algorithm.learning_rate": [1e-3, 3e-4], "seed": [1, 2, 7], "total_steps": [20_000]}
+    experiments = [run.experiment for run in of_flags(*flags)]
+    assert experiments == [run.experiment for run in grid(recipes.ppo_cartpole(), settings)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "path", "values"),
+    [
+        (("--model.hidden-sizes", "64", "64,128", "128"), "model.hidden_sizes", [(64, 64), (128, 128)]),
+        (("--algorithm.anneal-learning-rate", "True,False"), "algorithm.anneal_learning_rate", [True, False]),
+        (("--env.id", "CartPole-v1,Acrobot-v1"), "env.id", ["CartPole-v1", "Acrobot-v1"]),
+        (("--env.num-envs", "8..10"), "env.num_envs", [8, 9, 10]),
+        (("--env.options", "gravity=1,", "gravity=2"), "env.options", [{"gravity": 1}, {"gravity": 2}]),
+        (("--seed", "5"), "seed", [5]),
+    ],
+)
+def test_values_of_every_kind(flags: tuple[str, ...], path: str, values: list[Any]) -> None:
+    def setting(run: Run) -> Any:
+        part, _, name = path.rpartition(".")
+        return getattr(getattr(run.experiment, part) if part else run.experiment, name)
+
+    runs = of_flags(*flags)
+    assert [setting(run) for run in runs] == values
+    assert len({run.name for run in runs}) == len(values)
+
+
+def test_commas_of_flags_that_say_nothing_of_what_is_learned_are_their_own() -> None:
+    flags = ["--layout", "processes:2,env_threads=2", "--seed", "1,2", "--slots", "3", "--checkpoint-every", "7"]
+    runs, options = runs_of({"a": recipes.ppo_cartpole(), "b": recipes.dqn_cartpole()}, flags, "set", SweepOptions())
+    assert [(run.layout, run.options.checkpoint_every) for run in runs] == [("processes:2,env_threads=2", 7)] * 4
+    assert [run.name[:18] for run in runs] == ["a-CartPole-v1-s1-" + runs[0].experiment.identity()[0]] + [
+        f"{name}-CartPole-v1-s{seed}-{run.experiment.identity()[0]}"
+        for run, (name, seed) in zip(runs[1:], [("a", 2), ("b", 1), ("b", 2)])
+    ]
+    assert options.slots == 3
+
+
+@pytest.mark.parametrize("seeds", ["1,x", "1..2,3.5"])
+def test_seeds_that_are_no_numbers(seeds: str) -> None:
+    with pytest.raises(SettingsError, match="is not a whole number"):
+        of_flags("--seed", seeds)
+
+
+def test_an_empty_range() -> None:
+    with pytest.raises(SettingsError, match=r"--seed 5\.\.1 holds no value"):
+        of_flags("--seed", "5..1")
+
+
+@pytest.mark.parametrize(
+    ("run", "complaint"),
+    [
+        (Run(recipes.ppo_cartpole(), layout="proceses:2"), "Unknown layout"),
+        (Run(recipes.ppo_cartpole(), layout="torchrun"), "Use processes:N"),
+        (Run(recipes.ppo_cartpole(), layout="processes:8"), "at least one shard"),
+        (Run(recipes.ppo_cartpole(), options=RunOptions(run="here")), "have folders of their own"),
+        (Run(recipes.ppo_cartpole(), options=RunOptions(checkpoint_every=0)), "out of range"),
+        (Run(recipes.ppo_cartpole().replace(total_steps=0)), "total_steps=0"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(run: Run, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        run.validate()
+
+
+FILE = """
+from lockstep import recipes
+from lockstep.sweep import Run, grid
+
+EXPERIMENT = recipes.ppo_cartpole()
+LIST = [EXPERIMENT, Run(EXPERIMENT.replace(seed=2))]
+NUMBER = 3
+EMPTY = []
+
+def runs():
+    return grid(EXPERIMENT, {"seed": range(4)})
+
+def recipe():
+    return EXPERIMENT
+"""
+
+
+def test_a_file_gives_runs_or_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text(FILE)
+
+    def given(name: str) -> Any:
+        return from_file(f"{tmp_path}/file.py:{name}")
+
+    assert [run.experiment.seed for run in given("runs")] == [0, 1, 2, 3]
+    assert [run.experiment.seed for run in given("LIST")] == [1, 2]
+    assert given("EXPERIMENT") == given("recipe") == recipes.ppo_cartpole()
+    with pytest.raises(SettingsError, match=r"NUMBER gives a int\. What a sweep runs is a list"):
+        given("NUMBER")
+    with pytest.raises(SettingsError, match="EMPTY gives nothing"):
+        given("EMPTY")
+
+
+def test_the_documented_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n# proof.py\n(.*?)```", (ROOT / "docs/sweep.md").read_text(), re.DOTALL)
+    Path("proof.py").write_text(code)
+    assert main(["sweep", "runs/proof", "proof.py:runs", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 2 * 3 + 10 + 1
+    assert all(line.startswith("waiting") for line in lines)
+    assert not Path("runs").exists(), "a dry run creates nothing"
