@@ -1,16 +1,22 @@
-"""How fast replay of Atari frames takes steps in and gives items out, beside other libraries' replay.
+"""How fast replay of Atari frames takes steps in and gives items out, beside other libraries' replay; and how fast DQN
+and SAC train, beside Stable-Baselines3.
 
-    python benchmarks/replay.py [--rounds 3] [--torchrl PYTHON] [--stable-baselines3 PYTHON]
+    python benchmarks/replay.py storages     # about 4 minutes; writes benchmarks/replay/storages.json and .md
+    python benchmarks/replay.py dqn sac      # about 5 minutes each; dqn.json, dqn.md, sac.json, sac.md
 
-Every storage is filled with the same 84x84 stacks of four random frames, of 8 environments in rollouts of 16 steps, and
-then goes on taking rollouts while minibatches of 32 items (both observations, as torch tensors) are drawn from it: each
-of the two is timed by itself, in a process of its own with one thread, the storages in turn, round after round. PYTHON
-is an interpreter that has the library. Ours are timed as one shard. The last column is what a million steps would take.
+storages: every one is filled with the same 84x84 stacks of four random frames, of 8 environments in rollouts of 16
+steps, and then goes on taking rollouts while minibatches of 32 items (both observations, as torch tensors) are drawn
+from it: each of the two is timed by itself, in a process of its own with one thread, the storages in turn, round after
+round. Ours are timed as one shard, as learners use them. The last column is what a million steps take.
+
+dqn, sac: the same task, network, minibatches and gradient steps for each environment step, in turn, as `lockstep bench
+--peers` measures them. The other libraries are installed on first use. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -18,12 +24,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+FOLDER = Path(__file__).parent / "replay"
 ENVS, ROLLOUT, STACK, SIDE, BATCH, EPISODE = 8, 16, 4, 84, 32, 400
 STORAGES = ("lockstep uniform", "lockstep prioritized", "lockstep sequences", "torchrl uniform", "torchrl prioritized")
 STORAGES += ("sb3 uniform",)
@@ -52,30 +60,30 @@ def steps() -> Iterator[dict[str, np.ndarray]]:
 
 def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any], Callable[[], int]]:
     """Functions that insert a rollout, draw a minibatch, and tell the bytes taken."""
-    from dataclasses import replace
-
     from lockstep import recipes
+    from lockstep.agent import Agent
+    from lockstep.storage.batches import Filled
+    from lockstep.storage.replay import ReplayBatches
     from lockstep.storage.rollout import Rollout
 
     full = recipes.r2d2_atari() if kind == "sequences" else recipes.dqn_atari()
     settings: Any = full.algorithm
     memory = replace(settings.replay, capacity=capacity, prioritized=kind != "uniform")
     changes = {"burn_in": 8, "unroll": 16, "n_step": 5} if kind == "sequences" else {}
-    algorithm = replace(settings, rollout=ROLLOUT, replay=memory, batch_size=BATCH, **changes)
+    algorithm = replace(
+        settings, rollout=ROLLOUT, replay=memory, batch_size=BATCH, updates=ROLLOUT * ENVS // 4, warmup=0, **changes
+    )
     scheme, env = replace(full.scheme, shards=1, acting_batch=0), replace(full.env, num_envs=ENVS)
-    experiment = full.replace(algorithm=algorithm, scheme=scheme, env=env)
-    made: list[Any] = []
-    source, draw = steps(), np.random.default_rng(2)
+    agent = Agent(full.replace(algorithm=algorithm, scheme=scheme, env=env))
+    source, draw, hyper = steps(), np.random.default_rng(2), agent.algorithm.hyperparameters(0.0)
     none, numbers = torch.zeros(ROLLOUT + 1, ENVS, dtype=torch.bool), torch.zeros(ROLLOUT + 1, ENVS)
     rollouts = []
-    last: np.ndarray | None = None
     for _ in range(8):  # taken in turn, so that making them is not timed
         taken = [next(source) for _ in range(ROLLOUT)]
-        last = taken[-1]["next_obs"]
         fields = {name: torch.from_numpy(np.stack([each[name] for each in taken])) for name in taken[0]}
         rollouts.append(
             Rollout(
-                obs=torch.cat([fields["obs"], torch.from_numpy(last).unsqueeze(0)]),
+                obs=torch.cat([fields["obs"], torch.from_numpy(taken[-1]["next_obs"]).unsqueeze(0)]),
                 start=none,
                 action=fields["action"],
                 reward=fields["reward"],
@@ -89,24 +97,19 @@ def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any
                 core_state=torch.zeros(ENVS, 1024),
             )
         )
-    count = 0
+    batches = ReplayBatches(agent, range(1))
+    inserted, drawn, updates = itertools.count(), itertools.count(), algorithm.updates
 
     def insert() -> None:
-        nonlocal count
-        if not made:
-            made.append(algorithm.build().memory(experiment, rollouts[0]))
-        made[0].insert(rollouts[count % len(rollouts)])
-        count += 1
+        number = next(inserted)
+        batches.begin(number, {0: Filled(rollouts[number % len(rollouts)], agent.normalizers)}, hyper)
 
     def sample() -> Any:
-        replay = made[0]
-        times, environments, probability = replay.draw(BATCH, draw)
-        batch = replay.batch(times, environments, probability)
-        if kind != "uniform":
-            replay.prioritize(times, environments, np.abs(draw.random(BATCH)))
+        batch = batches.slice(0, next(drawn) % updates).batch
+        batches.learned(0, torch.from_numpy(draw.random(BATCH)))
         return batch
 
-    return insert, sample, lambda: made[0].nbytes
+    return insert, sample, lambda: batches._replays[0].nbytes
 
 
 def torchrl(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any], Callable[[], int]]:
@@ -191,6 +194,10 @@ def measure(name: str, capacity: int, seconds: float) -> dict[str, float]:
     """Steps a second inserted and items a second drawn, and bytes for a million steps, of one storage."""
     torch.set_num_threads(1)
     library, kind = name.split()
+    if library == "lockstep":
+        from lockstep.runtime.memory import keep_freed_memory
+
+        keep_freed_memory()  # as every process of a run does
     insert, sample, nbytes = {"lockstep": ours, "torchrl": torchrl, "sb3": sb3}[library](kind, capacity)
     for _ in range(capacity // (ROLLOUT * ENVS) + 2):
         insert()
@@ -207,41 +214,89 @@ def measure(name: str, capacity: int, seconds: float) -> dict[str, float]:
     return {"inserted": inserted, "drawn": drawn, "gigabytes": nbytes() / capacity * 1e6 / 1e9}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--capacity", type=int, default=20_000, help="steps of all environments")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--torchrl", help="an interpreter that has torchrl")
-    parser.add_argument("--stable-baselines3", help="an interpreter that has stable-baselines3")
-    parser.add_argument("--one", choices=STORAGES, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one, given.capacity, given.seconds)))
-        return
-    interpreters = {"lockstep": sys.executable, "torchrl": given.torchrl, "sb3": given.stable_baselines3}
-    names = [name for name in STORAGES if interpreters[name.split()[0]]]
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+def storages(rounds: int, capacity: int, seconds: float) -> None:
+    """Measure all storages in turn, and write the table."""
+    from lockstep.speed.peers.installed import python_of
+    from lockstep.speed.peers.systems import PEERS
+
+    interpreters = {"lockstep": Path(sys.executable)}
+    for library, peer in (("torchrl", PEERS["torchrl"]), ("sb3", PEERS["stable-baselines3"])):
+        interpreters[library] = python_of(peer.environment, peer.requirements, print)
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in STORAGES}
     root = Path(__file__).resolve().parents[1]
-    for _ in range(given.rounds):
-        for name in names:
-            flags = ["--one", name, "--capacity", str(given.capacity), "--seconds", str(given.seconds)]
+    for number in range(1, rounds + 1):
+        for name in STORAGES:
+            flags = ["--one", name, "--capacity", str(capacity), "--seconds", str(seconds)]
             paths = {"PYTHONPATH": str(root)} if name.startswith("lockstep") else {}
             finished = subprocess.run(
-                [interpreters[name.split()[0]], __file__, *flags],
+                [str(interpreters[name.split()[0]]), __file__, *flags],
                 capture_output=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **paths},
             )
             if finished.returncode:
-                print(f"{name} failed: {finished.stderr.decode().strip().splitlines()[-1]}", file=sys.stderr)
-                continue
-            results[name].append(json.loads(finished.stdout.splitlines()[-1]))
-    print("| replay | steps/s in | items/s out | GB per million steps |\n|---|---|---|---|")
-    for name, rounds in results.items():
-        if not rounds:
-            continue
-        inserted, drawn = (statistics.median(each[key] for each in rounds) for key in ("inserted", "drawn"))
-        print(f"| {name} | {inserted:,.0f} | {drawn:,.0f} | {rounds[0]['gigabytes']:.1f} |")
+                raise SystemExit(f"{name} failed:\n{finished.stderr.decode()}")
+            found = json.loads(finished.stdout.splitlines()[-1])
+            results[name].append(found)
+            print(
+                f"round {number} of {rounds}: {name} {found['inserted']:,.0f} in, {found['drawn']:,.0f} out", flush=True
+            )
+    lines = ["| replay | steps/s in | items/s out | GB per million steps |", "|---|---|---|---|"]
+    for name, found in results.items():
+        inserted, drawn = (statistics.median(each[key] for each in found) for key in ("inserted", "drawn"))
+        lines.append(f"| {name} | {inserted:,.0f} | {drawn:,.0f} | {found[0]['gigabytes']:.1f} |")
+    write("storages", {"rounds": rounds, "capacity": capacity, "results": results}, "\n".join(lines))
+
+
+def against(name: str, rounds: int, seconds: float, layout: str) -> None:
+    """Measure an algorithm beside Stable-Baselines3, and write the table."""
+    from lockstep import recipes
+    from lockstep.layout import Layout
+    from lockstep.speed.peers import compare
+
+    experiment = {"dqn": recipes.dqn_atari, "sac": recipes.sac_mujoco}[name]()
+    settings: Any = experiment.algorithm
+    # Its buffer of a million stacks would not fit into this machine's memory.
+    small = replace(settings, replay=replace(settings.replay, capacity=100_000))
+    found = compare(
+        experiment.replace(algorithm=small),
+        Layout.parse(layout),
+        ["stable-baselines3"],
+        rounds=rounds,
+        seconds=seconds,
+        say=lambda text: print(f"{name}: {text}", flush=True),
+    )
+    write(name, {"rounds": rounds, **found.to_json()}, found.table())
+
+
+def write(name: str, report: dict[str, Any], table: str) -> None:
+    """One report as JSON and as Markdown."""
+    from lockstep.cli.doctor import examine
+
+    facts, load, date = examine()["machine"], os.getloadavg()[0], time.strftime("%Y-%m-%d")
+    machine = {key: facts[key] for key in ("cpu", "cores", "python")}
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps({"date": date, "machine": machine, **report}, indent=1) + "\n")
+    head = f"`{name}`, {machine['cpu']}, {machine['cores']} cores, load {load:.1f} at the end, {date}:"
+    (FOLDER / f"{name}.md").write_text(f"{head}\n\n{table}\n")
+    print(f"\n{head}\n\n{table}\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=["storages", "dqn", "sac"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, help="of each measurement: 2 of storages, 20 of training by default")
+    parser.add_argument("--layout", default="processes:2", help="lockstep's, for training")
+    parser.add_argument("--capacity", type=int, default=20_000, help="steps of all environments in a storage")
+    parser.add_argument("--one", choices=STORAGES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.one, given.capacity, given.seconds)))
+    for name in given.what:
+        if name == "storages":
+            storages(given.rounds, given.capacity, given.seconds or 2.0)
+        else:
+            against(name, given.rounds, given.seconds or 20.0, given.layout)
 
 
 if __name__ == "__main__":

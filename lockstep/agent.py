@@ -14,6 +14,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
+from lockstep.models.policy import PRECISIONS
 from lockstep.normalize import Normalizers
 from lockstep.parameters import FlatParameters
 
@@ -62,12 +63,13 @@ class Agent:
             self.model.variables = nn.ParameterDict(variables)
         self.model.to(self.device)
         tail = 1 + len(self.algorithm.metric_names) + (experiment.scheme.shards if self.algorithm.weighted else 0)
-        self.flat = FlatParameters(self.model, tail)
+        dtype = PRECISIONS[experiment.precision]
+        self.flat = FlatParameters(self.model, tail, dtype)
         self.target: PolicyModel | None = None
         self._target_flat: FlatParameters | None = None
         if self.algorithm.has_target:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
-            self._target_flat = FlatParameters(self.target)
+            self._target_flat = FlatParameters(self.target, dtype=dtype)
         self.normalizers = Normalizers.initial(experiment, self.model)
 
     @property
@@ -78,7 +80,11 @@ class Agent:
     def follow(self, updates: int) -> None:
         """Let the target network follow the model after so many gradient steps in all."""
         if self._target_flat is not None:
-            self.algorithm.follow(self.flat.vector.data, self._target_flat.vector.data, updates)
+            target = self._target_flat.vector.detach()
+            before = target._version
+            self.algorithm.follow(self.flat.vector.detach(), target, updates)
+            if target._version != before:
+                self._target_flat.round()
 
     def version(self, number: int) -> Version:
         """A copy of the present state, to collect with later."""

@@ -340,15 +340,14 @@ class Collector:
         if version.normalizers.observations is not None:
             self._actor.refresh()
         acted = [(0, version.number)]
-        if self._model.noise_numbers:
-            rollout = lap + self._batches[0].seats[0].offset
-            draw = stream(self._experiment.seed, "noisy", rollout)
-            self._model.set_noise(torch.from_numpy(draw.random(self._model.noise_numbers, np.float32)))
-            self._actor.refresh()
+        steps = self._experiment.algorithm.rollout
+        noise = self._noise(lap, steps)
         for batch in self._batches:
             batch.begin(lap)
-        steps = self._experiment.algorithm.rollout
         for t in range(steps):
+            if t < len(noise):
+                self._model.set_noise(noise[t])
+                self._actor.refresh()
             version = version_at(t) if t else version
             if version.number != acted[-1][1]:
                 acted.append((t, version.number))
@@ -370,6 +369,13 @@ class Collector:
             self.times["env"] += received - begin
             self.times["inference"] += time.perf_counter() - received
         return tuple(acted), version
+
+    def _noise(self, lap: int, steps: int) -> Tensor:
+        """fp32 [steps, Z]: what disturbs the model at each step; one row for the whole rollout, or none, is less."""
+        model, rollout = self._model, lap + self._batches[0].seats[0].offset
+        rows = (steps if model.noise_at_every_step else 1) if model.noise_numbers else 0
+        draw = stream(self._experiment.seed, "noisy", rollout)
+        return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32))
 
     def _delivery(self, shard: int, lap: int, acted: Acting, version: Version) -> Delivery:
         _, seat = self.seats()[shard]

@@ -48,6 +48,7 @@ class UpdateRule:
             names = ("exp_avg", "exp_avg_sq") if self._config.name == "adam" else ("square_avg",)
             self._state = {name: torch.zeros_like(self._vector) for name in names}
         norms = [self._step(gradient, group) for group in groups]
+        self._flat.round()
         return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def _step(self, gradient: Tensor, group: ParameterGroup) -> float:
@@ -164,8 +165,9 @@ class Learner:
         digests: dict[int, str] = {}
         sums, updates, norms = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0
         for step in range(steps):
+            numbered = {**hyper, "update": before + step + 1}
             for slot in self._slots:
-                gradient = self._gradient(slot, step, hyper)
+                gradient = self._gradient(slot, step, numbered)
                 if step == 0:
                     digests[slot] = fast_digest(gradient)
                 self._tree.push(slot, gradient)
@@ -173,10 +175,11 @@ class Learner:
             gradient, tail = self._flat.split(self._tree.finish().to(agent.device))
             tail = tail.cpu()
             valid = float(tail[0])
-            if algorithm.mean_loss:
-                gradient /= max(valid, 1.0)
+            scale = max(valid, 1.0) if algorithm.mean_loss else 1.0
             if algorithm.weighted:
-                gradient /= float(tail[1 + len(names) :].max())
+                scale *= float(tail[1 + len(names) :].max())
+            if scale != 1.0:
+                gradient /= scale
             updates += 1
             norms += self.update.apply(gradient, algorithm.groups(before + updates, hyper))
             agent.follow(before + updates)

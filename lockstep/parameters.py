@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lockstep.models.core import RecurrentCore
+from lockstep.models.layers import Linear, Rounded
+
 _ALIGNMENT = 16
 """Each parameter starts at a multiple of 64 bytes: kernels may choose their code path, and so their bits, by
 alignment, and aligned ones are faster."""
+_LARGE = 1 << 15
+"""Numbers of a parameter from which on casting it, and copying its gradient, take time that counts."""
 
 
 class FlatParameters:
@@ -16,9 +21,10 @@ class FlatParameters:
     Args:
         module: all its parameters must be fp32, on one device.
         tail: numbers behind the gradient, reduced together with it (counts and metric sums).
+        dtype: what the module's layers compute in. If it is lower than fp32, whoever changes the vector calls round.
     """
 
-    def __init__(self, module: nn.Module, tail: int = 0) -> None:
+    def __init__(self, module: nn.Module, tail: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self._slices: dict[str, tuple[int, torch.Size]] = {}
         self._gaps: list[slice] = []
         """Between the parameters, where every vector is 0."""
@@ -37,6 +43,10 @@ class FlatParameters:
         for name, parameter in named.items():
             self._view(self.vector.data, name).copy_(parameter.data)
             parameter.data = self._view(self.vector.data, name)
+        self._gathered: Tensor | None = None
+        """Where the next gradient goes."""
+        self._rounded = {} if dtype == torch.float32 else _rounded(module, dtype)
+        self.round()
 
     def _view(self, vector: Tensor, name: str) -> Tensor:
         start, shape = self._slices[name]
@@ -50,21 +60,35 @@ class FlatParameters:
         after = names[within[-1] + 1 :]
         return slice(self._slices[names[within[0]]][0], self._slices[after[0]][0] if after else self.vector.numel())
 
+    def round(self) -> None:
+        """Let layers that keep rounded parameters take the present ones."""
+        for rounded in self._rounded.values():
+            rounded.renew()
+
     def forget_gradient(self) -> None:
         """Call it before a backward pass, which then need not add to what is there."""
         for parameter in self._parameters.values():
             parameter.grad = None
+        self._gathered = self._empty()
+        for name, rounded in self._rounded.items():
+            rounded.place = self._view(self._gathered, name)
+
+    def _empty(self) -> Tensor:
+        return torch.empty(self.vector.numel() + self._tail, device=self.vector.device)
 
     def gather_gradient(self, tail: list[Tensor]) -> Tensor:
         """The last backward pass's gradient with the tail's numbers behind it, in a vector of its own."""
-        size = self.vector.numel()
-        gathered = torch.empty(size + self._tail, device=self.vector.device)
+        gathered = self._empty() if self._gathered is None else self._gathered
+        self._gathered = None
         for name, parameter in self._parameters.items():
-            view = self._view(gathered, name)
-            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+            view, gradient = self._view(gathered, name), parameter.grad
+            if gradient is None:
+                view.zero_()
+            elif name not in self._rounded or gradient.data_ptr() != view.data_ptr():  # else it was put there
+                view.copy_(gradient)
         for gap in self._gaps:
             gathered[gap] = 0.0
-        torch.stack(tail, out=gathered[size:])
+        torch.stack(tail, out=gathered[self.vector.numel() :])
         return gathered
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,3 +105,12 @@ class FlatParameters:
         """Copy named tensors into the parameters."""
         for name, view in self.named().items():
             view.copy_(tensors[name])
+        self.round()
+
+
+def _rounded(module: nn.Module, dtype: torch.dtype) -> dict[str, Rounded]:
+    """By name: the large parameters of layers that cast them."""
+    casting = [layer for layer in module.modules() if isinstance(layer, (Linear, RecurrentCore))]
+    cast = {id(parameter) for layer in casting for parameter in layer.parameters(recurse=False)}
+    large = {name: parameter for name, parameter in module.named_parameters() if parameter.numel() >= _LARGE}
+    return {name: Rounded(parameter, dtype) for name, parameter in large.items() if id(parameter) in cast}

@@ -231,6 +231,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         Args:
             model: what learns, a PolicyModel; off-policy with its target network, as Networks.
             batch: what batches gives out.
+            hyper: as hyperparameters gives it, and `update`, the number of the gradient step as groups counts it.
         """
 
     @abstractmethod

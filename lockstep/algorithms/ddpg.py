@@ -61,6 +61,8 @@ class DDPG(QPG[DDPGConfigT]):
     def __init__(self, config: DDPGConfigT) -> None:
         super().__init__(config)
         self.noise_theta = config.noise_theta
+        self.policy_period = 1
+        """Gradient steps of the critics for each of the policy."""
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Squared errors of the critics, and the negative value of the policy's actions, summed over items."""
@@ -70,17 +72,21 @@ class DDPG(QPG[DDPGConfigT]):
             wanted = batch.reward + batch.discount * target.q(batch.next_obs, action).amin(0)
         values = online.q(batch.obs, batch.action)
         error, priority = critic_error(values, wanted)
-        climbed = online.q(batch.obs, online.actor(batch.obs), frozen=True)[0]
-        critic, actor = (batch.weight * error).sum(), -(batch.weight * climbed).sum()
+        total = critic = (batch.weight * error).sum()
+        actor = torch.zeros_like(critic)
+        if hyper["update"] % self.policy_period == 0:
+            climbed = online.q(batch.obs, online.actor(batch.obs), frozen=True)[0]
+            actor = -(batch.weight * climbed).sum()
+            total = critic + actor
         with torch.no_grad():
             metrics = {
                 "loss/critic": critic.detach(),
-                "loss/actor": actor.detach(),
+                "loss/actor": self.policy_period * actor.detach(),
                 "value/mean": values.mean(0).sum(),
                 "value/target": wanted.sum(),
                 "value/error": priority.sum(),
             }
-        return LossOutput(critic + actor, metrics, priority)
+        return LossOutput(total, metrics, priority)
 
     def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
         """The action that next_obs is valued by: [1, n, D]."""

@@ -49,13 +49,17 @@ class TD3Config(DDPGConfig):
 
 
 class TD3(DDPG[TD3Config]):
-    """DDPG's losses, with another action to value the next observation by. The policy's loss is reported at every
-    gradient step, and moves it at every policy_period-th."""
+    """DDPG's losses, with another action to value the next observation by, and the policy's at every policy_period-th
+    gradient step alone."""
+
+    def __init__(self, config: TD3Config) -> None:
+        super().__init__(config)
+        self.policy_period = config.policy_period
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         """The critics at every step, the policy at every policy_period-th."""
         actor, critics = super().groups(updates, hyper)
-        return (critics,) if updates % self.config.policy_period else (actor, critics)
+        return (critics,) if updates % self.policy_period else (actor, critics)
 
     def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
         """The target policy's action with clipped noise, within bounds: [1, n, D]."""

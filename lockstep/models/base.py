@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -101,6 +101,8 @@ class PolicyModel(nn.Module, ABC):
 
     noise_numbers: int = 0
     """Z: uniform numbers that set_noise takes."""
+    noise_at_every_step: ClassVar[bool] = False
+    """Whether collectors disturb it anew at every step, instead of once a rollout."""
 
     def set_noise(self, uniform: Tensor | None) -> None:
         """Disturb noisy layers by noise that comes from fp32 [Z], uniform in (0, 1), or no longer (None)."""

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.models.layers import cast
+
 
 class RecurrentCore(nn.Module):
     """Memory over time, in the precision of its input; the state itself, and the gates, are fp32."""
@@ -45,9 +47,9 @@ class RecurrentCore(nn.Module):
         Returns:
             fp32 outputs [T, B, H], and the state [B, K] after the last step.
         """
-        projected = F.linear(x, self.weight_input.to(x.dtype), self.bias_input.to(x.dtype))
+        projected = F.linear(x, cast(self.weight_input, x.dtype), self.bias_input.to(x.dtype))
         keep = (~start).unsqueeze(-1).to(state.dtype)
-        return self._run(projected, keep, state, self.weight_hidden.to(x.dtype), self.bias_hidden.to(x.dtype))
+        return self._run(projected, keep, state, cast(self.weight_hidden, x.dtype), self.bias_hidden.to(x.dtype))
 
     @abstractmethod
     def _run(

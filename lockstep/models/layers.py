@@ -1,7 +1,7 @@
 """Layers that compute in the precision of their input, and their initialization.
 
 Weights are stored in fp32 and cast at each use, as autocast would do, but visibly: so a copy for acting may store
-them in bf16 once, and the same forward then casts nothing.
+them in bf16 once, and the same forward then casts nothing. Large ones that learn are rounded once a gradient step.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,56 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types as wide as a row of a pixel block, by its size."""
 
 
+class Rounded:
+    """A parameter in a lower precision, kept for the many uses of it in a gradient step, and the place of its gradient.
+
+    Args:
+        parameter: fp32. cast finds what is kept of it.
+        dtype: of the copy.
+    """
+
+    def __init__(self, parameter: nn.Parameter, dtype: torch.dtype) -> None:
+        self._parameter = parameter
+        self.value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        self.place: Tensor | None = None
+        """Where the next backward pass puts its gradient, so that nobody needs to copy it there; fp32."""
+        parameter.rounded = self  # type: ignore[attr-defined]
+
+    def renew(self) -> None:
+        """Take the parameter as it is now."""
+        self.value.copy_(self._parameter.detach())
+
+
+class _Round(torch.autograd.Function):
+    """The cast of a parameter whose result is there already; backwards it casts as any other."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, rounded: Rounded) -> Tensor:
+        ctx.rounded = rounded
+        return rounded.value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (gradient,) = gradients
+        place, ctx.rounded.place = ctx.rounded.place, None  # another use of the parameter adds to it
+        return gradient.float() if place is None else place.copy_(gradient), None
+
+
+def cast(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """A layer's parameter in the precision that it computes with."""
+    rounded: Rounded | None = getattr(parameter, "rounded", None)
+    if rounded is None or rounded.value.dtype != dtype:
+        return parameter.to(dtype)
+    if not (parameter.requires_grad and torch.is_grad_enabled()):
+        return rounded.value
+    return _Round.apply(parameter, rounded)  # type: ignore[no-any-return]
+
+
 class Linear(nn.Linear):
     """nn.Linear in the precision of its input."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.to(input.dtype), self.bias.to(input.dtype))
+        return F.linear(input, cast(self.weight, input.dtype), self.bias.to(input.dtype))
 
 
 class Conv2d(nn.Conv2d):

@@ -113,6 +113,8 @@ class QModel(PolicyModel):
         support: what K numbers mean: None for one expected value, atoms [K] whose logits they are, or "quantiles".
     """
 
+    noise_at_every_step = True
+
     def __init__(
         self,
         trunk: Trunk,

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
-from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit
+from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, parts_of
 from lockstep.speed.trial import Trial
 from lockstep.train import prepare
 
@@ -42,7 +42,7 @@ class Round:
             return {}
         share, busy = self.shares, self.samples_per_second / processes
         optimizer, reduction = (busy * getattr(self.costs, part) for part in OVERHEAD)
-        learning = share["learning"] - busy * self.costs.training
+        learning = share["learning"] - busy * self.costs.learning
         return {
             "waiting": share["waiting"],
             "collecting": share["env"] + share["inference"] - busy * (self.costs.env + self.costs.inference),
@@ -52,6 +52,10 @@ class Round:
             "delivery": share["other"],
             "recording": share["recording"],
         }
+
+    def taken(self, part: str, processes: int) -> float:
+        """The share of the processes' time that a part takes at least."""
+        return self.samples_per_second / processes * getattr(self.costs, part)
 
 
 CAUSES = {
@@ -78,6 +82,11 @@ class Report:
     """Processes that measured the parts at once."""
     rounds: tuple[Round, ...]
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of PARTS that the experiment has."""
+        return tuple(part for part in PARTS if any(getattr(each.costs, part) for each in self.rounds))
+
     def spread(self, of: Callable[[Round], float]) -> dict[str, float]:
         """Median, least and greatest over the rounds."""
         values = [of(each) for each in self.rounds]
@@ -92,6 +101,11 @@ class Report:
             for values in [[lost[cause] for lost in rounds]]
         }
 
+    def taken(self) -> dict[str, dict[str, float]]:
+        """By part: the share of the processes' time that it takes at least."""
+        count = self.layout.processes
+        return {part: self.spread(lambda each, p=part: each.taken(p, count)) for part in self.parts}
+
     def to_json(self) -> dict[str, Any]:
         """Medians at the top, with least and greatest below `spread`."""
         figures = {
@@ -99,12 +113,14 @@ class Report:
             "limit": self.spread(lambda each: each.limit),
             "fraction_of_limit": self.spread(lambda each: each.fraction_of_limit),
         }
-        parts = {part: self.spread(lambda each, p=part: 1e6 * getattr(each.costs, p)) for part in (*PARTS, *OVERHEAD)}
+        measured = (*self.parts, *OVERHEAD)
+        parts = {part: self.spread(lambda each, p=part: 1e6 * getattr(each.costs, p)) for part in measured}
         return {
             **{name: values["median"] for name, values in figures.items()},
             "layout": str(self.layout),
             "spread": figures,
             "microseconds_per_sample": parts,
+            "taken": self.taken(),
             "lost": self.lost(),
             "processes_measuring": self.measuring,
             "load_of_others": self.load,
@@ -115,10 +131,9 @@ class Report:
         """For people."""
         rows: list[tuple[str, ...]] = [("", "median", "min", "max")]
         workers = self.measuring
-        for part, what in (("env", "environment"), ("inference", "inference"), ("training", "training, all epochs")):
-            rows.append(
-                _row(f"{what}, µs a sample", self.spread(lambda e, p=part: 1e6 * getattr(e.costs, p)), "{:.1f}")
-            )
+        for part in self.parts:
+            cost = self.spread(lambda each, p=part: 1e6 * getattr(each.costs, p))
+            rows.append(_row(f"{PARTS[part]}, µs a sample", cost, "{:.1f}"))
         rows.append(_row("limit, samples/s", self.spread(lambda each: each.limit), "{:,.0f}"))
         rows.append(_row("reached, samples/s", self.spread(lambda each: each.samples_per_second), "{:,.0f}"))
         rows.append(_row("reached of the limit", self.spread(lambda each: each.fraction_of_limit), "{:.2f}"))
@@ -126,9 +141,10 @@ class Report:
         text += _aligned(rows)
         lost = self.lost()
         if lost:
-            causes: list[tuple[str, ...]] = [("share of the processes' time lost to", "median", "min", "max")]
-            causes += [_row(CAUSES[cause], values, "{:.1%}") for cause, values in lost.items()]
-            text += "\n\n" + _aligned(causes)
+            for what, shares in (("taken by", self.taken()), ("lost to", lost)):
+                rows = [(f"share of the processes' time {what}", "median", "min", "max")]
+                rows += [_row({**PARTS, **CAUSES}[name], values, "{:.1%}") for name, values in shares.items()]
+                text += "\n\n" + _aligned(rows)
         return text
 
 
@@ -179,18 +195,18 @@ def bench(
     experiment, available = prepare(experiment, layout), cores()
     load = load_of_others(available, say)
     say(f"starting: processes that measure the parts, and training with {layout} (first iterations left out) …")
-    workers = PartsWorkers(experiment, layout, available)
+    workers, parts = PartsWorkers(experiment, layout, available), parts_of(experiment)
     trial = None
     try:
         trial = Trial(experiment, layout)
         workers.ready()
-        first = trial.run(0.0, iterations=1 + experiment.scheme.slabs)
+        first = trial.run(0.0, iterations=1 + trial.settling)
         pace = first.lines[-1][0] - first.lines[-2][0] if len(first.lines) > 1 else first.seconds
         training = max(2 * seconds, 3 * pace)
-        say(f"{rounds} rounds of about {3.2 * seconds + training:.0f} s each")
+        say(f"{rounds} rounds of about {(len(parts) + 0.2) * seconds + training:.0f} s each")
         measured = []
         for number in range(1, rounds + 1):
-            say(f"round {number} of {rounds}: environment, inference and training, each alone …")
+            say(f"round {number} of {rounds}: {', '.join(parts)}, each alone …")
             costs = workers.costs(seconds)
             bound = limit(experiment, layout, costs, available).rate
             say(f"round {number} of {rounds}: limit {bound:,.0f} samples/s; now all of it together …")

@@ -1,7 +1,5 @@
-"""What a sample costs at least: environment, inference and training, each measured alone and without the library
-around it, in the shapes that an experiment uses; and the limit that follows for a layout.
-
-Shape legend: T time, B environments of a shard, A rows of an acting batch, n items of a slice of a minibatch.
+"""What a sample costs at least: environment, inference, replay and training, each measured alone and without the
+library around it, in the shapes that an experiment uses; and the limit that follows for a layout.
 """
 
 from __future__ import annotations
@@ -18,28 +16,32 @@ from typing import Any
 
 import torch
 
-from lockstep import envs
-from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch, Intrinsic, OnPolicy, OnPolicyConfig
-from lockstep.arrays import map_structure
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.learn import UpdateRule
 from lockstep.runtime import children
-from lockstep.runtime.group import Group
 from lockstep.runtime.memory import keep_freed_memory
-from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import WorkerError
-from lockstep.settings import SettingsError
 from lockstep.shard import block
-from lockstep.storage.rollout import Rollout
-from lockstep.storage.slabs import Slabs, acting_groups
-from lockstep.tree import TreeSum
+from lockstep.speed.calls import Calls
+from lockstep.storage.slabs import acting_groups
 
-PARTS = ("env", "inference", "training")
-"""What the limit counts."""
+PARTS = {
+    "env": "environment",
+    "inference": "inference",
+    "inserting": "inserting into replay",
+    "sampling": "drawing from replay",
+    "training": "training, all gradient steps",
+}
+"""What the limit counts, and how it is called."""
 OVERHEAD = ("optimizer", "reduction")
 """What learning needs beside it, once a gradient step."""
+
+
+def parts_of(experiment: Experiment) -> tuple[str, ...]:
+    """Those of PARTS that an experiment has."""
+    replays = isinstance(experiment.algorithm, OffPolicyConfig)
+    return tuple(part for part in PARTS if replays or part not in ("inserting", "sampling"))
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,20 @@ class Costs:
     inference: float
     """One action: a forward pass and drawing the action."""
     training: float
-    """The loss, forwards and backwards, in all epochs together."""
+    """The loss, forwards and backwards, in all gradient steps together."""
     optimizer: float
     """A process's share of the optimizer's steps."""
     reduction: float
     """Adding up the gradients of a process's own shards."""
+    inserting: float = 0.0
+    """Remembering it."""
+    sampling: float = 0.0
+    """Drawing items from replay for all of its gradient steps, and changing priorities."""
+
+    @property
+    def learning(self) -> float:
+        """What learners do with it at least."""
+        return self.inserting + self.sampling + self.training
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
     collectors = len(layout.collectors) or layout.workers
     learners = len(layout.learners) or layout.workers
     collecting = _collecting(experiment, layout, costs, collectors)
-    learning = costs.training / learners
+    learning = costs.learning / learners
     overlap = layout.backend == "split" and experiment.scheme.slabs > 1
     seconds = max(collecting, learning) if overlap else collecting + learning
     on_cpu = costs.env
@@ -89,6 +100,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
         on_cpu += costs.inference * experiment.torch_threads
     if layout.device_of("learner", 0) == "cpu":
         on_cpu += costs.training * experiment.torch_threads
+    on_cpu += costs.inserting + costs.sampling
     return Limit(cores / on_cpu, 1.0 / seconds)
 
 
@@ -104,160 +116,10 @@ def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors
     return (max(env, costs.inference) if len(groups) > 1 else env + costs.inference) / collectors
 
 
-def on_policy(experiment: Experiment) -> OnPolicyConfig:
-    """The experiment's algorithm.
-
-    Raises:
-        SettingsError: it learns from replay, whose parts cannot be measured yet.
-    """
-    if not isinstance(experiment.algorithm, OnPolicyConfig):
-        raise SettingsError(
-            f"bench and tune cannot measure algorithms that learn from replay yet: {experiment.algorithm.name}. "
-            "Train a few iterations with --display plain, which shows samples/s and where the time goes."
-        )
-    return experiment.algorithm
-
-
 def processes_to_load(experiment: Experiment, layout: Layout, cores: int) -> int:
     """Processes that measure at once, so that each has a core as slow as training's cores are."""
     helpers = layout.env_processes > 0 or (experiment.env.adapter != "gymnasium" and layout.env_threads > 1)
     return max(1, min(cores, cores if helpers else layout.processes))
-
-
-class _Parts:
-    """One process's environments, model and batch, ready to be timed."""
-
-    def __init__(self, experiment: Experiment, layout: Layout, index: int) -> None:
-        learners = len(layout.learners) or layout.workers
-        collectors = len(layout.collectors) or layout.workers
-        self._experiment = experiment
-        shards = block(experiment.scheme.shards, collectors, index % collectors)
-        acting = Agent(experiment, layout.device_of("collector", index % collectors))
-        learning = Agent(experiment, layout.device_of("learner", index % learners))
-        self._synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
-        group, size = acting_groups(experiment, shards)[0], experiment.envs_per_shard
-        (self._group, (slab,)) = Slabs(acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena()).groups[
-            0
-        ]
-        self._whole = slab.whole
-        self._envs = [
-            envs.make(experiment.env, seed=1, first_index=shard * size, num_envs=size) for shard in self._group.shards
-        ]
-        self._acting = len(self._envs) * size
-        slots = len(block(experiment.scheme.shards, learners, index % learners))
-        config = on_policy(experiment)
-        updates = config.epochs * config.minibatches
-        collected = slots * size * experiment.algorithm.rollout
-        for env, rows in zip(self._envs, self._rows(), strict=True):
-            env.reset(rows)
-        self.calls: dict[str, tuple[Callable[[], object], float]] = {
-            "env": (self._env(acting), self._acting),
-            "inference": (self._inference(acting), self._acting),
-            "training": self._training(learning, slab.shards[self._group.shards[0]]),
-            "optimizer": (self._optimizer(learning), collected / updates),
-            "reduction": (self._reduction(learning, slots), collected / updates),
-        }
-        """By part: what to time, and how many samples of training one call counts for."""
-
-    def close(self) -> None:
-        for env in self._envs:
-            env.close()
-
-    def _rows(self) -> list[Any]:
-        """Each shard's first observations."""
-        rows = [self._group.rows(shard) for shard in self._group.shards]
-        return [map_structure(lambda leaf, r=each: leaf[0, r].numpy(), self._whole.obs) for each in rows]
-
-    def _env(self, agent: Agent) -> Callable[[], object]:
-        distribution, size = agent.model.distribution, self._experiment.envs_per_shard
-        shape, dtype = (size, *distribution.action_shape), distribution.action_dtype
-        action = distribution.to_env(torch.zeros(shape, dtype=dtype).numpy())
-        rows = self._rows()
-
-        def step() -> None:
-            for env, out in zip(self._envs, rows, strict=True):
-                env.send(action)
-                env.recv(out)
-
-        return step
-
-    def _inference(self, agent: Agent) -> Callable[[], object]:
-        actor, distribution, device = agent.model.for_acting(), agent.model.distribution, agent.device
-        inputs = [self._whole.obs, self._whole.start, self._whole.prev_action, self._whole.prev_reward]
-        obs, start, action, reward = (
-            map_structure(lambda leaf: None if leaf is None else leaf[:1].to(device), entry) for entry in inputs
-        )
-        state = self._whole.core_state.to(device)
-        noise = torch.rand(self._group.size, distribution.noise_size, device=device)
-
-        @torch.inference_mode()
-        def act() -> None:
-            out, _ = actor(obs, start, state, action, reward)
-            distribution.sample(out.policy[0], noise)
-            self._synchronize()
-
-        return act
-
-    def _training(self, agent: Agent, rollout: Rollout) -> tuple[Callable[[], object], float]:
-        config, model, algorithm = on_policy(self._experiment), agent.model, agent.algorithm
-        assert isinstance(algorithm, OnPolicy)
-        batch = slice_of(self._experiment, rollout.map(lambda leaf: leaf.to(agent.device)), algorithm)
-        hyper = algorithm.hyperparameters(0.0)
-
-        def learn() -> None:
-            algorithm.loss(model, batch, hyper).total.backward()
-            self._synchronize()
-
-        return learn, batch.reward.numel() / config.epochs
-
-    def _optimizer(self, agent: Agent) -> Callable[[], object]:
-        rule = UpdateRule(self._experiment, agent.flat)
-        gradient = torch.full_like(agent.flat.vector.data, 1e-9)
-        groups = agent.algorithm.groups(1, {**agent.algorithm.hyperparameters(0.0), "learning_rate": 1e-9})
-        return lambda: (rule.apply(gradient, groups), self._synchronize())
-
-    def _reduction(self, agent: Agent, slots: int) -> Callable[[], object]:
-        tree = TreeSum(1 << (slots.bit_length() - 1), Group())
-        gradients = [torch.zeros_like(agent.flat.vector.data) for _ in range(slots)]
-
-        def add_up() -> None:
-            for slot in range(1 << (slots.bit_length() - 1)):
-                tree.push(slot, gradients[slot])
-            tree.finish()
-
-        return add_up
-
-
-def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any]) -> Batch:
-    """A shard's slice of a minibatch as learners make it, its numbers without meaning."""
-    config, (steps, size) = on_policy(experiment), rollout.reward.shape
-    inputs = steps + algorithm.bootstrap_inputs
-    ones = torch.ones_like(rollout.reward)
-    targets = ones if algorithm.needs_targets else None
-    batch = Batch(
-        obs=map_structure(lambda leaf: leaf[:inputs], rollout.obs),
-        start=rollout.start[:inputs],
-        prev_action=None if rollout.prev_action is None else rollout.prev_action[:inputs],
-        prev_reward=None if rollout.prev_reward is None else rollout.prev_reward[:inputs],
-        state=None,  # type: ignore[arg-type]
-        action=rollout.action,
-        reward=rollout.reward,
-        log_prob=rollout.log_prob,
-        value=rollout.value[:steps],
-        terminated=rollout.terminated,
-        truncated=rollout.truncated,
-        valid=torch.ones_like(rollout.valid),
-        advantage=targets,
-        value_target=targets,
-        intrinsic=Intrinsic(value_target=ones, predicted=ones) if algorithm.curious else None,
-    )
-    if config.minibatches > 1:
-        if experiment.model.recurrent or config.sequences:
-            batch = batch.map(lambda leaf: leaf[:, : size // config.minibatches].clone())
-        else:
-            samples = steps * size // config.minibatches
-            batch = batch.map(lambda leaf: leaf[:steps].flatten(0, 1)[:samples].clone()[None])
-    return batch.replace(state=rollout.core_state.new_zeros(batch.reward.shape[1], rollout.core_state.shape[1]))
 
 
 class PartsWorkers:
@@ -270,6 +132,7 @@ class PartsWorkers:
     def __init__(self, experiment: Experiment, layout: Layout, cores: int) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
+        self._parts = parts_of(experiment)
         for index in range(processes_to_load(experiment, layout, cores)):
             ours, theirs = get_context("spawn").Pipe()
             arguments = (experiment, layout, index, theirs)
@@ -292,7 +155,7 @@ class PartsWorkers:
 
     def costs(self, seconds: float) -> Costs:
         """All parts, one after the other; what is needed once a gradient step takes a tenth of the time."""
-        main = {part: self.measure(part, seconds) for part in PARTS}
+        main = {part: self.measure(part, seconds) for part in self._parts}
         return Costs(**main, **{part: self.measure(part, seconds / 10) for part in OVERHEAD})
 
     def close(self) -> None:
@@ -327,7 +190,7 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection)
     keep_freed_memory()
     torch.set_num_threads(experiment.torch_threads)
     try:
-        calls = _Parts(experiment, layout, index).calls
+        calls = Calls(experiment, layout, index).calls
         pipe.send(0.0)
         while True:
             part, seconds = pipe.recv()

@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
@@ -62,7 +63,7 @@ class Slot:
 
 
 class Trial:
-    """Trains an experiment under a layout, without end.
+    """Trains an experiment under a layout, without end and, where there is replay, without a warm-up.
 
     Whatever happens to the calling process, the trial's processes end with it. It begins to run at once; let one
     run at a time, or they take each other's cores.
@@ -71,6 +72,12 @@ class Trial:
     def __init__(self, experiment: Experiment, layout: Layout) -> None:
         self.layout = layout
         self._per_iteration = experiment.samples_per_iteration
+        self.settling = experiment.scheme.slabs
+        """Iterations at the beginning that are unlike the others: slabs are filled, or nothing is learned yet."""
+        if isinstance(experiment.algorithm, OffPolicyConfig):
+            algorithm = dataclasses.replace(experiment.algorithm, warmup=0)
+            experiment = experiment.replace(algorithm=algorithm)
+            self.settling += algorithm.build().warm_iterations(self._per_iteration)
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-trial-")
         folder = Path(self._folder.name)
         self._output, self._failure = folder / "output", folder / "failure"

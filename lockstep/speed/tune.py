@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.speed.bench import load_of_others
-from lockstep.speed.parts import on_policy
 from lockstep.speed.trial import OutOfTime, Trial
 from lockstep.train import prepare
 
@@ -105,10 +105,10 @@ def shortened(experiment: Experiment) -> Experiment:
 
     Fewer steps and, in proportion, fewer minibatches, whose size stays as it is as long as there are two of them; then
     smaller ones, no smaller than kernels need to be efficient. Where minibatches hold whole sequences, nothing is
-    shortened, since a sample's cost depends on their length.
+    shortened, since a sample's cost depends on their length; nor is it with replay, whose iterations are short.
     """
-    algorithm = on_policy(experiment)
-    if algorithm.sequences or experiment.model.recurrent:
+    algorithm = experiment.algorithm
+    if not isinstance(algorithm, OnPolicyConfig) or algorithm.sequences or experiment.model.recurrent:
         return experiment
     size = experiment.envs_per_shard
     slice_size = size * algorithm.rollout // algorithm.minibatches
@@ -221,7 +221,6 @@ def _first_turns(
 ) -> list[Candidate]:
     """Start candidates, one after the other, and time a few iterations of each; returns those that run."""
     running: list[Candidate] = []
-    warm_up = experiment.scheme.slabs  # then rollouts are taken as fast as they are made
     longest = 0.0
     for each in all_of_them:
         now = time.perf_counter()
@@ -231,7 +230,7 @@ def _first_turns(
         limit = deadline if not running else min(deadline, starting + longest)
         try:
             each.trial = Trial(experiment, each.layout)
-            each.trial.run(0.0, warm_up, limit)
+            each.trial.run(0.0, each.trial.settling, limit)
             each.rates.append(each.trial.run(_turn(starting - now, 4), 1, limit).rate)
         except OutOfTime:
             each.end("not measured: it took too long to start")

@@ -37,7 +37,12 @@ class Hindsight:
         self._first, self._ends = self._replay.episode_ends()
 
     def relabel(
-        self, batch: Transitions, times: np.ndarray, environments: np.ndarray, generator: np.random.Generator
+        self,
+        batch: Transitions,
+        times: np.ndarray,
+        environments: np.ndarray,
+        chance: np.ndarray,
+        place: np.ndarray,
     ) -> Transitions:
         """Items of one step each with their goals, rewards and ends.
 
@@ -45,9 +50,9 @@ class Hindsight:
             batch: what is remembered of them.
             times: numbers of their steps [n].
             environments: theirs [n].
-            generator: which of them are given another goal, and which one.
+            chance: [n], uniform in [0, 1): which of them are given another goal,
+            place: [n], likewise: and which one.
         """
-        chance, place = generator.random((2, len(times)))
         chosen = torch.from_numpy(chance < self._share)
         left = self._ends[times - self._first, environments] - times  # steps of the episode behind this one
         later = times + 1 + (place * (left + 1)).astype(np.int64)

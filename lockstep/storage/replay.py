@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from lockstep.storage.transitions import Transitions
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that nothing is forgotten for good (Schaul et al. 2016, section 3.3)."""
+_AT_ONCE = 1024
+"""Items that are taken out of replay together, for several gradient steps: each costs a fraction then."""
 _PLAIN = ""
 """Name of observations that are one tensor."""
 
@@ -46,10 +48,15 @@ class Replay:
         rollout: an example of what will be inserted.
     """
 
+    single_steps: ClassVar[bool] = True
+    """Whether batch returns Transitions."""
+
     def __init__(self, experiment: Experiment, rollout: Rollout) -> None:
         config = experiment.algorithm
         assert isinstance(config, OffPolicyConfig)
         self._config, self._discount = config, config.discount
+        self._discounts = torch.tensor([config.discount**k for k in range(config.n_step + 1)])
+        """By the number of steps that a return has."""
         self.size = experiment.envs_per_shard
         self.steps = ring_steps(experiment)
         shape = (self.steps, self.size)
@@ -166,8 +173,7 @@ class Replay:
         return self._oldest(), np.minimum.accumulate(ends[::-1])[::-1]
 
     def _can_be_drawn(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
-        at, environment = torch.from_numpy(times % self.steps), torch.from_numpy(environments)
-        return self._valid[at, environment].numpy()
+        return self._valid.numpy()[times % self.steps, environments]
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
         """What was drawn, as the loss takes it."""
@@ -185,7 +191,7 @@ class Replay:
             ended = self._terminated[at, environment]
             terminated |= ended & going
             going &= ~(ended | self._truncated[at, environment])
-        return reward, self._discount ** ahead.to(torch.float32) * ~terminated, ahead
+        return reward, self._discounts[ahead] * ~terminated, ahead
 
     def transitions(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Transitions:
         """What is remembered of steps that were drawn."""
@@ -275,6 +281,14 @@ class Replay:
         return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
 
 
+class _Taken(NamedTuple):
+    """What was taken out of replay for one gradient step or several."""
+
+    batch: Any
+    drawn: list[tuple[np.ndarray, np.ndarray]]
+    """By gradient step: numbers of steps and environments, [n] each."""
+
+
 class ReplayBatches:
     """Draws from the replay of every slot's shard, an equal share of each minibatch."""
 
@@ -289,6 +303,10 @@ class ReplayBatches:
         self._goals = Goals(agent.experiment.env) if config.replay.hindsight else None
         self._hindsight: dict[int, Hindsight] = {}
         self._beta, self._recency = 1.0, 1.0
+        self._items = config.batch_size // agent.experiment.scheme.shards
+        self._steps = 0
+        """Gradient steps of the iteration."""
+        self._taken: dict[int, _Taken] = {}
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
@@ -310,25 +328,42 @@ class ReplayBatches:
                 self._hindsight[slot].follow()
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
         self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
-        return self._algorithm.updates_in(iteration, experiment.samples_per_iteration)
+        self._steps = self._algorithm.updates_in(iteration, experiment.samples_per_iteration)
+        return self._steps
 
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
-        shards, draw, replay = self._agent.experiment.scheme.shards, self._draws[slot], self._replays[slot]
-        items = self._config.batch_size // shards
-        newest = self._newest_steps(step) if self._recency < 1 else None
-        times, environments, probability = replay.draw(items, draw, newest)
-        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(items)
+        several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
+        at_once = max(1, _AT_ONCE // self._items) if several else 1
+        index = step % at_once
+        if index == 0:
+            self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
+        taken = self._taken[slot]
+        self._drawn = taken.drawn[index]
+        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
+        return Slice(batch, self._agent.normalizers)
+
+    def _take(self, slot: int, steps: range) -> _Taken:
+        """A slot's parts of several minibatches, one behind the other. The random numbers are drawn step by step."""
+        draw, replay, items = self._draws[slot], self._replays[slot], self._items
+        numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
+        drawn, chances, noise = [], [], []
+        for step in steps:
+            drawn.append(replay.draw(items, draw, self._newest_steps(step) if self._recency < 1 else None))
+            if hindsight is not None:
+                chances.append(draw.random((2, items)))
+            if numbers:
+                noise.append(draw.random(numbers, np.float32))
+        times, environments, probability = (np.concatenate(each) for each in zip(*drawn, strict=True))
+        shards = self._agent.experiment.scheme.shards
+        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(len(times))
         batch = replay.batch(times, environments, weight)
-        if slot in self._hindsight:
-            batch = self._hindsight[slot].relabel(batch, times, environments, draw)
-        numbers = self._algorithm.noise_numbers(self._agent.model, items)
+        if hindsight is not None:
+            batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))
         if numbers:
-            batch = batch.replace(noise=torch.from_numpy(draw.random(numbers, np.float32)))
-        normalizers = self._agent.normalizers
-        batch = batch.replace(reward=normalizers.scale_rewards(batch.reward))
-        self._drawn = times, environments
-        return Slice(batch.map(lambda leaf: leaf.to(self._agent.device)), normalizers)
+            batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
+        batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
+        return _Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
 
     def _newest_steps(self, step: int) -> int:
         """Of every environment: what one of an iteration's updates draws from (Wang and Ross 2019, equation 3)."""

@@ -31,6 +31,8 @@ class SequenceReplay(Replay):
         unroll: M.
     """
 
+    single_steps = False
+
     def __init__(self, experiment: Experiment, rollout: Rollout, burn_in: int, unroll: int) -> None:
         # One more than fit: a rollout's place is used again only when nothing of it is there any more.
         self._beginnings = ring_steps(experiment) // len(rollout.reward) + 1

@@ -1,12 +1,19 @@
 """A sum tree: draws items in proportion to their priorities, and changes many priorities at once.
 
-Every inner node is the sum of its two children, computed anew whenever one changes. So the sums depend on the present
+Every inner node is the sum of its children, computed anew whenever one changes. So the sums depend on the present
 priorities alone, not on the order in which they came, and rounding errors do not add up.
+
+Shape legend: n items, F children of a node.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+
+_FANOUT = 16
+"""F. A level costs a few calls of numpy, however many children its nodes have: so there are few levels."""
 
 
 class SumTree:
@@ -17,15 +24,19 @@ class SumTree:
     """
 
     def __init__(self, size: int) -> None:
-        self._leaves = 1 << max(0, (size - 1).bit_length())
-        self._nodes = np.zeros(2 * self._leaves)
-        self._levels = self._leaves.bit_length() - 1
         self.size = size
+        rows = [-(-size // _FANOUT)]
+        while rows[-1] > 1:
+            rows.append(-(-rows[-1] // _FANOUT))
+        ends = np.cumsum(rows).tolist()
+        self._nodes = np.zeros((ends[-1], _FANOUT))
+        self._levels = [self._nodes[end - count : end] for count, end in zip(rows, ends, strict=True)]
+        """[nodes of the level above, F] each: items first, the root's children last."""
 
     @property
     def total(self) -> float:
         """Sum of all priorities."""
-        return float(self._nodes[1])
+        return float(self._levels[-1].sum())
 
     @property
     def nbytes(self) -> int:
@@ -35,33 +46,34 @@ class SumTree:
     @property
     def priorities(self) -> np.ndarray:
         """Of all items [size]."""
-        return self._nodes[self._leaves : self._leaves + self.size].copy()
+        return self._levels[0].reshape(-1)[: self.size].copy()
 
     def __getitem__(self, items: np.ndarray) -> np.ndarray:
         """Priorities of items [n]."""
-        return self._nodes[self._leaves + items]
+        return self._levels[0].reshape(-1)[items]
 
     def set(self, items: np.ndarray, priorities: np.ndarray | float) -> None:
         """Change the priorities of items [n]; of an item that is named twice, the last one counts."""
-        nodes = self._leaves + items
-        self._nodes[nodes] = priorities
-        for _ in range(self._levels):
-            nodes = nodes >> 1
+        nodes = items
+        self._levels[0].reshape(-1)[nodes] = priorities
+        for below, level in pairwise(self._levels):
+            nodes = nodes // _FANOUT
             if len(nodes) > 64:
                 nodes = np.unique(nodes)
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+            level.reshape(-1)[nodes] = below[nodes].sum(1)
 
     def find(self, sums: np.ndarray) -> np.ndarray:
         """Items [n] at which the running sum of priorities first exceeds sums [n], each in [0, total).
 
         Items of priority 0 are never found.
         """
-        nodes, left = np.ones(len(sums), np.int64), sums.astype(np.float64)
-        for _ in range(self._levels):
-            nodes = 2 * nodes
-            below = self._nodes[nodes]
-            # Rounding may leave a remainder for a branch that is empty: then it is the other's.
-            right = (left >= below) & (self._nodes[nodes + 1] > 0) | (below == 0)
-            left = np.where(right, left - below, left)
-            nodes += right
-        return nodes - self._leaves
+        nodes, left, rows = np.zeros(len(sums), np.int64), sums.astype(np.float64), np.arange(len(sums))
+        for level in reversed(self._levels):
+            children = level[nodes]
+            running = children.cumsum(1)
+            # Rounding may leave more than all children hold: then it is the last one's that is not empty.
+            last = _FANOUT - 1 - (children[:, ::-1] > 0).argmax(1)
+            child = np.minimum((running <= left[:, None]).sum(1), last)
+            left = left - np.where(child > 0, running[rows, child - 1], 0.0)
+            nodes = nodes * _FANOUT + child
+        return nodes

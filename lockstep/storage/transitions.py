@@ -26,6 +26,14 @@ class Transitions(ArrayTuple):
     noise: Tensor | None
     """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
 
+    def part(self, index: int, of: int) -> Transitions:
+        """One of so many equal parts of the items."""
+        items, numbers = len(self.weight) // of, 0 if self.noise is None else len(self.noise) // of
+        noise = None if self.noise is None else self.noise[index * numbers : (index + 1) * numbers]
+        chosen = slice(index * items, (index + 1) * items)
+        rest = self.replace(weight=None, noise=None)[:, chosen]
+        return rest.replace(weight=self.weight[chosen], noise=noise)
+
 
 class Sequences(ArrayTuple):
     """n sequences of L + M + N steps: L that only let the core's state follow, M that are learned from, and N behind

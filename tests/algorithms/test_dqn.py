@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tiny import EXPERIMENTS, options
 from torch import Tensor
 
+from lockstep import train
 from lockstep.agent import Networks
 from lockstep.algorithms.dqn import DQN, DQNConfig, project, quantile_huber
 from lockstep.models.q import ImplicitQHead, QModel, QModelConfig
@@ -190,3 +192,23 @@ def test_the_table_for_atari_shows_the_recipes_settings() -> None:
             value = getattr(where.get(label, experiment.algorithm), label.rpartition("`")[2].rpartition(".")[2])
             if text or label != "model.numbers":
                 assert float(text) == pytest.approx(value), f"{label} of {name}"
+
+
+def test_noisy_layers_are_disturbed_anew_at_every_step_of_acting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed: list[Tensor] = []
+    set_noise = QModel.set_noise
+
+    def spy(self: QModel, uniform: Tensor | None) -> None:
+        if uniform is not None:
+            disturbed.append(uniform.clone())
+        set_noise(self, uniform)
+
+    monkeypatch.setattr(QModel, "set_noise", spy)
+    experiment = EXPERIMENTS["rainbow-lag-1"]()
+    train(
+        experiment, options=options(tmp_path / "run"), stop_after=1
+    )  # an iteration of the warm-up, which only collects
+    assert len(disturbed) == experiment.algorithm.rollout
+    assert len({noise.numpy().tobytes() for noise in disturbed}) == len(disturbed)

@@ -71,8 +71,9 @@ class Case:
         config = dataclasses.replace(self.experiment.model, hidden_sizes=(8, 7))
         return config.build(OBSERVATIONS, space, precision="fp32", normalize_observations=False, seed=seed)  # type: ignore[return-value]
 
-    def loss(self) -> LossOutput:
-        return self.algorithm.loss(Networks(self.online, self.target), self.batch, self.algorithm.hyperparameters(0.0))
+    def loss(self, update: int = 2) -> LossOutput:
+        hyper = {**self.algorithm.hyperparameters(0.0), "update": update}
+        return self.algorithm.loss(Networks(self.online, self.target), self.batch, hyper)
 
     def noise(self, *shape: int) -> Tensor:
         assert self.batch.noise is not None
@@ -241,6 +242,19 @@ def test_the_delayed_policy_stands_still_between_its_turns() -> None:
             assert torch.equal(remembered["step.actor"], rule.state()["step.actor"])
     assert moved == [{"critics"}, {"critics", "actor"}] * 2
     assert {name: float(x) for name, x in rule.state().items() if not x.ndim} == {"step.actor": 2, "step.critics": 4}
+
+
+def test_where_the_delayed_policy_stands_still_its_loss_costs_nothing() -> None:
+    case = Case("td3-mujoco")
+    whole, critics = case.loss(update=2), case.loss(update=3)
+    torch.testing.assert_close(whole.metrics["loss/critic"], critics.total.detach())
+    # Reported for the steps that move it: as a mean over all of them, it is counted as often as it was left out.
+    actor = (whole.total - critics.total).detach()
+    torch.testing.assert_close(whole.metrics["loss/actor"], 2 * actor, rtol=1e-4, atol=1e-6)
+    assert critics.metrics["loss/actor"] == 0
+    critics.total.backward()
+    assert all(p.grad is None for name, p in case.online.named_parameters() if name.startswith("actor."))
+    assert all(p.grad is not None for name, p in case.online.named_parameters() if name.startswith("critics."))
 
 
 @pytest.mark.parametrize("name", ["adam", "rmsprop"])

@@ -9,7 +9,7 @@ import pytest
 from lockstep import Layout
 from lockstep.cli.main import main
 from lockstep.speed.bench import CAUSES, Report, Round
-from lockstep.speed.parts import Costs
+from lockstep.speed.parts import PARTS, Costs
 
 COSTS = Costs(env=200e-6, inference=100e-6, training=400e-6, optimizer=10e-6, reduction=5e-6)
 SHARES = {"env": 0.25, "inference": 0.12, "learning": 0.45, "waiting": 0.1, "other": 0.05, "recording": 0.03}
@@ -70,6 +70,19 @@ def test_a_whole_measurement(capfd: pytest.CaptureFixture[str]) -> None:
     assert set(report["lost"]) == set(CAUSES) and len(report["rounds"]) == 2
     assert report["machine"]["cores"] >= 1 and report["machine"]["torch"] and report["load_of_others"] >= 0
     assert "round 2 of 2" in captured.err and " s each" in captured.err
+
+
+def test_replay_is_measured_too(capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--env.adapter", "gymnasium", "--algorithm.updates", "2", "--algorithm.replay.prioritized"]
+    assert main(["bench", "dqn-cartpole", *flags, "--rounds", "1", "--seconds", "0.1", "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    (measured,) = report["rounds"]
+    assert set(report["taken"]) == set(PARTS)
+    assert all(report["microseconds_per_sample"][part]["median"] > 0 for part in PARTS)
+    # Together they are all of the time.
+    spent = sum(each["median"] for each in (*report["taken"].values(), *report["lost"].values()))
+    assert spent == pytest.approx(1.0)
+    assert measured["shares"]["learning"] > 0
 
 
 def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,11 @@ import torch
 from tiny import EXPERIMENTS, options
 
 from lockstep import Experiment, Layout, recipes, train
-from lockstep.algorithms.base import Batch
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.arrays import ArrayTuple
 from lockstep.speed import parts
-from lockstep.speed.parts import Costs, limit, processes_to_load
+from lockstep.speed.calls import Calls
+from lockstep.speed.parts import Costs, limit, parts_of, processes_to_load
 from lockstep.train import prepare
 
 COSTS = Costs(env=300e-6, inference=100e-6, training=800e-6, optimizer=1e-6, reduction=1e-6)
@@ -51,6 +53,12 @@ def test_the_limit_by_hand(layout: str, experiment: Experiment, cores: int, expe
     assert limit(experiment, Layout.parse(layout), COSTS, cores).rate == pytest.approx(expected)
 
 
+def test_replay_counts_as_learning() -> None:
+    costs = dataclasses.replace(COSTS, inserting=50e-6, sampling=150e-6)
+    for layout, lag, expected in (("processes:2", 0, 2 / 1400e-6), ("cpu:a1-l1", 1, 1 / 1000e-6)):
+        assert limit(atari(lag=lag), Layout.parse(layout), costs, 2 if lag == 0 else 64).rate == pytest.approx(expected)
+
+
 def test_environments_of_python_step_while_nothing_else_does_unless_they_have_processes() -> None:
     experiment = atari()
     experiment = experiment.replace(env=dataclasses.replace(experiment.env, adapter="gymnasium"))
@@ -69,7 +77,7 @@ def test_as_many_processes_measure_as_the_layout_loads_cores() -> None:
         assert processes_to_load(atari(), Layout.parse(layout), cores) == expected
 
 
-def shapes(batch: Batch) -> list[Any]:
+def shapes(batch: ArrayTuple) -> list[Any]:
     found: list[Any] = []
 
     def note(leaf: torch.Tensor) -> torch.Tensor:
@@ -81,34 +89,52 @@ def shapes(batch: Batch) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo-lag-1", "ppo-acting-batch-of-two-shards", "impala-lstm-lag-2", "tuple-dict-mask", "mujoco-normalized"]
+    "name",
+    [
+        "ppo-lag-1",
+        "ppo-acting-batch-of-two-shards",
+        "impala-lstm-lag-2",
+        "tuple-dict-mask",
+        "mujoco-normalized",
+        "dqn-prioritized-frames",
+        "hindsight",
+        "r2d2-prioritized-frames",
+        "sac-prioritized-lag-1",
+        "td3",
+        "mpc-lag-1",
+    ],
 )
 def test_parts_have_the_shapes_of_training(name: str, tmp_path: Path) -> None:
     experiment = prepare(EXPERIMENTS[name](), Layout())
     algorithm = type(experiment.algorithm.build())
-    trained: list[Batch] = []
+    trained: list[ArrayTuple] = []
     loss = algorithm.loss
 
-    def spy(self: Any, model: Any, batch: Batch, hyper: dict[str, float]) -> Any:
+    def spy(self: Any, model: Any, batch: ArrayTuple, hyper: dict[str, float]) -> Any:
         trained.append(batch)
         return loss(self, model, batch, hyper)
 
+    replays = isinstance(experiment.algorithm, OffPolicyConfig)
     with mock.patch.object(algorithm, "loss", spy):
-        train(experiment, options=options(tmp_path / "run"), stop_after=1)
+        train(experiment, options=options(tmp_path / "run"), stop_after=3 if replays else 1)
         used, trained[:] = shapes(trained[0]), []
-        made = parts._Parts(experiment, Layout(), 0)
+        made = Calls(experiment, Layout(), 0)
         calls = made.calls
-        assert set(calls) == {*parts.PARTS, *parts.OVERHEAD}
+        assert set(calls) == {*parts_of(experiment), *parts.OVERHEAD}
+        assert replays == ("sampling" in calls)
         for call, samples in calls.values():
             call()
             assert samples > 0
     assert [shapes(batch) for batch in trained] == [used]
-    per_shard, config = experiment.envs_per_shard, parts.on_policy(experiment)
+    per_shard, steps = experiment.envs_per_shard, experiment.algorithm.rollout
+    updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
     acting = experiment.scheme.acting_batch or per_shard
     assert calls["env"][1] == calls["inference"][1] == acting
-    per_step = per_shard * config.rollout // config.minibatches
-    assert calls["training"][1] == per_step / config.epochs
-    assert calls["optimizer"][1] == calls["reduction"][1] == experiment.scheme.shards * per_step / config.epochs
+    per_step = per_shard * steps / updates
+    assert calls["training"][1] == per_step
+    assert calls["optimizer"][1] == calls["reduction"][1] == experiment.scheme.shards * per_step
+    if replays:
+        assert calls["inserting"][1] == per_shard * steps and calls["sampling"][1] == per_step
     made.close()
 
 

@@ -86,6 +86,28 @@ def test_a_task_has_the_environments_of_the_experiment() -> None:
     assert machado["algorithm"]["name"] == "appo"
 
 
+@pytest.mark.envpool
+def test_a_task_with_replay_has_its_ratio_and_memory() -> None:
+    task = task_of(comparable(recipes.dqn_atari()), threads=2)
+    assert json.loads(json.dumps(task)) == task
+    assert (task["env"]["library"], task["env"]["id"], task["model"]["encoder"]) == ("envpool", "Breakout-v5", "nature")
+    algorithm = task["algorithm"]
+    assert (algorithm["name"], algorithm["batch_size"], algorithm["capacity"]) == ("dqn", 32, 1_000_000)
+    assert algorithm["rollout"] * task["num_envs"] == 4 * algorithm["updates"]
+    other, torchrl, samples = (systems.PEERS[name] for name in ("stable-baselines3", "torchrl", "sample-factory"))
+    assert other.unable(task) == "" and torchrl.unable(task) and samples.unable(task)
+    sac = task_of(comparable(recipes.sac_mujoco()), threads=2)
+    assert sac["env"]["id"] == "HalfCheetah-v4" and sac["model"]["mlp_sizes"] == [256, 256]
+    assert sac["algorithm"]["updates"] == sac["algorithm"]["rollout"] * sac["num_envs"]
+
+
+@pytest.mark.envpool
+@pytest.mark.parametrize("name", ["rainbow-atari", "c51-atari", "r2d2-atari", "td3-mujoco", "mpc-pendulum"])
+def test_what_was_added_to_replay_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="--peers cannot compare"):
+        comparable(recipes.RECIPES[name]())
+
+
 def test_a_task_is_json_and_has_batches_and_epochs() -> None:
     task = task_of(comparable(cartpole()), threads=3)
     assert json.loads(json.dumps(task)) == task

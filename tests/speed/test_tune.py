@@ -18,7 +18,6 @@ from lockstep.recipes import RECIPES
 from lockstep.run import RunOptions
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.speed import tune as module
-from lockstep.speed.parts import on_policy
 from lockstep.speed.trial import OutOfTime, Slot
 from lockstep.speed.tune import candidates, shortened, tune
 from lockstep.train import prepare
@@ -62,7 +61,8 @@ def test_shortened_iterations_do_the_same_work_a_sample(name: str) -> None:
     short = shortened(full)
     short.validate()
     assert short.replace(algorithm=full.algorithm) == full, "only rollout and minibatches change"
-    before, after = on_policy(full), on_policy(short)
+    before, after = full.algorithm, short.algorithm
+    assert isinstance(before, OnPolicyConfig) and isinstance(after, OnPolicyConfig)
     assert dataclasses.replace(after, rollout=before.rollout, minibatches=before.minibatches) == before
     assert after.rollout <= before.rollout and (before.minibatches == 1) == (after.minibatches == 1)
     if before.sequences or full.model.recurrent:
@@ -72,6 +72,11 @@ def test_shortened_iterations_do_the_same_work_a_sample(name: str) -> None:
     assert slices[1] == slices[0] or slices[0] > slices[1] >= 128
 
 
+def test_iterations_with_replay_are_as_they_are() -> None:
+    dqn = RECIPES["dqn-atari"]()
+    assert shortened(dqn) == dqn
+
+
 class FakeTrial:
     """As fast as it is told, on a clock of its own."""
 
@@ -79,6 +84,7 @@ class FakeTrial:
     speeds: dict[str, Iterator[float]]
     start_seconds = 5.0
     open: set[str]
+    settling = 1
 
     def __init__(self, experiment: Experiment, layout: Layout) -> None:
         self._layout = str(layout)

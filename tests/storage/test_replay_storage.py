@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny import EXPERIMENTS, options
 
-from lockstep import recipes
+from lockstep import recipes, train
 from lockstep.agent import Agent
 from lockstep.experiment import Experiment
 from lockstep.settings import SettingsError
@@ -276,3 +278,14 @@ def test_recency_ends_as_uniform() -> None:
     assert [algorithm.hyperparameters(progress)["recency"] for progress in (0.0, 0.5, 1.0)] == [0.996, 0.998, 1.0]
     with pytest.raises(SettingsError, match="choose one"):
         replace(memory, prioritized=True).validate()
+
+
+@pytest.mark.parametrize("name", ["hindsight", "iqn", "td3", "sac-discrete"])
+def test_taking_several_minibatches_at_once_changes_no_bit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for at_once in (1, 4, 1024):  # one gradient step, two, all of an iteration
+        monkeypatch.setattr("lockstep.storage.replay._AT_ONCE", at_once)
+        digests.add(train(EXPERIMENTS[name](), options=options(tmp_path / str(at_once))).digest)
+    assert len(digests) == 1

@@ -136,7 +136,7 @@ def compare(
         for name, variant in variants.items():
             say(f"starting {name} with {layout} …")
             trials[name] = Trial(variant, layout)
-            trials[name].run(task["warmup"], iterations=1 + variant.scheme.slabs)
+            trials[name].run(task["warmup"], iterations=1 + trials[name].settling)
         for number in range(1, rounds + 1):
             for name, trial in trials.items():
                 rates[name].append(trial.run(seconds).rate)

@@ -41,12 +41,12 @@ def _same(package: str) -> tuple[str, ...]:
 _COMMON = (*_same("torch"), *_same("envpool"))
 
 
-def _synchronous(task: Task) -> str:
-    """Stable-Baselines3's and torchrl's PPO: no APPO, no recurrent core, no Doom."""
-    if task["algorithm"]["name"] != "ppo":
+def _synchronous(task: Task, algorithms: tuple[str, ...] = ("ppo",)) -> str:
+    """Stable-Baselines3's and torchrl's algorithms: no recurrent core, no Doom."""
+    if task["algorithm"]["name"] not in algorithms:
         return f"it has no {task['algorithm']['name'].upper()}"
     if task["model"]["core"] != "none":
-        return "its PPO has no recurrent core"
+        return "its script knows no recurrent core"
     if task["env"]["image"] and task["model"]["encoder"] != "nature":
         return "its script knows the Nature CNN alone"
     return ""
@@ -95,7 +95,7 @@ PEERS = {
         ),
         script="_sample_factory.py",
         packages=("sample-factory", "torch", "envpool", "vizdoom"),
-        unable=lambda task: "",
+        unable=lambda task: "" if task["algorithm"]["name"] in ("ppo", "appo") else "it learns from no replay",
         layouts=_sample_factory_layouts,
     ),
     "stable-baselines3": Peer(
@@ -104,7 +104,7 @@ PEERS = {
         requirements=(*_COMMON, "stable-baselines3==2.9.2", *_same("gymnasium")),
         script="_stable_baselines3.py",
         packages=("stable-baselines3", "torch", "envpool", "gymnasium"),
-        unable=_synchronous,
+        unable=functools.partial(_synchronous, algorithms=("ppo", "dqn", "sac")),
         layouts=_threads,
     ),
     "torchrl": Peer(

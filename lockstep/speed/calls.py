@@ -1,0 +1,232 @@
+"""What is timed: an experiment's environments, model, replay and minibatches, each part alone, in the shapes it uses.
+
+Shape legend: T time, B environments of a shard, A rows of an acting batch, n items of a slice of a minibatch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lockstep import envs
+from lockstep.agent import Agent
+from lockstep.algorithms.base import Batch, Intrinsic, OnPolicy, OnPolicyConfig
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.arrays import map_structure
+from lockstep.collect import Collector
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.learn import UpdateRule
+from lockstep.runtime.group import Group
+from lockstep.runtime.shared import PrivateArena
+from lockstep.shard import block
+from lockstep.storage.batches import Batches, Filled
+from lockstep.storage.rollout import Rollout
+from lockstep.storage.slabs import Slabs, acting_groups
+from lockstep.tree import TreeSum
+
+_REMEMBERED = 100_000
+"""Steps that are remembered at most while replay is measured: what more of them cost is memory, not time."""
+_EXAMPLES = 128
+"""Steps that are collected to be inserted again and again. Fewer would cut more episodes than frames allow."""
+
+
+class Calls:
+    """One process's environments, model and batch, ready to be timed.
+
+    Args:
+        experiment: what is measured.
+        layout: says where it computes.
+        index: of this process.
+    """
+
+    def __init__(self, experiment: Experiment, layout: Layout, index: int) -> None:
+        learners = len(layout.learners) or layout.workers
+        collectors = len(layout.collectors) or layout.workers
+        experiment = self._experiment = _with_less_memory(experiment)
+        shards = block(experiment.scheme.shards, collectors, index % collectors)
+        acting = Agent(experiment, layout.device_of("collector", index % collectors))
+        learning = Agent(experiment, layout.device_of("learner", index % learners))
+        self._synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+        group, size = acting_groups(experiment, shards)[0], experiment.envs_per_shard
+        slabs = Slabs(acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena())
+        (self._group, (slab,)) = slabs.groups[0]
+        self._whole = slab.whole
+        self._envs = [
+            envs.make(experiment.env, seed=1, first_index=shard * size, num_envs=size) for shard in self._group.shards
+        ]
+        for env, rows in zip(self._envs, self._rows(), strict=True):
+            env.reset(rows)
+        slots = len(block(experiment.scheme.shards, learners, index % learners))
+        collected = size * experiment.algorithm.rollout
+        updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
+        self.calls: dict[str, tuple[Callable[[], object], float]] = {}
+        """By part: what to time, and how many samples of training one call counts for."""
+        if isinstance(experiment.algorithm, OffPolicyConfig):
+            rollouts = self._played(acting, slabs)
+            batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
+            insert, sample = self._inserting(learning, batches, rollouts), self._sampling(learning, batches, updates)
+            for _ in range(1 - (-experiment.algorithm.item_steps // experiment.algorithm.rollout)):
+                insert()
+            batch = batches.slice(0, 0).batch
+            self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
+        else:
+            assert isinstance(learning.algorithm, OnPolicy)
+            rollout = slab.shards[self._group.shards[0]].map(lambda leaf: leaf.to(learning.device))
+            batch = slice_of(experiment, rollout, learning.algorithm)
+        stepped = len(self._envs) * size
+        self.calls |= {
+            "env": (self._env(acting), stepped),
+            "inference": (self._inference(acting), stepped),
+            "training": (self._training(learning, batch), collected / updates),
+            "optimizer": (self._optimizer(learning), slots * collected / updates),
+            "reduction": (self._reduction(learning, slots), slots * collected / updates),
+        }
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _rows(self) -> list[Any]:
+        """Each shard's first observations."""
+        rows = [self._group.rows(shard) for shard in self._group.shards]
+        return [map_structure(lambda leaf, r=each: leaf[0, r].numpy(), self._whole.obs) for each in rows]
+
+    def _env(self, agent: Agent) -> Callable[[], object]:
+        distribution, size = agent.model.distribution, self._experiment.envs_per_shard
+        shape, dtype = (size, *distribution.action_shape), distribution.action_dtype
+        action = distribution.to_env(torch.zeros(shape, dtype=dtype).numpy())
+        rows = self._rows()
+
+        def step() -> None:
+            for env, out in zip(self._envs, rows, strict=True):
+                env.send(action)
+                env.recv(out)
+
+        return step
+
+    def _inference(self, agent: Agent) -> Callable[[], object]:
+        actor, distribution, device = agent.model.for_acting(), agent.model.distribution, agent.device
+        inputs = [self._whole.obs, self._whole.start, self._whole.prev_action, self._whole.prev_reward]
+        obs, start, action, reward = (
+            map_structure(lambda leaf: None if leaf is None else leaf[:1].to(device), entry) for entry in inputs
+        )
+        state = self._whole.core_state.to(device)
+        noise = torch.rand(self._group.size, distribution.noise_size, device=device)
+
+        @torch.inference_mode()
+        def act() -> None:
+            out, _ = actor(obs, start, state, action, reward)
+            distribution.sample(out.policy[0], noise)
+            self._synchronize()
+
+        return act
+
+    def _played(self, agent: Agent, slabs: Slabs) -> list[Rollout]:
+        """A shard's rollouts, one after the other, as collectors make them."""
+        collector, version = Collector(agent, slabs), agent.version(0)
+        collector.reset()
+        rollouts = []
+        for lap in range(max(2, -(-_EXAMPLES // self._experiment.algorithm.rollout))):
+            first = collector.collect(lap, lambda t: version)[0]
+            rollouts.append(slabs.rollout(first.shard, lap).map(torch.clone))
+        collector.close()
+        return rollouts
+
+    def _inserting(self, agent: Agent, batches: Batches, rollouts: list[Rollout]) -> Callable[[], object]:
+        numbers, hyper = itertools.count(), agent.algorithm.hyperparameters(0.0)
+
+        def insert() -> None:
+            number = next(numbers)
+            batches.begin(number, {0: Filled(rollouts[number % len(rollouts)], agent.normalizers)}, hyper)
+
+        return insert
+
+    def _sampling(self, agent: Agent, batches: Batches, updates: int) -> Callable[[], object]:
+        """Draw a slice and, where its priorities change, change them."""
+        steps = itertools.cycle(range(updates))
+        priorities = torch.rand(self._experiment.algorithm.gradient_steps(1)[1])
+
+        def sample() -> None:
+            batch = batches.slice(0, next(steps)).batch
+            batches.learned(0, priorities[: len(batch.weight)])
+            self._synchronize()
+
+        return sample
+
+    def _training(self, agent: Agent, batch: Any) -> Callable[[], object]:
+        algorithm, hyper, updates = agent.algorithm, agent.algorithm.hyperparameters(0.0), itertools.count(1)
+
+        def learn() -> None:
+            agent.flat.forget_gradient()
+            algorithm.loss(agent.networks, batch, {**hyper, "update": next(updates)}).total.backward()
+            self._synchronize()
+
+        return learn
+
+    def _optimizer(self, agent: Agent) -> Callable[[], object]:
+        rule = UpdateRule(self._experiment, agent.flat)
+        gradient = torch.full_like(agent.flat.vector.data, 1e-9)
+        hyper = agent.algorithm.hyperparameters(0.0)
+        hyper = {name: 1e-9 if name.endswith("learning_rate") else value for name, value in hyper.items()}
+        groups = agent.algorithm.groups(1, hyper)
+        return lambda: (rule.apply(gradient, groups), self._synchronize())
+
+    def _reduction(self, agent: Agent, slots: int) -> Callable[[], object]:
+        tree = TreeSum(1 << (slots.bit_length() - 1), Group())
+        gradients = [torch.zeros_like(agent.flat.vector.data) for _ in range(slots)]
+
+        def add_up() -> None:
+            for slot in range(1 << (slots.bit_length() - 1)):
+                tree.push(slot, gradients[slot])
+            tree.finish()
+
+        return add_up
+
+
+def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any]) -> Batch:
+    """A shard's slice of a minibatch as on-policy learners make it, its numbers without meaning."""
+    config, (steps, size) = experiment.algorithm, rollout.reward.shape
+    assert isinstance(config, OnPolicyConfig)
+    inputs = steps + algorithm.bootstrap_inputs
+    ones = torch.ones_like(rollout.reward)
+    targets = ones if algorithm.needs_targets else None
+    batch = Batch(
+        obs=map_structure(lambda leaf: leaf[:inputs], rollout.obs),
+        start=rollout.start[:inputs],
+        prev_action=None if rollout.prev_action is None else rollout.prev_action[:inputs],
+        prev_reward=None if rollout.prev_reward is None else rollout.prev_reward[:inputs],
+        state=None,  # type: ignore[arg-type]
+        action=rollout.action,
+        reward=rollout.reward,
+        log_prob=rollout.log_prob,
+        value=rollout.value[:steps],
+        terminated=rollout.terminated,
+        truncated=rollout.truncated,
+        valid=torch.ones_like(rollout.valid),
+        advantage=targets,
+        value_target=targets,
+        intrinsic=Intrinsic(value_target=ones, predicted=ones) if algorithm.curious else None,
+    )
+    if config.minibatches > 1:
+        if experiment.model.recurrent or config.sequences:
+            batch = batch.map(lambda leaf: leaf[:, : size // config.minibatches].clone())
+        else:
+            samples = steps * size // config.minibatches
+            batch = batch.map(lambda leaf: leaf[:steps].flatten(0, 1)[:samples].clone()[None])
+    return batch.replace(state=rollout.core_state.new_zeros(batch.reward.shape[1], rollout.core_state.shape[1]))
+
+
+def _with_less_memory(experiment: Experiment) -> Experiment:
+    """The same with a smaller replay, where it has a large one."""
+    algorithm = experiment.algorithm
+    if not isinstance(algorithm, OffPolicyConfig):
+        return experiment
+    least = 2 * experiment.env.num_envs * (algorithm.rollout + algorithm.item_steps + 8)
+    capacity = min(algorithm.replay.capacity, max(least, _REMEMBERED))
+    replay = dataclasses.replace(algorithm.replay, capacity=capacity)
+    return experiment.replace(algorithm=dataclasses.replace(algorithm, replay=replay))

@@ -1,0 +1,87 @@
+"""Flat parameters: large ones that layers cast are rounded once for all their uses, with the bits of casting them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep import recipes
+from lockstep.agent import Agent
+from lockstep.learn import UpdateRule
+from lockstep.models import PolicyModel, StandardModelConfig
+from lockstep.parameters import FlatParameters
+
+PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+def model(core: str) -> PolicyModel:
+    config: Any = StandardModelConfig(encoder="nature", core=core, core_size=128)  # type: ignore[arg-type]
+    return config.build(PIXELS, spaces.Discrete(6), precision="bf16", normalize_observations=False, seed=1)
+
+
+def gradient(of: PolicyModel, flat: FlatParameters, uses: int) -> Tensor:
+    draw = torch.Generator().manual_seed(2)
+    flat.forget_gradient()
+    total = torch.zeros(())
+    for _ in range(uses):
+        obs = torch.randint(0, 256, (3, 2, 4, 84, 84), generator=draw, dtype=torch.uint8)
+        out, _ = of(obs, torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, of.state_size))
+        total = total + out.policy.square().sum() + out.value.square().sum()
+    total.backward()
+    return flat.gather_gradient([total.detach()])
+
+
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+@pytest.mark.parametrize("uses", [1, 2])
+def test_gradients_have_the_bits_of_casting_at_each_use(core: str, uses: int) -> None:
+    plain, rounding = model(core), model(core)
+    casts, rounded = FlatParameters(plain, tail=1), FlatParameters(rounding, tail=1, dtype=torch.bfloat16)
+    assert len(rounded._rounded) == {"none": 1, "lstm": 3, "gru": 3}[core]
+    for _ in range(2):
+        expected, found = gradient(plain, casts, uses), gradient(rounding, rounded, uses)
+        assert torch.equal(expected, found) and expected[:-1].abs().max() > 0
+        for flat in (casts, rounded):
+            flat.vector.data.sub_(1e-3 * expected[:-1])
+            flat.round()
+
+
+def test_gradients_are_put_where_they_are_gathered() -> None:
+    rounding = model("none")
+    flat = FlatParameters(rounding, tail=1, dtype=torch.bfloat16)
+    gathered = gradient(rounding, flat, 1)
+    (name,) = flat._rounded
+    assert flat._parameters[name].grad is not None
+    assert flat._parameters[name].grad.data_ptr() == flat._view(gathered, name).data_ptr(), "it was copied"  # type: ignore[union-attr]
+
+
+def test_whoever_changes_parameters_has_them_rounded() -> None:
+    agent = Agent(recipes.dqn_atari())
+    (name,) = agent.flat._rounded
+    target_flat: Any = agent._target_flat
+
+    def up_to_date(flat: FlatParameters) -> bool:
+        return torch.equal(flat._rounded[name].value, flat.named()[name].to(torch.bfloat16))
+
+    assert up_to_date(agent.flat) and up_to_date(target_flat)
+    rule = UpdateRule(agent.experiment, agent.flat)
+    rule.apply(torch.randn_like(agent.flat.vector.data), agent.algorithm.groups(1, {"learning_rate": 0.1}))
+    assert up_to_date(agent.flat)
+    before = target_flat._rounded[name].value.clone()
+    agent.follow(1)
+    assert torch.equal(before, target_flat._rounded[name].value)
+    agent.follow(agent.experiment.algorithm.target_period)  # type: ignore[attr-defined]
+    assert up_to_date(target_flat) and not torch.equal(before, target_flat._rounded[name].value)
+    other = Agent(recipes.dqn_atari())
+    other.load(agent.state())
+    assert up_to_date(other.flat) and torch.equal(other.flat._rounded[name].value, agent.flat._rounded[name].value)
+
+
+def test_copies_for_acting_keep_nothing_rounded() -> None:
+    agent = Agent(recipes.dqn_atari())
+    acting = agent.model.for_acting()
+    assert not any(hasattr(parameter, "rounded") for parameter in acting.parameters())
