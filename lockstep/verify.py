@@ -68,7 +68,7 @@ def verify(
         return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
     count = _iterations(iterations, len(lines), folder)
     warning = _platform_warning(head["platform"], ledger.platform())
-    difference = _recorded_settings(head, experiment) or _newest_checkpoint(folder, lines)
+    difference = _recorded_settings(head, experiment) or checkpoint_difference(folder, lines)
     if difference is not None:
         return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)
 
@@ -121,8 +121,12 @@ def _recorded_settings(head: dict[str, Any], experiment: Experiment) -> Differen
     return ledger.compare(head, [], written, [])
 
 
-def _newest_checkpoint(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
-    """Whether the newest checkpoint's parameters are those of its line."""
+def checkpoint_difference(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
+    """What in the newest checkpoint's parameters is not what its line of the ledger says, or None.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
     found = checkpoint.list_checkpoints(folder.checkpoints)
     if not found:
         return None

@@ -24,6 +24,8 @@ VERBS = {
     "eval": ("lockstep.cli.evaluate", "play episodes with a trained policy and report raw scores"),
     "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),
     "plot": ("lockstep.cli.evaluate", "draw the learning curves of one or more runs"),
+    "report": ("lockstep.cli.report", "write one web page about some runs: curves, scores, speed, settings, proof"),
+    "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
     "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
     "replay": ("lockstep.cli.check", "repeat a free-running run with every decision that timing made in it"),
     "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),

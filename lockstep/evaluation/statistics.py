@@ -1,12 +1,148 @@
-"""Statistics of scores and of learning curves."""
+"""Statistics of scores and of learning curves.
+
+The aggregates are those of Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice
+(NeurIPS 2021, arXiv:2108.13264), and give the numbers of its library rliable. docs/statistics.md says which to read.
+
+Shape legend: R runs of a task, T tasks, P points of a curve, K thresholds, N resamples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 Interval = tuple[float, float]
+Curve = tuple[np.ndarray, np.ndarray]
+"""x [n] and y [n], x ascending."""
+Scores = Sequence[np.ndarray]
+"""The scores of one method: for each task an array [..., R], whose last axis are its runs. R may differ between tasks;
+the axes before it may not."""
+Statistic = Callable[..., np.ndarray]
+"""From the Scores of one or more methods to an array [...]."""
+
+# ------------------------------------------------------------------------------------------------- aggregates
+
+
+def mean(scores: Scores) -> np.ndarray:
+    """Mean over tasks of the mean over runs, [...]. A few tasks with enormous scores may decide it."""
+    return _task_means(scores).mean(axis=-1)
+
+
+def median(scores: Scores) -> np.ndarray:
+    """Median over tasks of the mean over runs, [...]. Nearly half of the tasks may be at zero unseen."""
+    return np.median(_task_means(scores), axis=-1)
+
+
+def iqm(scores: Scores) -> np.ndarray:
+    """Interquartile mean, [...]: the mean of all runs of all tasks without the lowest and the highest quarter
+    (rounded down: nothing is left out of fewer than four). Section 4.3 of the paper recommends it."""
+    pooled = np.sort(np.concatenate(scores, axis=-1), axis=-1)
+    cut = pooled.shape[-1] // 4
+    return pooled[..., cut : pooled.shape[-1] - cut].mean(axis=-1)
+
+
+def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
+    """By how much runs miss the target on average, [...], when what exceeds it does not count. Lower is better."""
+    return target - _task_means([np.minimum(task, target) for task in scores]).mean(axis=-1)
+
+
+def probability_of_improvement(a: Scores, b: Scores) -> np.ndarray:
+    """Probability that a run of a beats a run of b on a task drawn at random, [...]; a tie counts half.
+
+    The Mann-Whitney statistic over the number of pairs, averaged over tasks (section 4.3). It says nothing of by how
+    much. a and b hold the same tasks in the same order.
+    """
+    assert len(a) == len(b), "the methods were not run on the same tasks"
+    wins = []
+    for task_a, task_b in zip(a, b):
+        left, right = task_a[..., :, None], task_b[..., None, :]
+        wins.append((left > right).mean(axis=(-2, -1)) + 0.5 * (left == right).mean(axis=(-2, -1)))
+    return np.mean(wins, axis=0)
+
+
+def run_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
+    """Share of runs, of all tasks, that score above each of K thresholds: [K, ...] (score distributions, section
+    4.1)."""
+    pooled = np.concatenate(scores, axis=-1)
+    return np.stack([(pooled > threshold).mean(axis=-1) for threshold in thresholds])
+
+
+def task_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
+    """Share of tasks whose mean over runs is above each of K thresholds: [K, ...] (average-score distributions)."""
+    means = _task_means(scores)
+    return np.stack([(means > threshold).mean(axis=-1) for threshold in thresholds])
+
+
+def _task_means(scores: Scores) -> np.ndarray:
+    """[..., T]."""
+    return np.stack([task.mean(axis=-1) for task in scores], axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------- intervals
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic of some runs, and how well it is known."""
+
+    value: float
+    interval: Interval | None
+    """95% confidence interval, unless asked for another; None where a method has one run of each task."""
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return readable(self.value)
+        return f"{readable(self.value)} ({readable(self.interval[0])} to {readable(self.interval[1])})"
+
+
+def estimate(
+    statistic: Statistic, *samples: Scores, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Estimate:
+    """A statistic of the scores of one or more methods, [R] for each task, with its interval (see bootstrap)."""
+    value, low, high = bootstrap(statistic, *samples, confidence=confidence, resamples=resamples, seed=seed)
+    return Estimate(float(value), None if np.isnan(low) else (float(low), float(high)))
+
+
+def bootstrap(
+    statistic: Statistic, *samples: Scores, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A statistic, and its confidence interval by the stratified percentile bootstrap (section 4.2 of the paper).
+
+    Runs are drawn with replacement within each task, and for each method on its own; the interval holds the central
+    `confidence` of the statistic over N such resamples. Equal arguments give equal numbers. Intervals of fewer than
+    about ten runs in all are too narrow.
+
+    Args:
+        statistic: takes as many Scores as there are samples, of shape [..., R] or [..., N, R].
+        samples: the scores of each method.
+
+    Returns:
+        The statistic of the scores as they are, and the ends of the interval, all [...]. The ends are NaN where a
+        method has one run of each task, which says nothing about the spread.
+    """
+    assert samples and 0 < confidence < 1
+    value = np.asarray(statistic(*samples), np.float64)
+    if not all(any(task.shape[-1] > 1 for task in sample) for sample in samples):
+        unknown = np.full_like(value, np.nan)
+        return value, unknown, unknown
+    generator = np.random.default_rng(seed)
+    cells = sum(task.size for sample in samples for task in sample)
+    rows = max(1, 1_000_000 // cells)  # bounds memory for thousands of scores
+    draws = []
+    for begin in range(0, resamples, rows):
+        count = min(rows, resamples - begin)
+        draws.append(statistic(*([_resample(task, count, generator) for task in sample] for sample in samples)))
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(np.concatenate(draws, axis=-1), [tail, 100 - tail], axis=-1)
+    return value, low, high
+
+
+def _resample(task: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """[..., R] to [..., N, R]."""
+    runs = task.shape[-1]
+    return task[..., generator.integers(0, runs, (count, runs))]
 
 
 def bootstrap_interval(
@@ -24,18 +160,11 @@ def bootstrap_interval(
         Lower and upper end, or None for fewer than two values, which say nothing about their spread.
     """
     sample = np.asarray(values, dtype=np.float64)
-    assert sample.ndim == 1 and 0 < confidence < 1
-    if len(sample) < 2:
-        return None
-    generator = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    rows = max(1, 1_000_000 // len(sample))  # bounds memory for thousands of episodes
-    for begin in range(0, resamples, rows):
-        index = generator.integers(0, len(sample), (min(rows, resamples - begin), len(sample)))
-        means[begin : begin + rows] = sample[index].mean(axis=1)
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return float(low), float(high)
+    assert sample.ndim == 1
+    return estimate(mean, [sample], confidence=confidence, resamples=resamples, seed=seed).interval
+
+
+# ----------------------------------------------------------------------------------------------------- curves
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -52,7 +181,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return np.where(number > 0, (total[high] - total[low]) / np.maximum(number, 1), np.nan)
 
 
-def align(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 500) -> tuple[np.ndarray, np.ndarray]:
+def align(curves: Sequence[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray]:
     """Interpolate curves (x [n_i], y [n_i]) linearly onto the range of x that all of them share.
 
     Returns:
@@ -64,3 +193,37 @@ def align(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 500) ->
         return np.empty(0), np.empty((len(curves), 0))
     grid = np.linspace(low, high, points)
     return grid, np.stack([np.interp(grid, x, y) for x, y in curves])
+
+
+def efficiency_curve(
+    tasks: Sequence[Sequence[Curve]], statistic: Statistic = iqm, *, points: int = 150, resamples: int = 1_000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A statistic of all runs at each point of training: sample efficiency if x counts samples, wall-clock
+    efficiency if it counts seconds.
+
+    Args:
+        tasks: for each task the curve of each run; of several tasks, y must be normalized.
+
+    Returns:
+        x, the statistic and the ends of its pointwise 95% interval (see bootstrap), all [P], over the range of x that
+        all runs reached.
+    """
+    grid, values = align([curve for runs in tasks for curve in runs], points)
+    scores, begin = [], 0
+    for runs in tasks:
+        scores.append(values[begin : begin + len(runs)].T)
+        begin += len(runs)
+    if not len(grid):
+        return grid, grid, grid, grid
+    return grid, *bootstrap(statistic, *[scores], resamples=resamples)
+
+
+def readable(value: float) -> str:
+    """Short, with three or four telling digits: 0.123, 12.3, 1,234."""
+    if not np.isfinite(value):
+        return "not finite"
+    size = abs(value)
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
+    text = f"{value:,.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text

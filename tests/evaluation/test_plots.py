@@ -1,46 +1,16 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import write_run
 from matplotlib.image import imread
 
 from lockstep.evaluation.plots import plot, read_curve
 from lockstep.settings import SettingsError
-
-
-def write_run(path: Path, *, seed: int = 1, lag: int = 0, algorithm: str = "PPO", iterations: int = 60) -> Path:
-    path.mkdir()
-    settings: dict[str, Any] = {
-        "$type": "lockstep.experiment:Experiment",
-        "env": {"$type": "lockstep.envs.base:EnvConfig", "id": "Breakout"},
-        "algorithm": {
-            "$type": f"lockstep.algorithms.x:{algorithm}Config",
-            "rollout": 128 if algorithm == "PPO" else 20,
-        },
-        "scheme": {"$type": "lockstep.scheme:Scheme", "lag": lag},
-        "seed": seed,
-    }
-    (path / "experiment.json").write_text(json.dumps(settings))
-    noise = np.random.default_rng(seed).normal(0, 8, iterations)
-    with (path / "metrics.jsonl").open("w") as file:
-        for i in range(iterations):
-            line: dict[str, float | None] = {
-                "iteration": i + 1,
-                "samples": (i + 1) * 16_384,
-                "frames": (i + 1) * 65_536,
-                "updates": (i + 1) * 16,
-                "seconds": (i + 1) * 200.0,
-                "loss/value": None if i == 0 else 1 / (i + 1),
-            }
-            if i > 1:
-                line["score/mean"] = float((300 - 60 * lag) * i / iterations + noise[i])
-            file.write(json.dumps(line) + "\n")
-    return path
 
 
 def texts(svg: Path) -> list[str]:

@@ -1,0 +1,85 @@
+"""`lockstep report RUN …` and `lockstep compare A … -- B …`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.run import RunFolder
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Write one HTML page about some runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs. Those that differ only in seed and task are one method."""
+    out: str | None = None
+    """The .html file to write. Default: report.html in the only run's folder, or here."""
+    metric: str = "score/mean"
+    """The name in metrics.jsonl that counts as the score, such as eval/score where evaluations were made."""
+    verify: int = 0
+    """Iterations of each run to repeat and compare with its ledger. More prove more and take longer."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """Compare two sets of runs: lockstep compare A ... -- B ..., each with several seeds, at an equal budget."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="A")]
+    """Folders of the first set's runs."""
+    against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="B")] = ()
+    """Folders of the second set's runs; a bare -- means the same."""
+    metric: str = "score/mean"
+    """The name in metrics.jsonl that counts as the score; higher is better."""
+    x: Literal["samples", "frames", "updates", "time"] = "samples"
+    """What is equal: runs are compared at the largest value that all runs of a task reached."""
+    out: str | None = None
+    """An .html file to write, with the curves of both and all that report shows."""
+    json: bool = False
+    """Print JSON."""
+
+
+def report(arguments: list[str]) -> int:
+    """Run `lockstep report`."""
+    given = parse(ReportArguments, "report", arguments)
+    from lockstep.evaluation.report import report as write
+
+    runs = [RunFolder.open(run).path for run in given.runs]
+    home = runs[0] if len(runs) == 1 else Path()
+    out = Path(given.out) if given.out else home / "report.html"
+    with progress_to_stderr():
+        write(runs, out, metric=given.metric, verify=given.verify)
+    _written(out, json=given.json)
+    return 0
+
+
+def compare(arguments: list[str]) -> int:
+    """Run `lockstep compare`."""
+    given = parse(CompareArguments, "compare", ["--against" if each == "--" else each for each in arguments])
+    from lockstep.evaluation.compare import compare as contrast
+
+    a, b = ([RunFolder.open(run).path for run in runs] for runs in (given.runs, given.against))
+    with progress_to_stderr():
+        found = contrast(a, b, metric=given.metric, x=given.x, out=given.out)
+    if given.json:
+        say_json(found.to_json() | {"file": given.out})
+        return 0
+    say(str(found))
+    if given.out:
+        _written(Path(given.out), json=False)
+    return 0
+
+
+def _written(path: Path, *, json: bool) -> None:
+    size = path.stat().st_size
+    if json:
+        say_json({"file": str(path), "bytes": size})
+    else:
+        say(f"wrote {path} ({size / 1e6:.1f} MB)")

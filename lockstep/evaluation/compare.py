@@ -1,0 +1,181 @@
+"""`lockstep compare`: is one set of runs better than another, and how sure is that?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.evaluation import atari, page
+from lockstep.evaluation.findings import normalize
+from lockstep.evaluation.page import Section
+from lockstep.evaluation.report import read_runs, write_page
+from lockstep.evaluation.runs import SCORES, TASK, X_LABELS, Method, Run, differing, labels, tasks
+from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement
+from lockstep.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two sets of runs on one task, or on several."""
+
+    task: str
+    a: Estimate | None
+    """Interquartile mean over the runs of the first set; of several tasks, of human-normalized scores, or None."""
+    b: Estimate | None
+    difference: Estimate | None
+    """a − b, with runs drawn independently from both sets."""
+    improvement: Estimate
+    """Probability that a run of a scores higher than one of b on the same task."""
+    budget: float | None = None
+    """How far along x the runs are compared: the least that any of them reached. None of several tasks."""
+    scores_a: tuple[float, ...] = ()
+    scores_b: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What compare found."""
+
+    metric: str
+    x: str
+    tasks: tuple[Contrast, ...]
+    overall: Contrast | None
+    """Over all tasks; None if there is one."""
+    notes: tuple[str, ...]
+    """What to bear in mind."""
+
+    @property
+    def rows(self) -> tuple[Contrast, ...]:
+        """Each task, and last all of them."""
+        return (*self.tasks, self.overall) if self.overall else self.tasks
+
+    def at(self, contrast: Contrast) -> str:
+        """The budget in words."""
+        return "" if contrast.budget is None else f"{contrast.budget:,.0f}{' s' if self.x == 'time' else ''}"
+
+    def __str__(self) -> str:
+        lines = [f"{self.metric} at equal {X_LABELS[self.x].lower()}: interquartile mean over runs (95% interval)"]
+        for each in self.rows:
+            at = self.at(each)
+            lines.append(f"{each.task} at {at}" if at else each.task)
+            named = {"A": each.a, "B": each.b, "A - B": each.difference, "P(A > B)": each.improvement}
+            lines += [f"  {name:<8}  {value}" for name, value in named.items() if value is not None]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of everything that is known."""
+        return dataclasses.asdict(self)
+
+
+def compare(
+    a: Sequence[Path | str],
+    b: Sequence[Path | str],
+    *,
+    metric: str = "score/mean",
+    x: str = "samples",
+    out: Path | str | None = None,
+) -> Comparison:
+    """Compare two sets of runs, task by task and over the tasks that both have.
+
+    Runs are compared at an equal budget: at the largest x that all runs of a task reached, so that a run that went on
+    for longer has no advantage.
+
+    Args:
+        a: run folders of the first set.
+        b: run folders of the second.
+        metric: name in metrics.jsonl that counts as the score; higher is better.
+        x: samples, frames, updates or time: what is equal.
+        out: also write a page like that of report, with the curves of both; its name ends in .html.
+
+    Raises:
+        SettingsError: a set is empty, a folder is no run, the sets have no task in common, a run has no such metric.
+    """
+    if x not in X_LABELS:
+        raise SettingsError(f"Unknown --x {x!r}. Choose one of {', '.join(X_LABELS)}.")
+    if not a or not b:
+        raise SettingsError(
+            "compare needs two sets of runs, with -- between them: lockstep compare runs/a-s1 runs/a-s2 -- runs/b-s1 "
+            "runs/b-s2"
+        )
+    sets = [read_runs(paths, metric) for paths in (a, b)]
+    named = [task for task in tasks(sets[0]) if task in tasks(sets[1])]
+    if not named:
+        raise SettingsError(
+            f"The two sets have no task in common: {', '.join(tasks(sets[0]))} in the first, "
+            f"{', '.join(tasks(sets[1]))} in the second. Runs are only compared on the same env.id."
+        )
+    found = [_contrast(task, sets, metric, x) for task in named]
+    overall = _overall(found, metric) if len(found) > 1 else None
+    comparison = Comparison(metric, x, tuple(found), overall, tuple(_notes(sets, named, [len(a), len(b)])))
+    if out is not None:
+        groups = [Method(_shared(runs), runs) for runs in sets]
+        for letter, group, label in zip("AB", groups, labels([group.settings for group in groups])):
+            group.label = f"{letter}: {label}" if label else letter
+        write_page(out, "A against B", groups, metric, verdict=_section(comparison))
+    return comparison
+
+
+def _contrast(task: str, sets: Sequence[Sequence[Run]], metric: str, x: str) -> Contrast:
+    curves = [[run.curve(x, metric) for run in runs if run.task == task] for runs in sets]
+    budget = float(min(steps[-1] for runs in curves for steps, _ in runs))
+    scores = [np.array([np.interp(budget, *curve) for curve in runs]) for runs in curves]
+    return _estimates(task, [scores[0]], [scores[1]], budget, tuple(scores[0].tolist()), tuple(scores[1].tolist()))
+
+
+def _estimates(task: str, a: Scores, b: Scores, *rest: Any) -> Contrast:
+    difference = estimate(lambda left, right: iqm(left) - iqm(right), a, b)
+    chance = estimate(probability_of_improvement, a, b)
+    return Contrast(task, estimate(iqm, a), estimate(iqm, b), difference, chance, *rest)
+
+
+def _overall(found: Sequence[Contrast], metric: str) -> Contrast:
+    raw = [[np.array(scores) for scores in side] for side in ([c.scores_a for c in found], [c.scores_b for c in found])]
+    if metric in SCORES and all(atari.game(each.task) for each in found):
+        a, b = ([normalize(c.task, scores) for c, scores in zip(found, side)] for side in raw)
+        return _estimates(f"{len(found)} games, human-normalized", a, b)
+    return Contrast(f"{len(found)} tasks", None, None, None, estimate(probability_of_improvement, *raw))
+
+
+def _notes(sets: Sequence[Sequence[Run]], named: Sequence[str], given: Sequence[int]) -> list[str]:
+    notes = []
+    for letter, runs, count in zip("AB", sets, given):
+        by_task = [[run.settings for run in runs if run.task == task] for task in tasks(runs)]
+        mixed = sorted({name for settings in by_task for name in differing(settings)})
+        if mixed:
+            notes.append(f"the runs of {letter} differ in more than seed and task: {', '.join(mixed[:5])}.")
+        alone = [task for task in tasks(runs) if task not in named]
+        if alone:
+            notes.append(f"only {letter} has runs of {', '.join(alone)}; they were left out.")
+        if len(runs) < count:
+            left = count - len(runs)
+            notes.append(f"{left} of the runs of {letter} were left out: given twice, or without the metric.")
+    if min(sum(run.task == task for run in runs) for runs in sets for task in named) < 5:
+        notes.append("with fewer than five runs of a task in a set, intervals are too narrow: train more seeds.")
+    return notes
+
+
+def _shared(runs: Sequence[Run]) -> dict[str, Any]:
+    """The settings that all runs of a set share."""
+    differ = differing([run.settings for run in runs])
+    return {name: value for name, value in runs[0].settings.items() if name not in differ and name != TASK}
+
+
+def _section(comparison: Comparison) -> Section:
+    rows = []
+    for each in comparison.rows:
+        known = ["" if value is None else str(value) for value in (each.a, each.b, each.difference)]
+        rows.append([each.task, comparison.at(each), *known, str(each.improvement)])
+    header = ["Task", f"At {comparison.x}", "A", "B", "A − B", "P(A > B)"]
+    text = (
+        f"{comparison.metric} at the largest number of {comparison.x} that all runs of a task reached: interquartile "
+        "mean over runs with 95% bootstrap intervals. P(A > B) is the probability that a run of A scores higher "
+        "than a run of B on the same task; an interval that contains 0.5 decides nothing, nor does one of the "
+        "difference that contains 0."
+    )
+    notes = "".join(page.paragraph(f"Note: {note}", "warning") for note in comparison.notes)
+    return Section("verdict", "A against B", page.table(header, rows) + page.paragraph(text, "note") + notes)

@@ -1,0 +1,191 @@
+"""How some runs came about: the sections of a report about speed, lag, settings, proof and machines."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep import ledger
+from lockstep.evaluation import page
+from lockstep.evaluation.page import Html
+from lockstep.evaluation.runs import Method, Run, differing, time_unit
+from lockstep.evaluation.statistics import readable
+from lockstep.layout import Layout
+from lockstep.run import RunFolder
+from lockstep.settings import SettingsError
+from lockstep.verify import checkpoint_difference, verify
+
+_MAX_VIDEO = 2_500_000
+"""Bytes of all videos of a page together."""
+
+
+def speed(runs: Sequence[Run]) -> str:
+    """Throughput of each run, and where its time went."""
+    parts = list(dict.fromkeys(name for run in runs for name in run.names("time/")))
+    rows = []
+    for run in runs:
+        seconds = run.last("seconds")
+        rates = [readable(run.last(n) / seconds) if seconds > 0 else "" for n in ("frames", "samples", "updates")]
+        waits = [f"{_tail(name)} {readable(1000 * run.average(name))} ms" for name in run.names("wait/")]
+        shares = {_tail(name): run.average(name) for name in parts}
+        bar = page.share_bar({name: 0.0 if math.isnan(share) else share for name, share in shares.items()})
+        rows.append(
+            [run.name, str(run.facts.get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits) or "none"]
+        )
+    header = ["Run", "Layout", "Time", "Frames/s", "Samples/s", "Updates/s", "Where time went", "Waits, each iteration"]
+    text = "Over the whole run. Shares and waits are means over iterations; only split layouts record waits."
+    key = page.legend([(_tail(name), number) for number, name in enumerate(parts)])
+    return key + page.table(header, rows) + page.paragraph(text, "note")
+
+
+def lag(runs: Sequence[Run]) -> str:
+    """How old the data was from which each run learned."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        counted = sorted(run.names("lag/share_"), key=lambda name: int(name.split("_")[1]))
+        shares = {f"{name.split('_')[1]} behind": run.average(name) for name in counted}
+        names = ("policy_versions", "policy_versions_max", "gradient_steps", "versions_per_trajectory")
+        means = [run.average(f"lag/{name}") for name in names]
+        cells = ["" if math.isnan(value) else readable(value) for value in means]
+        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+        bar = Html(f"{page.share_bar(shares)} {told}") if shares else ""
+        alike.setdefault((str(run.settings.get("scheme.lag", "")), *cells, bar), []).append(run.name)
+    header = ["Run", "scheme.lag", "Versions", "Versions, oldest", "Gradient steps", "Versions in a trajectory"]
+    header.append("Distribution")
+    rows = [[", ".join(names), *cells] for cells, names in alike.items()]
+    text = (
+        "By how many versions the policy that collected was older than the one that learned, means over iterations. "
+        "Where the scheme fixes it, only the first number is recorded."
+    )
+    return page.table(header, rows) + page.paragraph(text, "note")
+
+
+def settings(groups: Sequence[Method]) -> str:
+    """The settings that differ between methods, and all others, folded."""
+    every = [group.settings for group in groups]
+    names = differing(every)
+    if names:
+        rows = [[_code(name), *(_value(each.get(name, "—")) for each in every)] for name in names]
+        told = page.table(["Setting", *(group.label for group in groups)], rows)
+    else:
+        told = page.paragraph("All runs have the same settings, but for seed and task.")
+    same = [[_code(name), _value(value)] for name, value in every[0].items() if name not in names]
+    return told + page.details(f"{len(same)} settings that all share", page.table(["Setting", "Value"], same))
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a run's ledger says."""
+
+    ok: bool
+    verdict: str
+    experiment: str = ""
+    """First digits of the experiment's identity."""
+    digest: str = ""
+    """First digits of the SHA-256 of the ledger: equal if and only if the same bits were computed."""
+
+
+def prove(run: Run, again: int = 0) -> Proof:
+    """Check a run's ledger, its settings and its newest checkpoint against each other; repeat some iterations."""
+    folder = RunFolder(run.path)
+    try:
+        head, lines = ledger.read(folder.ledger)
+    except ledger.LedgerError as error:
+        return Proof(False, str(error))
+    known = head["experiment"][:12], hashlib.sha256(folder.ledger.read_bytes()).hexdigest()[:12]
+    try:
+        # As text: to this version of lockstep, settings of an older one may mean something else.
+        written = json.loads((run.path / "experiment.json").read_text())
+        edited = ledger.differing_entries(head["settings"], written)
+        found = "; ".join(edited) or checkpoint_difference(folder, lines)
+        if found:
+            return Proof(False, f"The run contradicts its own ledger: {found}", *known)
+        if again and lines:
+            checked = verify(run.path, Layout.parse("inline"), min(again, len(lines)))
+            warning = f" {checked.warning}" if checked.warning else ""
+            return Proof(checked.ok, checked.message + warning, *known)
+    except SettingsError as error:
+        return Proof(False, f"The ledger is intact, but it could not be compared with the run: {error}", *known)
+    text = f"{len(lines):,} iterations, intact; settings and newest checkpoint agree with it."
+    return Proof(True, text, *known)
+
+
+def proof(runs: Sequence[Run], again: int = 0) -> str:
+    """The verdict of each run's ledger."""
+    rows = []
+    for run in runs:
+        found = prove(run, again)
+        mark = '<span class="good">✓</span> ' if found.ok else '<span class="bad">✗</span> '
+        verdict = Html(mark + page.plain(found.verdict))
+        rows.append([run.name, str(run.seed), _code(found.experiment), _code(found.digest), verdict])
+    text = (
+        "Runs whose ledgers have the same digest computed the same bits. An intact ledger was not changed since it was "
+        "written; that the run can be repeated is shown by lockstep verify, or by this report with --verify N."
+    )
+    return page.table(["Run", "Seed", "Experiment", "Ledger", "Verdict"], rows) + page.paragraph(text, "note")
+
+
+def machines(runs: Sequence[Run]) -> str:
+    """Versions, machines and commands: once where all runs share them, else by run."""
+    facts = [_facts(run) for run in runs]
+    differ = differing(facts)
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    shared = [[name, str(facts[0][name])] for name in names if name not in differ]
+    told = page.table(["In all runs", ""], shared) if shared else ""
+    if differ:
+        rows = [[run.name, *(str(each.get(name, "—")) for name in differ)] for run, each in zip(runs, facts)]
+        told += page.table(["Run", *differ], rows)
+    commands = [[run.name, _code(str(run.facts.get("command", "")))] for run in runs]
+    return told + page.details("Commands", page.table(["Run", "Command"], commands))
+
+
+def videos(runs: Sequence[Run], named: Sequence[str], metric: str) -> str:
+    """For each task the video of its best run that has one, as long as the page stays light."""
+    players, left_out, room = [], [], _MAX_VIDEO
+    for task in named:
+        filmed = [run for run in runs if run.task == task and (run.path / "video.mp4").is_file()]
+        if not filmed:
+            continue
+        best = max(filmed, key=lambda run: run.last(metric))
+        data = (best.path / "video.mp4").read_bytes()
+        if len(data) > room:
+            left_out.append(f"{best.path / 'video.mp4'} ({len(data) / 1e6:.1f} MB)")
+            continue
+        room -= len(data)
+        source = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+        player = f'<video controls muted playsinline src="{source}"></video>'
+        players.append(page.figure(f"{task}: {best.name}, score {readable(best.last(metric))}", player))
+    told = page.figures(players) if players else ""
+    if left_out:
+        text = f"Left out to keep the page light: {', '.join(left_out)}. lockstep record --max-steps makes short ones."
+        told += page.paragraph(text, "note")
+    return told or page.paragraph("No run has a video yet: lockstep record RUN makes one for the next report.", "note")
+
+
+def _facts(run: Run) -> dict[str, object]:
+    versions = {f"{name} version": version for name, version in run.facts.get("versions", {}).items() if version}
+    kept = {name: run.facts[name] for name in ("python", "platform", "cores", "layout", "started") if name in run.facts}
+    return versions | kept
+
+
+def _code(text: str) -> Html:
+    return Html(f"<code>{page.plain(text)}</code>")
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tail(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def _duration(seconds: float) -> str:
+    if math.isnan(seconds):
+        return ""
+    scale, unit = time_unit(seconds)
+    return f"{readable(seconds / scale)} {unit}"

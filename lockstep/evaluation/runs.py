@@ -1,0 +1,230 @@
+"""Finished and unfinished runs as data: what plots, reports and comparisons are made of."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.evaluation.statistics import Curve
+from lockstep.settings import SettingsError
+
+X_LABELS = {
+    "frames": "Environment frames",
+    "samples": "Agent samples (actions)",
+    "updates": "Gradient steps",
+    "time": "Training time",
+}
+SCORES = ("score/mean", "score/best", "score/iteration_mean", "score/iteration_max", "eval/score")
+"""Metrics whose unit is the task's raw score."""
+TASK = "env.id"
+"""The setting by which tasks are told apart."""
+_MAIN = (TASK, "algorithm.$type")
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """The unit in which so many seconds read best: its seconds, and its name."""
+    return (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 120 else (1, "seconds")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder says of it."""
+
+    path: Path
+    seed: int
+    settings: dict[str, Any]
+    """The experiment but for its seed, by dotted name."""
+    facts: dict[str, Any]
+    """run.json: layout, command, versions, machine."""
+    records: list[dict[str, float | None]]
+    """The lines of metrics.jsonl."""
+
+    @staticmethod
+    def read(path: Path | str) -> Run:
+        """Read a run's folder, also while the run is being trained.
+
+        Raises:
+            SettingsError: the folder is no run.
+        """
+        path = Path(path)
+        metrics, experiment, facts = (path / name for name in ("metrics.jsonl", "experiment.json", "run.json"))
+        if not metrics.is_file() or not experiment.is_file():
+            lacks = metrics.name if not metrics.is_file() else experiment.name
+            raise SettingsError(f"{path} is not a run folder: it has no {lacks}. Give the folder that train printed.")
+        lines = metrics.read_text().splitlines()
+        # A running trainer may be in the middle of its last line.
+        records = [json.loads(line) for line in lines[:-1]] + [r for r in map(_complete, lines[-1:]) if r]
+        settings = _flatten(json.loads(experiment.read_text()))
+        seed = settings.pop("seed")
+        return Run(path, seed, settings, json.loads(facts.read_text()) if facts.is_file() else {}, records)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def task(self) -> str:
+        return str(self.settings.get(TASK, "the task"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it collected what it was to collect."""
+        return self.last("samples") >= self.settings.get("total_steps", math.inf)
+
+    def curve(self, x: str, metric: str) -> Curve:
+        """One metric: x [n] and y [n], without the iterations that have no value.
+
+        Args:
+            x: frames, samples, updates or time (seconds of training).
+
+        Raises:
+            SettingsError: there is no such metric yet.
+        """
+        horizontal = {"time": "seconds"}.get(x, x)
+        points = [(r[horizontal], r[metric]) for r in self.records if r.get(metric) is not None and horizontal in r]
+        values = np.array(points, dtype=np.float64).reshape(-1, 2)
+        values = values[np.isfinite(values).all(axis=1)]
+        if not len(values):
+            raise SettingsError(self._no_values(metric, horizontal))
+        return values[:, 0], values[:, 1]
+
+    def has(self, metric: str) -> bool:
+        return any(record.get(metric) is not None for record in self.records)
+
+    def last(self, metric: str) -> float:
+        """The last value, NaN if there is none."""
+        values = (r[metric] for r in reversed(self.records) if r.get(metric) is not None)
+        return next((float(value) for value in values if value is not None), math.nan)
+
+    def average(self, metric: str) -> float:
+        """Mean over iterations, NaN if there is none."""
+        values = [value for record in self.records if (value := record.get(metric)) is not None]
+        return float(np.mean(values)) if values else math.nan
+
+    def names(self, prefix: str) -> list[str]:
+        """The metrics that begin like that, in the order of their first appearance."""
+        return [name for name in self._names if name.startswith(prefix)]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for record in self.records for name in record))
+
+    def _no_values(self, metric: str, horizontal: str) -> str:
+        if self.has(metric):
+            return f"{self.path} does not record {horizontal} with {metric!r}. Choose another --x."
+        close = difflib.get_close_matches(metric, sorted(self._names), n=4, cutoff=0.5)
+        known = ", ".join(sorted(self._names)) or "no metrics at all"
+        hint = f"Close to it are {', '.join(close)}." if close else f"It has {known}."
+        later = " Scores appear when the first episodes have ended." if metric.startswith("score/") else ""
+        return f"{self.path} has no values of {metric!r} yet. {hint}{later}"
+
+
+@dataclass
+class Method:
+    """Runs that differ in nothing but the seed, or but the seed and the task."""
+
+    settings: dict[str, Any]
+    """What they share, by dotted name."""
+    runs: list[Run] = field(default_factory=list)
+    label: str = ""
+    """What sets the method apart from others; empty if there is no other."""
+
+    @property
+    def size(self) -> str:
+        """How many runs, in words."""
+        count = len(self.runs)
+        noun = "seed" if len({run.seed for run in self.runs}) == count else "run"
+        return f"{count} {noun}{'' if count == 1 else 's'}"
+
+    def on(self, task: str) -> list[Run]:
+        """The runs of one task."""
+        return [run for run in self.runs if run.task == task]
+
+
+def methods(runs: Sequence[Run], *, across_tasks: bool = False) -> list[Method]:
+    """Group runs that differ only in their seed, or across tasks only in seed and task; label what sets each apart."""
+    found: dict[str, Method] = {}
+    for run in runs:
+        shared = {name: value for name, value in run.settings.items() if not (across_tasks and name == TASK)}
+        found.setdefault(json.dumps(shared, sort_keys=True), Method(shared)).runs.append(run)
+    groups = list(found.values())
+    for method, label in zip(groups, labels([method.settings for method in groups]), strict=True):
+        method.label = label
+    return groups
+
+
+def tasks(runs: Sequence[Run]) -> list[str]:
+    """The tasks, each once, in the order of the runs."""
+    return list(dict.fromkeys(run.task for run in runs))
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of settings that are not the same in all."""
+    names = sorted({name for each in settings for name in each})
+    return [name for name in names if len({json.dumps(each.get(name)) for each in settings}) > 1]
+
+
+def title(settings: Sequence[dict[str, Any]]) -> str:
+    """Task and algorithm, as far as all share them."""
+    differ = differing(settings)
+    main = [name for name in _MAIN if name in settings[0] and name not in differ]
+    return " · ".join(_setting(name, settings[0][name]) for name in main)
+
+
+def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """What sets each apart from the others, in a few words."""
+    differ = differing(settings)
+    # A different algorithm or model brings many other settings with it; its name says enough.
+    parts = {n.rpartition(".")[0] for n in differ if n.endswith(".$type")}
+    telling = [n for n in differ if n.endswith(".$type") or not any(n.startswith(p + ".") for p in parts)]
+    telling.sort(key=lambda n: (n not in _MAIN, n))
+    if len(telling) > 4:
+        telling = _separating(settings, telling)
+    return [", ".join(_setting(n, each[n]) for n in telling if n in each) for each in settings]
+
+
+def _separating(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """A few of the names that tell all apart, as far as names can: each one tells most of what those before did not."""
+    chosen = [name for name in names if name in _MAIN]
+
+    def told_apart(name: str) -> int:
+        return len({json.dumps([each.get(n) for n in (*chosen, name)]) for each in settings})
+
+    while not chosen or told_apart(chosen[-1]) < len(settings):
+        best = max(names, key=told_apart)
+        if chosen and told_apart(best) == told_apart(chosen[-1]):
+            break
+        chosen.append(best)
+    return [name for name in names if name in chosen]
+
+
+def _setting(name: str, value: Any) -> str:
+    if name.endswith(".$type"):
+        kind = str(value).rpartition(":")[2].removesuffix("Config")
+        return kind.upper() if len(kind) <= 4 else kind
+    return str(value) if name == TASK else f"{name.rpartition('.')[2]}={value}"
+
+
+def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _complete(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None

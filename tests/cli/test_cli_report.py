@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import write_run
+
+from lockstep.cli.main import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, final in (("a", 20.0), ("b", 10.0)):
+        for seed in (1, 2):
+            write_run(Path(f"runs/{name}{seed}"), seed=seed, score=lambda done, f=final, s=seed: (f + s) * done)
+
+
+def test_report_of_one_run_goes_into_its_folder(capsys: Captured) -> None:
+    assert main(["report", "runs/a1"]) == 0
+    assert capsys.readouterr().out.startswith("wrote runs/a1/report.html (0.")
+    assert Path("runs/a1/report.html").read_text().startswith("<!doctype html>")
+
+
+def test_report_of_several_runs(capsys: Captured) -> None:
+    assert main(["report", "runs/a1", "runs/b1", "--out", "page.html", "--metric", "loss/value", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"file": "page.html", "bytes": Path("page.html").stat().st_size}
+    assert main(["report", "runs/a1", "runs/b1"]) == 0
+    assert "wrote report.html" in capsys.readouterr().out and "loss/value over" in Path("page.html").read_text()
+
+
+def test_compare(capsys: Captured) -> None:
+    assert main(["compare", "runs/a1", "runs/a2", "--", "runs/b1", "runs/b2", "--out", "c.html"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  A         21.5 (21 to 22)" in lines and "  A - B     10 (9 to 11)" in lines
+    assert "  P(A > B)  1 (1 to 1)" in lines
+    assert lines[-1].startswith("wrote c.html") and Path("c.html").is_file()
+
+
+def test_compare_as_json(capsys: Captured) -> None:
+    assert main(["compare", "runs/a1", "--against", "runs/b1", "--x", "time", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["x"] == "time" and told["file"] is None and told["tasks"][0]["a"]["value"] == 21.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["report", "runs/nothing"], "runs/nothing does not exist"),
+        (["compare", "runs/nothing", "--", "runs/a1"], "runs/nothing does not exist"),
+        (["compare", "runs/a1", "runs/b1"], "two sets"),
+        (["report", "runs/a1", "--out", "page.png"], "--out page.png"),
+        (["report", "runs/a1", "--metric", "score/men"], "score/mean"),
+    ],
+)
+def test_mistakes_are_one_paragraph(arguments: list[str], words: str, capsys: Captured) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import SAMPLES, write_run
+
+from lockstep.evaluation.compare import compare
+from lockstep.settings import SettingsError
+
+
+def runs_of(folder: Path, name: str, finals: list[float], task: str = "CartPole-v1", **settings: Any) -> list[Path]:
+    """Runs whose score rises linearly to these values."""
+    return [
+        write_run(folder / f"{name}-{task}-{i}", seed=i, task=task, score=lambda done, f=final: f * done, **settings)
+        for i, final in enumerate(finals)
+    ]
+
+
+def test_one_task_by_hand(tmp_path: Path) -> None:
+    a, b = runs_of(tmp_path, "a", [10, 20, 30, 40, 50]), runs_of(tmp_path, "b", [15, 15, 20, 25, 60], lag=1)
+    found = compare(a, b)
+    (task,) = found.tasks
+    assert (task.task, task.budget, found.overall) == ("CartPole-v1", 60 * SAMPLES, None)
+    assert task.scores_a == (10, 20, 30, 40, 50) and task.scores_b == (15, 15, 20, 25, 60)
+    assert task.a and task.b and task.difference
+    assert task.a.value == 30 and task.b.value == 20 and task.difference.value == 10
+    # Of 25 pairs, 10 wins none, 20 two and a tie, 30 and 40 and 50 four each.
+    assert task.improvement.value == pytest.approx((0 + 2.5 + 4 + 4 + 4) / 25)
+    assert task.difference.interval and task.difference.interval[0] < 0 < task.difference.interval[1]
+    assert found.notes == ()
+    back = compare(b, a).tasks[0]
+    assert back.improvement.value == pytest.approx(1 - task.improvement.value)
+
+
+def test_runs_are_compared_at_an_equal_budget(tmp_path: Path) -> None:
+    # The same learning at the same speed, but those of b went on for twice as long.
+    a = [write_run(tmp_path / f"a{i}", seed=i, iterations=30, score=lambda done: 100 * done) for i in range(3)]
+    b = [write_run(tmp_path / f"b{i}", seed=i, iterations=60, score=lambda done: 200 * done) for i in range(3)]
+    (task,) = compare(a, b).tasks
+    assert task.budget == 30 * SAMPLES
+    assert task.scores_a == pytest.approx((100,) * 3) and task.scores_b == pytest.approx((100,) * 3)
+    assert task.improvement.value == 0.5
+    assert compare(a, b, x="time").tasks[0].budget == 30 * 200.0
+
+
+def test_several_tasks(tmp_path: Path) -> None:
+    a = runs_of(tmp_path, "a", [1, 2, 3, 4, 5]) + runs_of(tmp_path, "a", [7] * 5, "Acrobot-v1")
+    b = runs_of(tmp_path, "b", [0] * 5) + runs_of(tmp_path, "b", [9] * 5, "Acrobot-v1")
+    found = compare(a, b)
+    assert [task.improvement.value for task in found.tasks] == [1.0, 0.0]
+    assert found.overall and found.overall.improvement.value == 0.5 and found.overall.a is None
+    assert "2 tasks" in str(found) and "P(A > B)  0.5" in str(found)
+
+
+def test_games_are_compared_by_human_normalized_scores(tmp_path: Path) -> None:
+    a = runs_of(tmp_path, "a", [14.6] * 5, "Pong") + runs_of(tmp_path, "a", [30.5] * 5, "Breakout")
+    b = runs_of(tmp_path, "b", [-20.7] * 5, "Pong") + runs_of(tmp_path, "b", [1.7] * 5, "Breakout")
+    overall = compare(a, b).overall
+    assert overall and overall.a and overall.b and overall.difference
+    assert (overall.a.value, overall.b.value, overall.difference.value) == pytest.approx((1, 0, 1))
+    assert overall.improvement.value == 1
+
+
+def test_what_weakens_a_comparison_is_noted(tmp_path: Path) -> None:
+    a = [
+        *runs_of(tmp_path, "a", [1, 2]),
+        *runs_of(tmp_path, "c", [3], lag=2),
+        *runs_of(tmp_path, "d", [3], "Acrobot-v1"),
+    ]
+    b = runs_of(tmp_path, "b", [1, 2, 3])
+    notes = " ".join(compare(a, [*b, b[0]]).notes)
+    assert "the runs of A differ in more than seed and task: scheme.lag." in notes
+    assert "only A has runs of Acrobot-v1" in notes
+    assert "1 of the runs of B were left out" in notes
+    assert "fewer than five runs" in notes
+
+
+def test_the_page_begins_with_the_verdict_and_shows_both(tmp_path: Path) -> None:
+    a, b = runs_of(tmp_path, "a", [10, 20, 30]), runs_of(tmp_path, "b", [5, 6, 7], lag=1)
+    text = (compare(a, b, out=tmp_path / "c.html"), (tmp_path / "c.html").read_text())[1]
+    assert text.index('id="verdict"') < text.index('id="scores"') < text.index('id="curves"')
+    assert "A: lag=0 (3 seeds)" in text and "B: lag=1 (3 seeds)" in text
+    assert "<td>20 (10 to 30)</td><td>6 (5 to 7)</td>" in text
+
+
+def test_it_is_json(tmp_path: Path) -> None:
+    found = compare(runs_of(tmp_path, "a", [1, 2]), runs_of(tmp_path, "b", [3])).to_json()
+    task = json.loads(json.dumps(found))["tasks"][0]
+    assert task["a"] == {"value": 1.5, "interval": [1.0, 2.0]} and task["b"] == {"value": 3.0, "interval": None}
+    assert task["improvement"] == {"value": 0.0, "interval": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"b": []}, ["two sets", "--"]),
+        ({"x": "steps"}, ["--x 'steps'", "samples"]),
+        ({"metric": "score/meen"}, ["Close to it are score/mean"]),
+        ({"out": "c.txt"}, ["--out c.txt", ".html"]),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    arguments: dict[str, Any] = {"a": runs_of(tmp_path, "a", [1]), "b": runs_of(tmp_path, "b", [1])}
+    with pytest.raises(SettingsError) as error:
+        compare(**{**arguments, **changes})
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_sets_without_a_common_task(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no task in common: CartPole-v1 in the first, Acrobot-v1 in the second"):
+        compare(runs_of(tmp_path, "a", [1]), runs_of(tmp_path, "b", [1], "Acrobot-v1"))

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import write_run
+
+from lockstep import ledger, recipes
+from lockstep.evaluation.report import report
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError
+from lockstep.train import train
+
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """The text of a page, by section; fails where a tag is not closed by its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.sections: dict[str, str] = {}
+        self.section = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "section":
+            self.section = dict(attrs)["id"] or ""
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self.section = "" if tag == "section" else self.section
+
+    def handle_data(self, data: str) -> None:
+        self.sections[self.section] = self.sections.get(self.section, "") + data + " "
+
+
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+def rows(path: Path, section: str) -> list[list[str]]:
+    """The cells of a section's tables."""
+    text = path.read_text(encoding="utf-8")
+    body = text[text.index(f'<section id="{section}">') :].partition("</section>")[0]
+    found = [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", body)]
+    return [[re.sub(r"<[^>]+>", "", cell) for cell in row] for row in found]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, to be read only."""
+    full = recipes.ppo_cartpole()
+    experiment = full.replace(
+        env=dataclasses.replace(full.env, adapter="gymnasium", num_envs=8),
+        algorithm=dataclasses.replace(full.algorithm, rollout=32, epochs=1),
+        total_steps=8 * 32 * 3,
+    )
+    path = tmp_path_factory.mktemp("report") / "real"
+    train(experiment, None, RunOptions(run=str(path), display="none", tensorboard=False))
+    return path
+
+
+def test_twenty_runs_in_one_light_page(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{lag}-{s}", seed=s, lag=lag, iterations=400) for lag in range(4) for s in range(5)]
+    page = report(runs, tmp_path / "new" / "report.html")
+    assert page.stat().st_size < 2_000_000
+    reader = read(page)
+    assert list(reader.sections)[-9:] == [
+        *("scores", "curves", "aggregates", "speed", "lag", "settings", "proof", "machines", "videos")
+    ]
+    assert sum(tag == "svg" for tag, _ in reader.tags) == 3
+    (header, *scores) = rows(page, "scores")
+    assert header[:4] == ["Task", "Method", "Runs", "Samples"] and header[-1] == "Human-normalized"
+    assert [row[1:4] for row in scores] == [[f"lag={lag}", "5", "6,553,600"] for lag in range(4)]
+    assert all(re.fullmatch(r"[\d.]+ \([\d.]+ to [\d.]+\)", row[4]) for row in scores)
+    assert len([row for row in rows(page, "aggregates") if row[0].startswith("lag=")]) == 6
+    assert report(runs, tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    page = report([write_run(tmp_path / "a")], tmp_path / "r.html")
+    reader = read(page)
+    assert not [tag for tag, _ in reader.tags if tag in ("script", "link", "img", "iframe")]
+    style = page.read_text().partition("<style>")[2].partition("</style>")[0]
+    assert "prefers-color-scheme: dark" in style and "@media print" in style
+    assert not re.findall(r"url\(|@import|https?:", page.read_text())
+
+
+def test_every_color_exists_in_light_in_dark_and_on_paper(tmp_path: Path) -> None:
+    text = report([write_run(tmp_path / "a")], tmp_path / "r.html").read_text()
+    used = set(re.findall(r"var\((--\w+)\)", text)) - {"--c"}
+    palettes = [set(re.findall(r"(--\w+):", block)) for block in re.findall(r":root \{(.*?)\}", text, re.DOTALL)]
+    assert len(palettes) == 3 and all(used <= palette for palette in palettes)
+
+
+def test_scores_by_hand(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{s}", seed=s, task="Pong", score=lambda done, s=s: 10 * done + s) for s in (1, 2, 3)]
+    (_, row) = rows(report(runs, tmp_path / "r.html"), "scores")
+    assert row == ["Pong", "Pong · PPO", "3", "983,040", "12 (11 to 13)", "11 and 13", "92.6%"]
+
+
+def test_a_single_run_has_no_interval(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", task="CartPole-v1", score=lambda done: 500.0)
+    header, row = rows(report([run], tmp_path / "r.html"), "scores")
+    assert row[4:] == ["500", "500 and 500"] and "Human-normalized" not in header
+
+
+def test_games_are_aggregated_and_other_tasks_are_not(tmp_path: Path) -> None:
+    games = {"Pong": (-20.7, 14.6), "Breakout": (1.7, 30.5)}
+    runs = [
+        write_run(
+            tmp_path / f"{game}-{algorithm}-{seed}",
+            seed=seed,
+            algorithm=algorithm,
+            task=game,
+            score=lambda done, low=low, high=high, level=level, seed=seed: (
+                low + (level + seed / 10) * done * (high - low)
+            ),
+        )
+        for game, (low, high) in games.items()
+        for algorithm, level in (("PPO", 1.0), ("IMPALA", 2.0))
+        for seed in (1, 2)
+    ]
+    page = report(runs, tmp_path / "games.html")
+    aggregates = {row[0]: row[1:] for row in rows(page, "aggregates") if len(row) == 5}
+    # Both games' runs end at level + 0.1 and level + 0.2.
+    assert aggregates["PPO"][:3] == ["1.15 (1.1 to 1.2)"] * 3 and aggregates["PPO"][3] == "0 (0 to 0)"
+    assert aggregates["IMPALA"][:3][0].startswith("2.15")
+    assert rows(page, "aggregates")[-1] == ["PPO", "IMPALA", "2", "0 (0 to 0)"]
+    assert "Share of runs that score above τ" in read(page).sections["aggregates"]
+
+    others = [write_run(tmp_path / task, task=task) for task in ("CartPole-v1", "Acrobot-v1")]
+    told = read(report(others, tmp_path / "others.html")).sections["aggregates"]
+    assert "no aggregate over tasks, since scores are only normalized for Atari games" in told
+    others[0] = write_run(tmp_path / "other-method", task="CartPole-v1", lag=1)
+    told = read(report(others, tmp_path / "others.html")).sections["aggregates"]
+    assert "no aggregate over tasks, since no task has runs of every method" in told
+
+
+def test_readers_are_warned(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, seed=7) for name in ("a", "b")]
+    runs.append(write_run(tmp_path / "c", seed=8, iterations=30, planned=60))
+    told = read(report(runs, tmp_path / "r.html")).sections["scores"]
+    assert "several runs have seed 7" in told and "c (491,520 of 491,520)" not in told
+    assert "have not collected all" in told and "c (491,520 of 983,040)" in told
+
+
+def test_waits_lag_settings_and_versions_are_told(tmp_path: Path) -> None:
+    shares = {"lag/share_0_behind": 0.25, "lag/share_1_behind": 0.75, "lag/policy_versions_max": 1.0}
+    runs = [
+        write_run(tmp_path / "sync"),
+        write_run(tmp_path / "free", lag="async", metrics={"wait/rollouts": 0.0123, **shares}),
+    ]
+    page = report(runs, tmp_path / "r.html")
+    speed = {row[0]: row[1:] for row in rows(page, "speed")}
+    assert (
+        speed["free"][:5] == ["inline", "3.333 hours", "327.7", "81.92", "0.08"]
+        and speed["free"][-1] == "rollouts 12.3 ms"
+    )
+    assert speed["sync"][-1] == "none"
+    assert 'title="env 25%, learning 75%"' in page.read_text()
+    lag = {row[0]: row[1:] for row in rows(page, "lag")}
+    assert lag["free"][:3] == ["async", "0", "1"] and 'title="0 behind 25%, 1 behind 75%"' in page.read_text()
+    assert ["scheme.lag", "0", "async"] in rows(page, "settings")
+    assert ["torch version", "2.13.0"] in rows(page, "machines")
+
+
+def test_names_from_outside_are_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a<b>&c", task="my<script>.py:make")
+    reader = read(report([run, write_run(tmp_path / "d", lag=1, task="my<script>.py:make")], tmp_path / "r.html"))
+    assert "my<script>.py:make" in reader.sections["curves"] + reader.sections["scores"]
+    assert "a<b>&c" in reader.sections["speed"]
+
+
+def test_the_ledgers_verdict(trained: Path, tmp_path: Path) -> None:
+    same, edited, bare = (tmp_path / name for name in ("same", "edited", "bare"))
+    for copy in (same, edited, bare):
+        shutil.copytree(trained, copy)
+    text = (edited / "ledger.jsonl").read_text()
+    (edited / "ledger.jsonl").write_text(text.replace('"iteration":1', '"iteration":7', 1))
+    (bare / "ledger.jsonl").unlink()
+    verdicts = {row[0]: row[1:] for row in rows(report([trained, same, edited, bare], tmp_path / "r.html"), "proof")}
+    assert verdicts["real"][3].startswith("✓ 3 iterations, intact") and verdicts["real"] == verdicts["same"]
+    assert re.fullmatch("[0-9a-f]{12}", verdicts["real"][2])
+    assert verdicts["edited"][3].startswith("✗ ") and "no proof from iteration 1 on" in verdicts["edited"][3]
+    assert "There is no ledger" in verdicts["bare"][3]
+
+
+def test_settings_that_contradict_the_ledger_are_found(trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    settings = (run / "experiment.json").read_text()
+    changed = re.sub(r'"clip": [\d.]+', '"clip": 0.3', settings, count=1)
+    assert changed != settings
+    (run / "experiment.json").write_text(changed)
+    (_, row) = rows(report([run], tmp_path / "r.html"), "proof")
+    assert "contradicts its own ledger" in row[4] and "clip" in row[4]
+
+
+def test_iterations_are_repeated_if_asked(trained: Path, tmp_path: Path) -> None:
+    (_, row) = rows(report([trained], tmp_path / "r.html", verify=2), "proof")
+    assert row[4].startswith("✓ Verified: 2 of 3 recorded iterations")
+
+    forged = shutil.copytree(trained, tmp_path / "forged")
+    head, lines = ledger.read(forged / "ledger.jsonl")
+    (forged / "ledger.jsonl").unlink()
+    book = ledger.Ledger.create(forged / "ledger.jsonl", head)
+    for line in lines:
+        book.append({**line, "rollout": {**line["rollout"], "0": {}}})
+    book.close()
+    (_, row) = rows(report([forged], tmp_path / "f.html", verify=1), "proof")
+    assert row[4].startswith("✗ Not verified")
+
+
+def test_the_best_runs_video_is_embedded_and_large_ones_are_not(tmp_path: Path) -> None:
+    best, other = (write_run(tmp_path / n, seed=i, score=lambda done, i=i: i * done) for n, i in (("b", 5), ("o", 4)))
+    (best / "video.mp4").write_bytes(b"best")
+    (other / "video.mp4").write_bytes(b"other")
+    page = report([other, best], tmp_path / "r.html")
+    (source,) = [attributes["src"] for tag, attributes in read(page).tags if tag == "video"]
+    assert source == "data:video/mp4;base64," + base64.b64encode(b"best").decode()
+    (best / "video.mp4").write_bytes(bytes(3_000_000))
+    told = read(report([other, best], page))
+    assert "Left out to keep the page light" in told.sections["videos"] and "3.0 MB" in told.sections["videos"]
+    assert page.stat().st_size < 500_000
+    (best / "video.mp4").unlink()
+    (other / "video.mp4").unlink()
+    assert "lockstep record RUN makes one" in read(report([other, best], page)).sections["videos"]
+
+
+def test_a_running_run_and_one_without_scores(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", iterations=10)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 11, "samp')
+    young = write_run(tmp_path / "b", iterations=2)
+    assert len(rows(report([run, young], tmp_path / "r.html"), "scores")) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"out": "r.pdf"}, ["--out", "r.pdf", ".html"]),
+        ({"metric": "score/meen"}, ["score/meen", "Close to it are score/mean"]),
+        ({"runs": []}, ["No run was given"]),
+        ({"runs": ["nowhere"]}, ["nowhere is not a run folder"]),
+        ({"verify": -1}, ["--verify -1"]),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    arguments: dict[str, Any] = {"runs": [write_run(tmp_path / "a")], "out": tmp_path / "r.html", **changes}
+    with pytest.raises(SettingsError) as error:
+        report(**arguments)
+    for word in words:
+        assert word in str(error.value)
