@@ -102,7 +102,7 @@ def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any
 
     def insert() -> None:
         number = next(inserted)
-        batches.begin(number, {0: Filled(rollouts[number % len(rollouts)], agent.normalizers)}, hyper)
+        batches.begin(number, {0: [Filled(rollouts[number % len(rollouts)], agent.normalizers)]}, hyper)
 
     def sample() -> Any:
         batch = batches.slice(0, next(drawn) % updates).batch

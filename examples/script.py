@@ -42,7 +42,7 @@ def run(experiment: Experiment) -> str:
     for iteration in clock.ticks(0):
         acting = versions[clock.collects_with(iteration)]
         deliveries = collector.collect(iteration, lambda _, acting=acting: acting)
-        filled = {shard: Filled(slabs.rollout(shard, iteration), acting.normalizers) for shard in shards}
+        filled = {shard: [Filled(slabs.rollout(shard, iteration), acting.normalizers)] for shard in shards}
         learned = learner.learn(iteration, filled)
         moments = tree.sum({delivery.shard: torch.from_numpy(delivery.moments) for delivery in deliveries})
         agent.normalizers = agent.normalizers.merged(moments)

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.collect import Delivery
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
+from lockstep.freerun import Pace
 from lockstep.handover import Arrival
 from lockstep.lags import Lags
 from lockstep.layout import Layout
@@ -26,7 +27,7 @@ from lockstep.worker import Worker
 class Part:
     """What one learner tells learner 0 of an iteration."""
 
-    deliveries: dict[int, Delivery]
+    deliveries: dict[int, list[Delivery]]
     """By batch slot."""
     gradient_digests: dict[int, str]
     times: list[dict[str, float]]
@@ -35,12 +36,12 @@ class Part:
     """Seconds that this learner waited for rollouts."""
 
 
-def part_of(worker: Worker, arrivals: dict[int, Arrival], learned: LearningReport, begin: float) -> Part:
+def part_of(worker: Worker, arrivals: dict[int, list[Arrival]], learned: LearningReport, begin: float) -> Part:
     """A learner's part of an iteration that began at `begin` (time.perf_counter)."""
     rollouts = worker.rollouts
     times = {**rollouts.spent(), "learning": worker.learning_seconds, "waiting": worker.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
-    deliveries = {slot: arrival.delivery for slot, arrival in arrivals.items()}
+    deliveries = {slot: [arrival.delivery for arrival in of_slot] for slot, of_slot in arrivals.items()}
     return Part(deliveries, learned.gradient_digests, [times, *rollouts.collectors()], rollouts.waited)
 
 
@@ -54,6 +55,15 @@ def _waits(parts: list[Part], layout: Layout) -> dict[str, float]:
         # Where timing decides, an iteration may learn from what had arrived before it.
         "parameters": sum(collectors) / max(1, len(collectors)),
     }
+
+
+def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, float]:
+    """Samples learned from for each one collected since the warm-up, where timing decides it."""
+    scheme, per_iteration = experiment.scheme, experiment.samples_per_iteration
+    if not (scheme.free_running and experiment.algorithm.remembers and counts["updates"]):
+        return {}
+    collected = counts["samples"] - per_iteration * Pace.of(experiment).warm
+    return {"replay/ratio": counts["updates"] * experiment.algorithm.gradient_steps(per_iteration)[1] / collected}
 
 
 @dataclass(frozen=True)
@@ -104,13 +114,13 @@ class Book:
     ) -> None:
         """Write one iteration's metrics and its line of the ledger."""
         agent = self._worker.agent
-        deliveries: dict[int, Delivery] = {}
+        deliveries: dict[int, list[Delivery]] = {}
         gradients: dict[int, str] = {}
         for part in parts:
             deliveries |= part.deliveries
             gradients |= part.gradient_digests
         slots = sorted(deliveries)
-        acted = [deliveries[slot] for slot in slots]
+        acted = [delivery for slot in slots for delivery in deliveries[slot]]
         if self._experiment.scheme.free_running:
             decided: dict[str, Any] = {
                 "events": [{"shard": d.shard, "rollout": d.number, "versions": list(d.versions)} for d in acted]
@@ -121,7 +131,7 @@ class Book:
             {
                 "iteration": iteration,
                 **decided,
-                "rollout": {str(slot): deliveries[slot].digests for slot in slots},
+                "rollout": {str(place): delivery.digests for place, delivery in enumerate(acted)},
                 "gradient": {str(slot): gradients[slot] for slot in slots if slot in gradients},
                 "parameters": {name: fast_digest(tensor) for name, tensor in agent.flat.named().items()},
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
@@ -135,8 +145,8 @@ class Book:
                 samples=counts["samples"],
                 frames=counts["samples"] * self._worker.rollouts.frames_per_step,
                 updates=counts["updates"],
-                metrics=learned.metrics,
-                episodes=[episode for slot in slots for episode in deliveries[slot].episodes],
+                metrics={**learned.metrics, **_replay_ratio(self._experiment, counts)},
+                episodes=[episode for delivery in acted for episode in delivery.episodes],
                 times=times,
                 seconds=seconds,
                 lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted),

@@ -36,12 +36,15 @@ class Clock:
     """Versions that data may at most be behind."""
     iterations: int
     shards: int = 1
+    by_shard: bool = False
+    """Where timing decides: whether a slot takes any number of rollouts, of its own shard alone, which remembers them
+    (replay). Otherwise it takes one, of whichever shard."""
 
     @staticmethod
     def of(experiment: Experiment) -> Clock:
         """The clock of an experiment. Where timing decides it only counts iterations and bounds the lag."""
         scheme = experiment.scheme
-        return Clock(scheme.slabs - 1, experiment.iterations, scheme.shards)
+        return Clock(scheme.slabs - 1, experiment.iterations, scheme.shards, experiment.algorithm.remembers)
 
     def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
         """Iterations from start to the end, or until stop_after of them exist in all."""
@@ -57,12 +60,20 @@ class Clock:
         return ((0, self.collects_with(fill.number)),)
 
     def fills(self, iteration: int) -> list[Fill]:
-        """What an iteration learns from, by batch slot."""
+        """What an iteration learns from, in order of batch slots."""
         return [Fill(shard, iteration) for shard in range(self.shards)]
 
     def slot(self, fill: Fill) -> int:
         """The batch slot that a rollout fills, whichever the iteration."""
         return fill.shard
+
+    def by_slot(self, iteration: int, slots: range) -> dict[int, list[Fill]]:
+        """What an iteration learns from in some batch slots, in order."""
+        fills: dict[int, list[Fill]] = {slot: [] for slot in slots}
+        for fill in self.fills(iteration):
+            if self.slot(fill) in fills:
+                fills[self.slot(fill)].append(fill)
+        return fills
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class Recorded(Clock):
     """A clock that repeats what a free-running run recorded."""
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """By iteration and batch slot: `shard`, `rollout`, and the `versions` that acted in it, as in the ledger."""
+    """By iteration, in order of batch slots: `shard`, `rollout`, and the `versions` that acted in it, as in the
+    ledger."""
     origin: str = ""
     """The run's folder."""
 
@@ -82,7 +94,7 @@ class Recorded(Clock):
         return self._acting[fill]
 
     def slot(self, fill: Fill) -> int:
-        return self._slots[fill]
+        return fill.shard if self.by_shard else self._slots[fill]
 
     def fills(self, iteration: int) -> list[Fill]:
         return [Fill(event["shard"], event["rollout"]) for event in self.events[iteration]]

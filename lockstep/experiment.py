@@ -42,7 +42,8 @@ class Experiment:
     scheme: Scheme = field(default_factory=Scheme)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     total_steps: Steps = 10_000_000
-    """Agent samples to collect (one action of one environment), rounded up to whole iterations."""
+    """Agent samples to collect (one action of one environment), rounded up to whole iterations. Where timing decides
+    with replay, this counts iterations too: samples may be fewer or more, by algorithm.replay.slack."""
     seed: int = 1
     """The one seed from which every random stream and every environment's seed is derived."""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -80,8 +81,13 @@ class Experiment:
 
     @property
     def samples_per_iteration(self) -> int:
-        """Agent samples that one iteration collects: rollout length times environments."""
+        """Agent samples that one iteration collects, on average: rollout length times environments."""
         return self.algorithm.rollout * self.env.num_envs
+
+    @property
+    def samples_per_rollout(self) -> int:
+        """Agent samples in one shard's rollout."""
+        return self.algorithm.rollout * self.envs_per_shard
 
     @property
     def iterations(self) -> int:

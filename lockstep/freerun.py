@@ -6,16 +6,58 @@ it was learned from. That alone does not bound a slow shard's lag, since fast on
 meantime. So every rollout has a deadline, the iteration `version + max_lag`, and an arrival may only be taken if all
 others can still be learned from in time (the earliest-deadline-first test of scheduling); otherwise the iteration waits
 for the urgent ones. With max_lag + 1 slabs a shard that test can always be passed, and no data is ever too old.
+
+With replay an iteration can learn without new rollouts, and remember many at once. It takes what has arrived, be it
+nothing, and waits only for rollouts that are due, or if it would learn too often from too few (Pace). Places that it
+leaves empty stay for later iterations, so that the test can be passed as before, with max_lag at least 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.clock import Fill
+from lockstep.experiment import Experiment
 from lockstep.runtime.shared import Arena, SharedMemory
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many rollouts all iterations up to one may have taken: S each, or, with replay, as many on average within a
+    factor of 1 + slack, counted from the end of the warm-up."""
+
+    shards: int
+    """S"""
+    warm: int = 0
+    """Iterations of the warm-up, in which nothing is learned."""
+    slack: float = 0.0
+    even: int = 0
+    """Iterations before this one take one rollout of every shard, so that each has something to learn from."""
+
+    @staticmethod
+    def of(experiment: Experiment, begin: int = 0) -> Pace:
+        """The pace of an experiment that begins, or is resumed, with an iteration."""
+        config, shards = experiment.algorithm, experiment.scheme.shards
+        if not isinstance(config, OffPolicyConfig):
+            return Pace(shards)
+        warm = config.build().warm_iterations(experiment.samples_per_iteration)
+        return Pace(shards, warm, config.replay.slack, max(warm, begin) + 1)
+
+    def least(self, iteration: int) -> int:
+        """Rollouts that must have been taken when an iteration learns."""
+        learning = max(0, iteration + 1 - self.warm)
+        return self.shards * (iteration + 1 - learning) + math.ceil(self.shards * learning / (1 + self.slack))
+
+    def most(self, iteration: int) -> int:
+        """Rollouts that may have been taken by then. It rises by S an iteration, or more."""
+        learning = max(0, iteration + 1 - self.warm)
+        return self.shards * (iteration + 1 - learning) + math.floor(self.shards * learning * (1 + self.slack))
 
 
 def may_take(deadline: int, pending: Mapping[int, int], iteration: int, places: int, shards: int) -> bool:
@@ -25,8 +67,8 @@ def may_take(deadline: int, pending: Mapping[int, int], iteration: int, places: 
         deadline: of the rollout: the last iteration that may learn from it.
         pending: how many rollouts were begun and not taken yet, this one included, by deadline.
         iteration: the one that is being filled.
-        places: batch slots that it has left, the one for this rollout included.
-        shards: S, the batch slots of every iteration.
+        places: rollouts that it may still take, this one included.
+        shards: S, the rollouts that every later iteration may take at the least.
     """
     due = 0
     for last in range(iteration, max(pending) + 1):
@@ -77,11 +119,11 @@ class Admission:
                 self._versions[shard, lap % self._slabs] = version
             return version
 
-    def in_flight(self) -> dict[tuple[int, int], int]:
+    def in_flight(self) -> dict[Fill, int]:
         """(shard, lap) of every rollout that has begun and was not given back, with the version that it began with."""
         with self._memory.locked():
             return {
-                (shard, lap): int(self._versions[shard, lap % self._slabs])
+                Fill(shard, lap): int(self._versions[shard, lap % self._slabs])
                 for shard in range(len(self._begun))
                 for lap in range(int(self._returned[shard]), int(self._begun[shard]))
             }

@@ -41,8 +41,8 @@ class Rollouts(Protocol):
         """Start the environments, or restore them; returns the environment steps that were replayed."""
         ...
 
-    def take(self, iteration: int) -> dict[int, Arrival]:
-        """What fills this learner's batch slots in an iteration."""
+    def take(self, iteration: int) -> dict[int, list[Arrival]]:
+        """What fills each of this learner's batch slots in an iteration, in order."""
         ...
 
     def publish(self, version: Version) -> None:
@@ -125,19 +125,19 @@ class OwnRollouts:
         self._collectors.reset()
         return 0
 
-    def take(self, iteration: int) -> dict[int, Arrival]:
-        arrivals = {}
-        fills = self._clock.fills(iteration)
-        for slot in self._slots:
-            if fills[slot] not in self._collected:
-                acting = acting_with(self._clock.acting(fills[slot]), self._versions.__getitem__)
-                for delivery in self._collectors.collect(fills[slot], acting):
-                    self._collected[Fill(delivery.shard, delivery.number)] = delivery
-            delivery = self._collected.pop(fills[slot])
-            self._next[delivery.shard] = delivery.number + 1
-            normalizers = self._versions[delivery.versions[0][1]].normalizers
-            arrivals[slot] = Arrival(delivery, Filled(self._collectors.rollout(delivery), normalizers))
-        return arrivals
+    def take(self, iteration: int) -> dict[int, list[Arrival]]:
+        fills = self._clock.by_slot(iteration, self._slots)
+        return {slot: [self._take(fill) for fill in of_slot] for slot, of_slot in fills.items()}
+
+    def _take(self, fill: Fill) -> Arrival:
+        if fill not in self._collected:
+            acting = acting_with(self._clock.acting(fill), self._versions.__getitem__)
+            for delivery in self._collectors.collect(fill, acting):
+                self._collected[Fill(delivery.shard, delivery.number)] = delivery
+        delivery = self._collected.pop(fill)
+        self._next[delivery.shard] = delivery.number + 1
+        normalizers = self._versions[delivery.versions[0][1]].normalizers
+        return Arrival(delivery, Filled(self._collectors.rollout(delivery), normalizers))
 
     def publish(self, version: Version) -> None:
         self._versions.publish(version.number, version)

@@ -28,7 +28,7 @@ class Lags:
         }
 
     def record(self, iteration: int, before: int, acted: list[Delivery]) -> dict[str, float]:
-        """Metrics of one iteration.
+        """Metrics of one iteration; none if it took no rollouts.
 
         Args:
             iteration: the one that learned, from the version of the same number.
@@ -41,8 +41,11 @@ class Lags:
             for (t, version), end in zip(delivery.versions, ends, strict=True):
                 by_version[version] = by_version.get(version, 0) + end - t
         total = sum(by_version.values())
-        lags = {"policy_versions": sum((iteration - v) * n for v, n in by_version.items()) / total}
         self._updates[iteration] = before
+        self._updates = {v: n for v, n in self._updates.items() if v >= iteration - self._bound}
+        if not total:
+            return {}
+        lags = {"policy_versions": sum((iteration - v) * n for v, n in by_version.items()) / total}
         if not self._free:
             return lags
         known = {v: self._updates.get(v, before) for v in by_version}
@@ -60,5 +63,4 @@ class Lags:
             lags["versions_per_trajectory"] = fmean(
                 len({version for versions in recent for _, version in versions}) for recent in full
             )
-        self._updates = {v: n for v, n in self._updates.items() if v >= iteration - self._bound}
         return lags

@@ -155,8 +155,8 @@ class Learner:
         self.seconds = 0.0
         """Time spent here since it was last set to 0, waiting for other processes left out."""
 
-    def learn(self, iteration: int, filled: dict[int, Filled]) -> LearningReport:
-        """Take the iteration's gradient steps, on what its rollouts add to: one in every slot of this learner."""
+    def learn(self, iteration: int, filled: dict[int, list[Filled]]) -> LearningReport:
+        """Take the iteration's gradient steps, on what its rollouts add to: those of every slot of this learner."""
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
         hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)

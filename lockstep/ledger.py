@@ -350,13 +350,13 @@ def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, 
 
 def _where(name: str, line: Mapping[str, Any]) -> str:
     """The entry of a line, told in words."""
-    place = "in batch slot" if "events" in line else "of shard"
+    rollout, gradient = ("of event", "in batch slot") if "events" in line else ("of shard", "of shard")
     kind, _, rest = name.partition(".")
     if kind == "rollout":
         shard, _, field = rest.partition(".")
-        return f"rollout {place} {shard}" + (f", {field}" if field else "")
+        return f"rollout {rollout} {shard}" + (f", {field}" if field else "")
     if kind == "gradient":
-        return f"gradient {place} {rest}"
+        return f"gradient {gradient} {rest}"
     if kind == "parameters":
         return f"parameter {rest}"
     words = {"collected_with": "the version that collected", "events": "what timing decided"}

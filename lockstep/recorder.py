@@ -48,7 +48,8 @@ class IterationReport:
     seconds: float
     """Wall time of this iteration."""
     lags: dict[str, float]
-    """How old its data was: `policy_versions` and, where timing decides, more (see lockstep.lags)."""
+    """How old its data was: `policy_versions` and, where timing decides, more (see lockstep.lags). Empty without new
+    data."""
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
     own."""
@@ -100,6 +101,7 @@ class Recorder:
         self._began, self._judged = self._totals.seconds, False
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
+        self._policy_lag = 0.0
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
         if restored:
             self.message(
@@ -145,12 +147,12 @@ class Recorder:
     def evaluation(self, iterations: int, result: Evaluation) -> None:
         """Write an evaluation of the version after so many iterations, as a line of its own."""
         low, high = result.interval or (math.nan, math.nan)
-        samples = iterations * self._experiment.samples_per_iteration
+        samples = self._totals.samples
         self._write(
             {
                 "iteration": iterations,
                 "samples": samples,
-                "frames": samples * self._totals.frames // max(1, self._totals.samples),
+                "frames": self._totals.frames,
                 "seconds": self._totals.seconds,
                 "eval/score": result.mean,
                 "eval/score_low": low,
@@ -200,11 +202,13 @@ class Recorder:
         self._times.append(report.times)
         times = {name: sum(times[name] for times in self._times) for name in report.times}
         iterations = self._experiment.iterations
+        left = (iterations - report.iteration) * self._experiment.samples_per_iteration
+        self._policy_lag = report.lags.get("policy_versions", self._policy_lag)
         return Status(
             iteration=report.iteration,
             iterations=iterations,
             samples=report.samples,
-            total_samples=iterations * self._experiment.samples_per_iteration,
+            total_samples=report.samples + left,
             frames=report.frames,
             updates=report.updates,
             samples_per_second=sum(entry[0] for entry in self._recent) / seconds,
@@ -217,7 +221,7 @@ class Recorder:
             episodes=self._totals.episodes,
             history=list(self._totals.history),
             shares=_shares(times),
-            policy_lag=report.lags["policy_versions"],
+            policy_lag=self._policy_lag,
             metrics=dict(report.metrics),
             layout=self._layout,
             shards=self._experiment.scheme.shards,

@@ -4,7 +4,7 @@
 Rollouts and parameters lie in memory that both sides map, and messages say what is ready. Nobody can overwrite what
 another still reads: with a lag of k there are k + 1 slabs and k + 1 places for versions, and rollout i, which takes the
 slab of rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for. Free-running
-processes have max_lag + 1 of both, and learn from no rollout that is further behind than max_lag (lockstep.freerun).
+processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag (lockstep.freerun).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Fill, Versions
 from lockstep.collect import Collectors, Delivery
-from lockstep.freerun import Admission, may_take
+from lockstep.freerun import Admission, Pace, may_take
 from lockstep.handover import Arrival, Parts, acting_with, restore_shards, save_shards, slabs_of
 from lockstep.runtime.channels import Link
 from lockstep.runtime.checkpoint import Checkpoint
@@ -84,7 +84,7 @@ class RemoteRollouts:
         self, agent: Agent, link: Link, group: Group, clock: Clock, versions: Versions[Version], *, free: bool
     ) -> None:
         self._link, self._group, self._clock, self._versions = link, group, clock, versions
-        self._shards = agent.experiment.scheme.shards
+        self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
         self._slabs = {
             shard: slabs
@@ -96,10 +96,13 @@ class RemoteRollouts:
         self._speaks = group.rank == 0
         self._board = VersionBoard(agent, link, clock.lag + 1) if self._speaks else None
         self._admission = admission(agent, link) if free else None
-        self._delivered: dict[tuple[int, int], Delivery] = {}
+        self._delivered: dict[Fill, Delivery] = {}
         """By shard and lap, in order of arrival: rollouts that were not taken yet."""
+        self._pace = Pace.of(agent.experiment)
+        self._count = 0
+        """Rollouts taken so far by iterations, if timing decides."""
         self._taken: list[Delivery] = []
-        """By batch slot, of all learners if timing decides: what the present iteration learns from."""
+        """In order of batch slots, of all learners if timing decides: what the present iteration takes."""
         self._last = dict.fromkeys(range(self._shards), -1)
         """By shard: the last lap that was learned from."""
         self._answers: dict[int, Any] = {}
@@ -108,8 +111,11 @@ class RemoteRollouts:
         self.frames_per_step = 0
 
     def start(self, saved: Checkpoint | None) -> int:
-        if saved is not None and self._admission is None:
-            self._last = dict.fromkeys(self._last, saved.iteration - 1)
+        if saved is not None:
+            self._pace = Pace.of(self._experiment, saved.iteration)
+            self._count = saved.meta["counts"]["samples"] // self._experiment.samples_per_rollout
+            if self._admission is None:
+                self._last = dict.fromkeys(self._last, saved.iteration - 1)
         ready = self._ask() if self._speaks else {}
         self.frames_per_step = ready[0][1] if ready else 0
         held = list(self._versions.held().values())
@@ -117,17 +123,16 @@ class RemoteRollouts:
             self._send_out(version)
         return sum(replayed for replayed, _ in ready.values())
 
-    def take(self, iteration: int) -> dict[int, Arrival]:
+    def take(self, iteration: int) -> dict[int, list[Arrival]]:
         if self._admission is not None:
-            chosen = self._choose(iteration, self._admission) if self._speaks else None
-            self._taken = self._group.broadcast(chosen)
-            taken = {slot: self._taken[slot] for slot in self._slots}
+            self._taken = self._group.broadcast(self._choose(iteration, self._admission) if self._speaks else None)
+            taken = {slot: self._of_slot(slot) for slot in self._slots}
         else:
-            fills = self._clock.fills(iteration)
-            self._await(lambda: all(fills[slot] in self._delivered for slot in self._slots))
-            taken = {slot: self._delivered.pop(fills[slot]) for slot in self._slots}
-            self._last.update(fills)
-        return {slot: Arrival(delivery, self._filled(delivery)) for slot, delivery in taken.items()}
+            fills = self._clock.by_slot(iteration, self._slots)
+            self._await(lambda: all(fill in self._delivered for of_slot in fills.values() for fill in of_slot))
+            taken = {slot: [self._delivered.pop(fill) for fill in of_slot] for slot, of_slot in fills.items()}
+            self._last.update(self._clock.fills(iteration))
+        return {slot: [Arrival(each, self._filled(each)) for each in of_slot] for slot, of_slot in taken.items()}
 
     def publish(self, version: Version) -> None:
         self._versions.publish(version.number, version)
@@ -158,23 +163,40 @@ class RemoteRollouts:
         rollout = self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
         return Filled(rollout, self._versions[delivery.versions[0][1]].normalizers)
 
+    def _of_slot(self, slot: int) -> list[Delivery]:
+        """What a batch slot takes of what all take."""
+        if self._clock.by_shard:
+            return [delivery for delivery in self._taken if delivery.shard == slot]
+        return [self._taken[slot]]
+
     def _choose(self, iteration: int, admission: Admission) -> list[Delivery]:
-        """Take the first rollouts that arrived, as far as none becomes too old by that."""
-        chosen: list[Delivery] = []
-        lag, in_flight = self._clock.lag, admission.in_flight()
-        while len(chosen) < self._shards:
-            taken = {Fill(delivery.shard, delivery.lap) for delivery in chosen}
-            pending = Counter(version + lag for key, version in in_flight.items() if key not in taken)
-            places = self._shards - len(chosen)
+        """Take the first rollouts that arrived, as far as none becomes too old by that; wait for as many as it needs
+        to be in time, and for the pace."""
+        chosen: dict[Fill, Delivery] = {}
+        even, lag = iteration < self._pace.even, self._clock.lag
+        least, most = ((bound(iteration) - self._count) for bound in (self._pace.least, self._pace.most))
+        if even:
+            least = most = self._shards
+        self._receive(block=False)
+        in_flight = admission.in_flight()
+        while True:
+            pending = Counter(version + lag for key, version in in_flight.items() if key not in chosen)
+            served = {fill.shard for fill in chosen} if even else set()
             for key in self._delivered:
-                if may_take(in_flight[key] + lag, pending, iteration, places, self._shards):
-                    chosen.append(self._delivered.pop(key))
+                places, deadline = most - len(chosen), in_flight[key] + lag
+                if key.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
+                    chosen[key] = self._delivered.pop(key)
                     break
             else:
+                if len(chosen) >= least and min(pending, default=iteration + 1) > iteration:
+                    break
                 arrived = len(self._delivered)
                 self._await(lambda arrived=arrived: len(self._delivered) > arrived)
                 in_flight = admission.in_flight()
-        return chosen
+        self._count += len(chosen)
+        if self._clock.by_shard:  # order is nothing that matters between shards: let the record not depend on it
+            return [chosen[fill] for fill in sorted(chosen)]
+        return list(chosen.values())
 
     def _send_out(self, version: Version) -> None:
         if self._board is not None:
@@ -198,8 +220,8 @@ class RemoteRollouts:
         answers, self._answers = self._answers, {}
         return answers
 
-    def _receive(self) -> None:
-        for collector, (kind, *content) in self._link.receive(self._everyone):
+    def _receive(self, *, block: bool = True) -> None:
+        for collector, (kind, *content) in self._link.receive(self._everyone, block=block):
             if kind == "rollout":
                 deliveries, spent = content
                 self._times.setdefault(collector, Counter()).update(spent)

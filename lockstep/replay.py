@@ -9,6 +9,7 @@ from typing import Any
 from lockstep import ledger
 from lockstep.clock import Clock, Recorded
 from lockstep.experiment import Experiment
+from lockstep.freerun import Pace
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
 from lockstep.run import RunFolder, RunOptions
@@ -37,20 +38,27 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path
     """
     if not experiment.scheme.free_running:
         return None
-    clock = Clock.of(experiment)
+    clock, pace = Clock.of(experiment), Pace.of(experiment)
     number = dict.fromkeys(range(clock.shards), 0)
     for iteration, line in enumerate(lines):
         for event in line["events"]:
             shard, acting = event["shard"], event["versions"]
             in_order = event["rollout"] == number.get(shard) and acting and acting[0][0] == 0
             if not in_order or not iteration - clock.lag <= acting[0][1] <= acting[-1][1] <= iteration:
-                raise LedgerError(
-                    f"The ledger records for iteration {iteration} what cannot have been decided: {event}. It was "
-                    "edited, or experiment.json was: restore both from a copy.",
-                    iteration,
-                )
+                raise _undecidable(iteration, event)
             number[shard] += 1
-    return Recorded(clock.lag, clock.iterations, clock.shards, tuple(line["events"] for line in lines), str(of))
+        if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):
+            raise _undecidable(iteration, f"{len(line['events'])} rollouts")
+    events = tuple(line["events"] for line in lines)
+    return Recorded(clock.lag, clock.iterations, clock.shards, clock.by_shard, events, str(of))
+
+
+def _undecidable(iteration: int, what: object) -> LedgerError:
+    return LedgerError(
+        f"The ledger records for iteration {iteration} what cannot have been decided: {what}. It was edited, or "
+        "experiment.json was: restore both from a copy.",
+        iteration,
+    )
 
 
 def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | None = None) -> Replay:

@@ -18,10 +18,11 @@ class Scheme:
     lag: int | Literal["async"] = 0
     """Rollout i is collected with version max(0, i - lag). 0 is synchronous; 1 is Cleanba's schedule, which lets
     collection overlap learning; higher hides slow links, at the price of staler data. async lets timing decide, as in
-    IMPALA and APPO: what it decided is recorded, and `lockstep replay` repeats it."""
+    IMPALA, APPO and Ape-X: what it decided is recorded, and `lockstep replay` repeats it."""
     max_lag: int = 4
-    """With lag async: iterations that data may at most be behind the version that learns from it. Higher lets fast
-    collectors run further ahead, lower keeps data fresher and makes learners wait for slow collectors."""
+    """With lag async: iterations that data may at most be behind the version that learns from it, with replay the first
+    that can. Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners wait for slow
+    collectors."""
     refresh: Literal["rollout", "step"] = "rollout"
     """With lag async: when collectors take the newest version. step keeps data fresher, and mixes versions within a
     trajectory."""

@@ -263,10 +263,10 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
             if job.layout.learner_delay:
                 time.sleep(job.layout.learner_delay)
             learned = worker.learn(iteration, arrivals)
-            stopped = worker.merge_statistics(arrivals, stop=stop.requested())
+            stopped, taken = worker.merge_statistics(arrivals, stop=stop.requested())
             rollouts.publish(agent.version(iteration + 1))
 
-            counts["samples"] += experiment.samples_per_iteration
+            counts["samples"] += taken * experiment.samples_per_rollout
             counts["updates"] += learned.updates
             done = iteration + 1
             parts = group.gather(part_of(worker, arrivals, learned, begin))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lockstep.agent import Agent, Version
@@ -42,24 +43,27 @@ class Worker:
         """Time spent learning in the last iteration, waiting for other processes left out."""
         return self._learner.seconds
 
-    def learn(self, iteration: int, arrivals: dict[int, Arrival]) -> LearningReport:
+    def learn(self, iteration: int, arrivals: dict[int, list[Arrival]]) -> LearningReport:
         """Take the iteration's gradient steps."""
         self._learner.seconds = 0.0
-        return self._learner.learn(iteration, {slot: arrival.filled for slot, arrival in arrivals.items()})
+        filled = {slot: [arrival.filled for arrival in of_slot] for slot, of_slot in arrivals.items()}
+        return self._learner.learn(iteration, filled)
 
-    def merge_statistics(self, arrivals: dict[int, Arrival], *, stop: bool) -> bool:
+    def merge_statistics(self, arrivals: dict[int, list[Arrival]], *, stop: bool) -> tuple[bool, int]:
         """Add the rollouts' moments to the normalizers, in tree order, and agree on whether to stop.
 
         Returns:
-            Whether any learner was asked to stop.
+            Whether any learner was asked to stop, and how many rollouts all of them took.
         """
+        nothing = np.zeros(sum(map(len, self.agent.normalizers.state().values())))
         sums = {}
         for slot in self.slots:
-            asked = torch.tensor([float(stop and slot == self.slots[0])], dtype=torch.float64)
-            sums[slot] = torch.cat([asked, torch.from_numpy(arrivals[slot].delivery.moments)])
+            moments = [arrival.delivery.moments for arrival in arrivals[slot]]
+            counts = np.array([stop and slot == self.slots[0], len(moments)], np.float64)
+            sums[slot] = torch.from_numpy(np.concatenate([counts, sum(moments, start=nothing)]))
         total = self._tree.sum(sums)
-        self.agent.normalizers = self.agent.normalizers.merged(total[1:])
-        return bool(total[0] > 0)
+        self.agent.normalizers = self.agent.normalizers.merged(total[2:])
+        return bool(total[0] > 0), int(total[1])
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that `digest:` covers, in named tensors."""

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep import recipes
 from lockstep.clock import Clock, Fill
 from lockstep.collect import Delivery
-from lockstep.freerun import Admission, may_take
+from lockstep.freerun import Admission, Pace, may_take
 from lockstep.remote import RemoteRollouts
 from lockstep.runtime.shared import SharedMemory
 
@@ -48,6 +49,36 @@ def test_a_rollout_may_be_taken_if_all_others_stay_in_time(
     deadline: int, pending: dict[int, int], places: int, may: bool
 ) -> None:
     assert may_take(deadline, pending, iteration=5, places=places, shards=2) is may
+
+
+# ---------------------------------------------------------------------------------------------------------- pace
+
+
+def test_on_policy_every_iteration_takes_as_many() -> None:
+    pace = Pace(shards=4)
+    assert [pace.least(i) for i in range(3)] == [pace.most(i) for i in range(3)] == [4, 8, 12]
+
+
+def test_with_replay_the_ratio_is_bounded_once_something_is_learned() -> None:
+    """Two iterations only collect. A third of 4 rollouts, rounded up, must be there for the first that learns."""
+    pace = Pace(shards=4, warm=2, slack=2.0)
+    assert [pace.least(i) for i in range(6)] == [4, 8, 8 + 2, 8 + 3, 8 + 4, 8 + 6]
+    assert [pace.most(i) for i in range(6)] == [4, 8, 8 + 12, 8 + 24, 8 + 36, 8 + 48]
+
+
+@given(st.sampled_from([1, 2, 8]), st.integers(0, 5), st.floats(0, 5), st.integers(0, 100_000))
+def test_a_pace_leaves_room_for_one_rollout_of_every_shard(shards: int, warm: int, slack: float, i: int) -> None:
+    pace = Pace(shards, warm, slack)
+    assert pace.least(i) <= shards * (i + 1) <= pace.most(i)
+    assert pace.least(i + 1) - pace.least(i) <= shards <= pace.most(i + 1) - pace.most(i)
+
+
+def test_the_pace_of_experiments() -> None:
+    """2,000 steps of warm-up in iterations of 128."""
+    full = recipes.dqn_cartpole()
+    assert Pace.of(full) == Pace(4, warm=16, slack=0.5, even=17)
+    assert Pace.of(full, begin=40) == Pace(4, warm=16, slack=0.5, even=41)
+    assert Pace.of(recipes.ppo_cartpole(), begin=40) == Pace(4)
 
 
 # ----------------------------------------------------------------------------------------------------- admission
@@ -85,6 +116,8 @@ class Collector:
     """How long the next rollout takes."""
     lap: int = 0
     busy: bool = False
+    refused: int = 0
+    """How often it had to wait for a slab."""
 
 
 @dataclass
@@ -94,7 +127,11 @@ class World:
     shards: int
     max_lag: int
     collectors: list[Collector]
+    pace: Pace | None = None
+    """With replay; None is on-policy."""
     now: float = 0.0
+    waited: float = 0.0
+    """How long the learner waited."""
     arriving: list[tuple[float, int]] = field(default_factory=list)
     """(time, collector), a heap."""
     inbox: list[Delivery] = field(default_factory=list)
@@ -111,7 +148,10 @@ class World:
     def begin(self) -> None:
         """Let every idle collector begin, if it may."""
         for index, collector in enumerate(self.collectors):
-            if collector.busy or (version := self.admission.begin(collector.shards, collector.lap)) is None:
+            if collector.busy:
+                continue
+            if (version := self.admission.begin(collector.shards, collector.lap)) is None:
+                collector.refused += 1
                 continue
             for shard in collector.shards:
                 assert collector.lap <= self.given_back[shard] + self.max_lag, "this slab was not given back"
@@ -136,9 +176,15 @@ class World:
 class Learner(RemoteRollouts):
     """Chooses among what arrives in a simulated world."""
 
+    too_patient = 0
+    """Versions by which it would let data be too old."""
+
     def __init__(self, world: World) -> None:
         self.world = world
-        self._clock, self._shards = Clock(world.max_lag, ITERATIONS, world.shards), world.shards
+        by_shard = world.pace is not None
+        lag = world.max_lag + self.too_patient
+        self._clock, self._shards = Clock(lag, ITERATIONS, world.shards, by_shard), world.shards
+        self._pace, self._count = world.pace or Pace(world.shards), 0
         self._delivered = {}
 
     def choose(self, iteration: int) -> list[Delivery]:
@@ -146,14 +192,16 @@ class Learner(RemoteRollouts):
         return self._choose(iteration, self.world.admission)
 
     def _await(self, met: Callable[[], bool]) -> None:
+        begin = self.world.now
         while not met():
             self.world.begin()
             assert self.world.inbox or self.world.arriving, "deadlock: nobody collects, and the learner waits"
             if not self.world.inbox:
                 self.world.advance(self.world.arriving[0][0])
             self._receive()
+        self.world.waited += self.world.now - begin
 
-    def _receive(self) -> None:
+    def _receive(self, *, block: bool = True) -> None:
         self._delivered |= {Fill(delivery.shard, delivery.lap): delivery for delivery in self.world.inbox}
         self.world.inbox = []
 
@@ -161,10 +209,13 @@ class Learner(RemoteRollouts):
 def run(world: World, learning: Callable[[], float]) -> list[list[Fill]]:
     """Check everything that is promised; returns what each iteration took."""
     learner, taken = Learner(world), []
+    pace = world.pace or Pace(world.shards)
     for iteration in range(ITERATIONS):
         fills = [Fill(delivery.shard, delivery.lap) for delivery in learner.choose(iteration)]
-        assert len(set(fills)) == world.shards
         taken.append(fills)
+        assert pace.least(iteration) <= len({fill for slots in taken for fill in slots}) <= pace.most(iteration)
+        if iteration < pace.even:
+            assert fills == [(shard, iteration) for shard in range(world.shards)]
         learned = {fill for slots in taken for fill in slots}
         for fill, version in world.began.items():
             last = iteration if fill in fills else version if fill in learned else iteration + 1
@@ -193,7 +244,11 @@ def worlds(draw: st.DrawFn) -> tuple[World, Callable[[], float]]:
         Collector([shard for shard in range(shards) if of[shard] == c], varying(draw(speed), draw(spread)))
         for c in sorted(set(of))
     ]
-    world = World(shards, draw(st.integers(0, 4)), collectors)
+    pace = None
+    if draw(st.booleans()):
+        warm = draw(st.integers(0, 3))
+        pace = Pace(shards, warm, draw(st.sampled_from([0.0, 0.1, 0.5, 3.0])), warm + 1)
+    world = World(shards, draw(st.integers(0 if pace is None else 1, 4)), collectors, pace)
     return world, varying(draw(speed), draw(spread))
 
 
@@ -220,18 +275,62 @@ def test_a_lag_of_zero_takes_one_rollout_of_every_shard() -> None:
         assert sorted(fills) == [(shard, iteration) for shard in range(4)]
 
 
-def test_first_come_first_served_would_be_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.remote.may_take", lambda *_: True)
-    with pytest.raises(AssertionError, match="too old"):
+def replaying(
+    seconds: list[float], learning: float, *, slack: float = 0.5, max_lag: int = 4
+) -> tuple[World, list[list[Fill]]]:
+    """Collectors of two shards each that take so long for a rollout; what each iteration took."""
+    collectors = [Collector([2 * c, 2 * c + 1], lambda s=each: s) for c, each in enumerate(seconds)]
+    shards = 2 * len(collectors)
+    world = World(shards, max_lag, collectors, Pace(shards, warm=1, slack=slack, even=2))
+    return world, run(world, lambda: learning)
+
+
+def test_a_slow_learner_is_not_drowned() -> None:
+    """S = 4, and with a slack of 0.5 at most 6 rollouts an iteration that learns."""
+    world, taken = replaying([1.0, 1.0], learning=100.0)
+    assert [len(fills) for fills in taken] == [4, 4, 8, *[6] * 9]
+    assert world.waited == 1.0, "for the first rollouts"
+    assert all(collector.refused for collector in world.collectors)
+
+
+def test_a_fast_learner_does_not_learn_too_often_from_too_few() -> None:
+    """At least 4 / 1.5 rollouts an iteration that learns. Two arrive at a time."""
+    world, taken = replaying([100.0, 100.0], learning=0.0)
+    least = 4 + (ITERATIONS - 1) * 4 / 1.5
+    assert least <= sum(len(fills) for fills in taken) < least + 4
+    assert not any(collector.refused for collector in world.collectors)
+
+
+@pytest.mark.parametrize("learning", [0.7, 1.0, 1.4])
+def test_within_the_bound_nobody_waits_for_anybody(learning: float) -> None:
+    """But in the warm-up, and in the first iterations that learn."""
+    world, taken = replaying([1.0, 1.0], learning)
+    assert not any(collector.refused for collector in world.collectors)
+    assert world.waited == pytest.approx({0.7: 1.6, 1.0: 1.0, 1.4: 1.0}[learning])
+    assert {len(fills) for fills in taken[3:]} == {0.7: {0, 4}, 1.0: {4}, 1.4: {4, 8}}[learning]
+
+
+def test_with_replay_a_slow_collector_is_waited_for_only_when_it_has_to_be() -> None:
+    """Version 1 begins its third rollouts, so iteration 4 is the last that may take them."""
+    _, taken = replaying([1.0, 1000.0], learning=2.0, slack=9.0, max_lag=3)
+    assert [any(fill.shard >= 2 for fill in fills) for fills in taken[:5]] == [True, True, False, False, True]
+
+
+def test_first_come_first_served_would_leave_no_place_for_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.remote.may_take", lambda _, __, ___, places, ____: places > 0)
+    with pytest.raises(AssertionError, match="deadlock"):
         run(*fast_and_slow(max_lag=2, slow=1000.0))
 
 
-@pytest.mark.parametrize("wrong", ["slabs", "deadlines"])
+@pytest.mark.parametrize("wrong", ["slabs", "deadlines", "lag"])
 def test_what_is_checked_can_be_broken(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world, learning = fast_and_slow(max_lag=2, slow=5.0)
     if wrong == "slabs":
         world.admission = Admission(world.memory, 4, slabs=9)
         match = "was not given back"
+    elif wrong == "lag":
+        monkeypatch.setattr(Learner, "too_patient", 1)
+        match = "too old"
     else:
         monkeypatch.setattr("lockstep.remote.may_take", lambda deadline, *_: deadline > 3)
         match = "deadlock"

@@ -61,6 +61,14 @@ def test_each_step_counts_with_the_version_that_acted_in_it() -> None:
     assert [fourth[f"share_{lag}_behind"] for lag in range(4)] == [2 / 20, 10 / 20, 5 / 20, 3 / 20]
 
 
+def test_without_data_there_is_no_lag() -> None:
+    lags = Lags(experiment(lag="async", max_lag=3))
+    lags.record(0, 0, acted((0, ((0, 0),)), (1, ((0, 0),))))
+    assert lags.record(1, 10, []) == {}
+    third = lags.record(2, 30, acted((0, ((0, 1),))))
+    assert (third["policy_versions"], third["gradient_steps"]) == (1.0, 20.0)
+
+
 def test_versions_are_counted_in_trajectories_of_240_steps() -> None:
     """Three rollouts of 80 steps make one; a shard counts once it has played as many."""
     lags = Lags(experiment(80, lag="async", max_lag=2))

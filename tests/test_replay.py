@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,14 +15,16 @@ from typing import Any
 
 import pytest
 from children import Child
-from tiny import cut, options
+from tiny import cut, options, replaying
 from workers import Ran, Workers, ran_of
 
 from lockstep import ledger, recipes
-from lockstep.algorithms import APPOConfig, IMPALAConfig
+from lockstep.algorithms import APPOConfig, DQNConfig, IMPALAConfig
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.clock import Clock, Recorded
 from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.freerun import Pace
 from lockstep.layout import Layout
 from lockstep.ledger import LedgerError
 from lockstep.replay import replay
@@ -36,6 +40,29 @@ FLAGS = (
     *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
     *("--scheme.acting-batch", "0", "--total-steps", "1M", "--display", "plain", "--no-tensorboard"),
     "--normalize.observations",
+)
+REPLAYING = (
+    *(
+        "train",
+        "dqn-cartpole",
+        "--scheme.lag",
+        "async",
+        "--algorithm.warmup",
+        "200",
+        "--algorithm.replay.capacity",
+        "2k",
+    ),
+    *(
+        "--algorithm.updates",
+        "4",
+        "--total-steps",
+        "1M",
+        "--checkpoint-every",
+        "2",
+        "--display",
+        "plain",
+        "--no-tensorboard",
+    ),
 )
 
 
@@ -61,6 +88,20 @@ def atari() -> Experiment:
     return cut(recipes.impala_atari, epochs=1, env={"num_envs": 4}, scheme=scheme)
 
 
+def remembering(iterations: int = 8, *, r2d2: bool = False, updates: int = 3, **scheme: Any) -> Experiment:
+    """CartPole or the memory task, with four shards of one environment; the first iteration only collects."""
+    lag = {"lag": "async", "max_lag": 2, **scheme}
+    if r2d2:
+        memory, lengths = {"capacity": 4 * 24, "slack": 1.0}, {"burn_in": 2, "unroll": 4}
+        tiny = replaying(recipes.r2d2_memory, replay=memory, algorithm=lengths, scheme=lag)
+    else:
+        tiny = replaying(recipes.dqn_cartpole, replay={"prioritized": True, "slack": 1.0}, scheme=lag)
+    assert isinstance(tiny.algorithm, DQNConfig)
+    greedy = {"epsilon_start": 0.0, "epsilon_end": 0.0, "learning_rate": 0.02}  # so that the version that acts matters
+    algorithm = dataclasses.replace(tiny.algorithm, updates=updates, **greedy)
+    return tiny.replace(algorithm=algorithm, total_steps=iterations * 8 * 4)
+
+
 FREE: dict[str, tuple[Callable[[], Experiment], str, str]] = {
     "lstm": (lambda: free(lstm=True), "cpu:a2-l1", "cpu:a1-l2"),
     "normalized-each-step": (
@@ -70,6 +111,13 @@ FREE: dict[str, tuple[Callable[[], Experiment], str, str]] = {
     ),
     "appo": (lambda: free(appo=True, max_lag=0, acting_batch=4), "cpu:a3-l1", "cpu:a2-l2"),
     "atari": (atari, "cpu:a2-l1", "cpu:a1-l2"),
+    "dqn-slow-learner": (remembering, "cpu:a2-l1,learner_delay=0.1", "cpu:a1-l2"),
+    "dqn-slow-collector": (lambda: remembering(updates=1), "cpu:a1-l1,jitter=0.03", "cpu:a2-l2"),
+    "r2d2-each-step": (
+        lambda: remembering(r2d2=True, refresh="step", max_lag=3),
+        "cpu:a2-l2,jitter=0.003",
+        "cpu:a3-l1,jitter=0.003",
+    ),
 }
 """Each with the layout that it ran on, and another to repeat it on."""
 
@@ -112,10 +160,12 @@ def again(run: Path, layout: str = "inline", name: str = "again") -> Ran:
 
 
 def check_events(experiment: Experiment, recorded: list[list[dict[str, Any]]]) -> None:
-    """The bound on the lag, and that every rollout of every shard is learned from once, in order."""
+    """The bounds on the lag and on the number of rollouts, and that each one of a shard is taken once, in order."""
     number = dict.fromkeys(range(experiment.scheme.shards), 0)
+    pace = Pace.of(experiment)
     for iteration, slots in enumerate(recorded):
-        assert len(slots) == experiment.scheme.shards
+        if iteration < pace.even:
+            assert [event["shard"] for event in slots] == list(number)
         for event in slots:
             assert event["rollout"] == number[event["shard"]]
             number[event["shard"]] += 1
@@ -124,6 +174,7 @@ def check_events(experiment: Experiment, recorded: list[list[dict[str, Any]]]) -
             assert versions == sorted(set(versions)) and versions[-1] <= iteration
             assert versions[0] >= iteration - experiment.scheme.max_lag
             assert len(versions) == 1 or experiment.scheme.refresh == "step"
+        assert pace.least(iteration) <= sum(number.values()) <= pace.most(iteration)
 
 
 # ------------------------------------------------------------------------------------------------------- replay
@@ -147,27 +198,66 @@ HAND: list[list[tuple[int, int, tuple[tuple[int, int], ...]]]] = [
     [(3, 2, ((0, 1), (3, 2), (6, 3))), (2, 2, ((0, 1),)), (0, 4, ((0, 1), (1, 2))), (1, 4, ((0, 3),))],
 ]
 """By iteration: (shard, rollout, versions). What timing may decide at a lag of up to 2, and rarely does."""
+REMEMBERED: list[list[tuple[int, int, tuple[tuple[int, int], ...]]]] = [
+    [(s, 0, ((0, 0),)) for s in range(4)],
+    [(s, 1, ((0, 0),)) for s in range(4)],
+    [],
+    [(0, 2, ((0, 1), (4, 2))), (0, 3, ((0, 1), (7, 3))), (2, 2, ((0, 1),))],
+    [(0, 4, ((0, 3),)), (1, 2, ((0, 2), (5, 4))), (2, 3, ((0, 2),)), (2, 4, ((0, 4),)), (3, 2, ((0, 2), (1, 3)))],
+]
+"""The same with replay."""
 
 
 def by_hand(experiment: Experiment) -> Recorded:
-    decided = [[{"shard": s, "rollout": r, "versions": v} for s, r, v in slots] for slots in HAND]
+    hand = REMEMBERED if experiment.algorithm.remembers else HAND
+    decided = [[{"shard": s, "rollout": r, "versions": v} for s, r, v in slots] for slots in hand]
     clock = Clock.of(experiment)
-    return Recorded(clock.lag, clock.iterations, clock.shards, decided)
+    return Recorded(clock.lag, clock.iterations, clock.shards, clock.by_shard, decided)
 
 
-@pytest.mark.parametrize("lstm", [True, False])
-def test_whatever_was_decided_is_repeated_on_any_layout(lstm: bool) -> None:
-    experiment = free(len(HAND), lstm=lstm, normalize=not lstm, refresh="step")
+@pytest.mark.parametrize("kind", ["lstm", "normalized", "dqn", "r2d2"])
+def test_whatever_was_decided_is_repeated_on_any_layout(kind: str) -> None:
+    experiment = free(len(HAND), lstm=kind == "lstm", normalize=kind == "normalized", refresh="step")
+    if kind in ("dqn", "r2d2"):
+        experiment = remembering(len(REMEMBERED), r2d2=kind == "r2d2", refresh="step")
     clock = by_hand(experiment)
     alone = ran_of(train(experiment, INLINE, options(Path("inline")), recorded=clock))
     assert events(alone.run) == json.loads(json.dumps(clock.events))
-    for layout in ("cpu:a1-l1,jitter=0.003", "cpu:a2-l2", "cpu:a3-l1" if lstm else "cpu:a1-l3"):
+    for layout in ("cpu:a1-l1,jitter=0.003", "cpu:a2-l2", "cpu:a1-l3" if kind == "normalized" else "cpu:a3-l1"):
         split = train(experiment, Layout.parse(layout), options(Path(layout.replace(":", "-"))), recorded=clock)
         assert ran_of(split) == alone, layout
 
     others = [[{**event, "versions": event["versions"][:1]} for event in slots] for slots in clock.events]
-    fewer = Recorded(clock.lag, clock.iterations, clock.shards, others)
+    fewer = dataclasses.replace(clock, events=others)
     assert ran_of(train(experiment, INLINE, options(Path("fewer")), recorded=fewer)).digest != alone.digest
+
+
+def test_when_replay_took_a_rollout_changes_what_is_learned() -> None:
+    experiment = remembering(len(REMEMBERED), refresh="step")
+    clock = by_hand(experiment)
+    alone = ran_of(train(experiment, INLINE, options(Path("inline")), recorded=clock))
+    three, five = clock.events[3:]
+    early = [*clock.events[:3], [*three[:2], five[0], three[2]], five[1:]]
+    result = train(experiment, INLINE, options(Path("early")), recorded=dataclasses.replace(clock, events=early))
+    assert ran_of(result).digest != alone.digest
+
+
+@pytest.mark.parametrize("name", ["dqn-slow-learner", "dqn-slow-collector", "r2d2-each-step"])
+def test_metrics_say_how_often_samples_were_learned_from(name: str, recorded: Callable[[str], Ran]) -> None:
+    experiment, run = FREE[name][0](), recorded(name).run
+    taken = [len(slots) for slots in events(run)]
+    lines = [json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines()]
+    assert [line["samples"] for line in lines] == [8 * sum(taken[: i + 1]) for i in range(len(taken))]
+    assert "replay/ratio" not in lines[0] and lines[1]["updates"] == experiment.algorithm.gradient_steps(32)[0]
+    updates, step = experiment.algorithm.gradient_steps(32)
+    for i, line in enumerate(lines[1:], start=1):
+        assert line["replay/ratio"] == pytest.approx(i * updates * step / (8 * sum(taken[1 : i + 1])))
+        assert 1 / 2 <= line["replay/ratio"] / (updates * step / 32) <= 2
+        assert ("lag/policy_versions" in line) == bool(taken[i])
+    if name == "dqn-slow-learner":
+        assert sum(taken) > 4 * len(taken)
+    if name == "dqn-slow-collector":
+        assert sum(taken) < 4 * len(taken)
 
 
 def test_a_repetition_is_repeated_and_verified(recorded: Callable[[str], Ran]) -> None:
@@ -188,21 +278,24 @@ def test_a_deterministic_run_is_repeated_too() -> None:
 # ------------------------------------------------------------------------------------------------------- resume
 
 
-def test_a_resumed_run_is_repeated_as_a_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "so_far", "numbers"), [("lstm", 3, [4, 4, 2, 2]), ("dqn", 4, [4, 2, 3, 2])])
+def test_a_resumed_run_is_repeated_as_a_whole(kind: str, so_far: int, numbers: list[int]) -> None:
     """From a checkpoint at which shards had reached different rollouts, and on another layout each time."""
     experiment = free(9, lstm=True, normalize=True, refresh="step", max_lag=2)
-    train(experiment, INLINE, options(Path("run")), stop_after=3, recorded=by_hand(experiment))
+    if kind == "dqn":
+        experiment = remembering(10, refresh="step")
+    train(experiment, INLINE, options(Path("run")), stop_after=so_far, recorded=by_hand(experiment))
     saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
-    numbers = [saved.part(f"shard-{shard:03d}")[1]["rollouts"] for shard in range(4)]
-    assert (saved.iteration, numbers) == (3, [4, 4, 2, 2])
+    assert saved.iteration == so_far
+    assert [saved.part(f"shard-{shard:03d}")[1]["rollouts"] for shard in range(4)] == numbers
     Path("run/replay.json").unlink()  # as if a free-running run had come so far
 
-    for layout, stop in (("cpu:a2-l1", 6), ("cpu:a1-l2,jitter=0.003", None)):
+    for layout, stop in (("cpu:a2-l1", so_far + 3), ("cpu:a1-l2,jitter=0.003", None)):
         result = resume("run", Layout.parse(layout), options(Path("run"), checkpoint_every=1), stop_after=stop)
     run = ran_of(result)
-    assert result.iterations == 9
+    assert result.iterations == experiment.iterations
     check_events(experiment, events(run.run))
-    assert events(run.run)[:3] == json.loads(json.dumps(by_hand(experiment).events[:3]))
+    assert events(run.run)[:so_far] == json.loads(json.dumps(by_hand(experiment).events[:so_far]))
     assert again(run.run) == run
     assert again(run.run, "cpu:a2-l1", "split") == run
 
@@ -234,6 +327,21 @@ def test_stopped_by_a_signal_and_resumed(start: Callable[..., Child]) -> None:
     assert Path("again/ledger.jsonl").read_bytes() == Path("run/ledger.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["learner", "collector"])
+def test_killed_and_resumed_with_replay(kind: str, start: Callable[..., Child]) -> None:
+    """With processes of its own."""
+    child = start(*REPLAYING, "--layout", "cpu:a2-l1", "--run", "run")
+    child.until(lambda: Path("run/ledger.jsonl").exists() and len(events_so_far()) >= 6, "some iterations")
+    os.kill(child.tree()[kind][0], signal.SIGKILL)
+    assert child.wait() == 1
+    assert re.search(rf"{kind.capitalize()} \d of \d was ended by SIGKILL", child.output()), child.output()
+    saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints")).iteration
+    assert resume("run", options=options(Path("run")), stop_after=saved + 4).iterations == saved + 4
+    check_events(RunFolder.open("run").experiment(), events(Path("run")))
+    verdict = verify("run", INLINE, "all")
+    assert verdict.ok and verdict.iterations == saved + 4, verdict.message
+
+
 def events_so_far() -> list[bytes]:
     return Path("run/ledger.jsonl").read_bytes().splitlines()[1:]
 
@@ -252,11 +360,27 @@ def test_what_cannot_run_freely_is_refused(recorded: Callable[[str], Ran]) -> No
         replay(run, Layout.parse("processes:2"), options(Path("refused")))
     assert not Path("refused").exists()
 
+    with pytest.raises(SettingsError, match=r"scheme.max_lag=0 with replay.*--scheme.max-lag 1 or more"):
+        train(remembering(max_lag=0), Layout.parse("cpu:a1-l1"), options(Path("refused")))
+    tiny = remembering(lag=1, max_lag=4)
+    with pytest.raises(SettingsError, match=r"algorithm.replay.slack=0.1 is for --scheme.lag async alone"):
+        train(replace_slack(tiny, 0.1), INLINE, options(Path("refused")))
+    with pytest.raises(SettingsError, match=r"algorithm.replay.slack=-1 must be at least 0"):
+        train(replace_slack(remembering(), -1), Layout.parse("cpu:a1-l1"), options(Path("refused")))
+    assert not Path("refused").exists()
+
     repeated = again(run).run
     with pytest.raises(SettingsError, match=r"repeats another run.*Resume the run that replay.json in it names"):
         resume(repeated)
     with pytest.raises(SettingsError, match="runs/nothing does not exist"):
         replay("runs/nothing")
+
+
+def replace_slack(experiment: Experiment, slack: float) -> Experiment:
+    algorithm = experiment.algorithm
+    assert isinstance(algorithm, OffPolicyConfig)
+    memory = dataclasses.replace(algorithm.replay, slack=slack)
+    return experiment.replace(algorithm=dataclasses.replace(algorithm, replay=memory))
 
 
 def forge(run: Path, iteration: int, **changes: Any) -> Path:
@@ -315,6 +439,18 @@ def test_a_changed_event_is_found(recorded: Callable[[str], Ran]) -> None:
     (edited / "ledger.jsonl").write_text(re.sub(r'("iteration":3.*?"rollout":)\d+', r"\g<1>77", text, count=1))
     with pytest.raises(LedgerError, match="no proof from iteration 3 on"):
         replay(edited, INLINE, options(Path("refused")))
+
+
+@pytest.mark.parametrize(("name", "took"), [("normalized-each-step", 3), ("dqn-slow-learner", 0)])
+def test_a_number_of_rollouts_that_cannot_have_been_decided_is_refused(
+    name: str, took: int, recorded: Callable[[str], Ran]
+) -> None:
+    """On-policy every iteration takes four; with replay the first that learns takes at least two at this slack."""
+    run = recorded(name).run
+    iteration = 4 if name == "normalized-each-step" else 1
+    slots = events(run)[iteration][:took]
+    with pytest.raises(LedgerError, match=rf"iteration {iteration} what cannot have been decided: {took} rollouts"):
+        replay(forge(run, iteration, events=slots), INLINE, options(Path("refused")))
 
 
 @pytest.mark.parametrize("layout", ["inline", "cpu:a2-l1"])

@@ -165,6 +165,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
         algorithm={"burn_in": 0, "unroll": 6},
         core="gru",
     ),
+    "apex-lag-1": lambda: replaying(recipes.apex_atari, replay={}, scheme={"lag": 1}, stream_size=8),
     "ppo-rnd": lambda: rnd(cut(recipes.ppo_cartpole, rollout=16, env={"adapter": "gymnasium"})),
     "impala-rnd-lag-1": lambda: rnd(cut(recipes.impala_atari, epochs=1, scheme={"lag": 1})),
     "sac-prioritized-lag-1": lambda: replaying(

@@ -58,6 +58,9 @@ class AlgorithmConfig(ABC):
 
     name: ClassVar[str] = ""
 
+    remembers: ClassVar[bool] = False
+    """Whether it learns from replay."""
+
     rollout: int = 128
     """Steps per environment and iteration. Longer lowers the overhead and, on-policy, the bias of bootstrapping;
     shorter updates more often."""

@@ -52,6 +52,10 @@ class ReplayConfig:
     new."""
     recency_least: int = 5_000
     """The least c_k. Lower lets the last updates of an iteration see only what is newest."""
+    slack: float = 0.5
+    """With lag async: gradient steps for each sample collected since the warm-up stay within a factor of 1 + slack of
+    what `updates` says. Higher lets collectors and learners wait less for each other, and hardware decide more of what
+    is learned; with 0 the ratio is exact."""
     checkpoint: bool = True
     """Write what is remembered into checkpoints, so that a resumed run goes on exactly. Off saves disk and time, and
     a resumed run begins with an empty memory (another result)."""
@@ -65,6 +69,8 @@ class ReplayConfig:
                 raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must lie between 0 and 1.")
         if self.hindsight < 0:
             raise SettingsError(f"algorithm.replay.hindsight={self.hindsight} must be 0 (off) or more, for example 4.")
+        if not 0 <= self.slack < math.inf:
+            raise SettingsError(f"algorithm.replay.slack={self.slack} must be at least 0, for example 0.5.")
         if not 0 < self.recency <= 1 or self.recency_least < 1:
             raise SettingsError(
                 f"algorithm.replay.recency={self.recency} must lie above 0 and not above 1 (which is off), and "
@@ -80,6 +86,8 @@ class ReplayConfig:
 @dataclass(frozen=True)
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from replay."""
+
+    remembers: ClassVar[bool] = True
 
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
@@ -139,8 +147,16 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.warmup={self.warmup} leaves nothing of total_steps={experiment.total_steps} to learn in. "
                 "Lower it, or raise --total-steps."
             )
-        if experiment.scheme.free_running:
-            raise SettingsError("--scheme.lag async does not serve replay yet: use a number, such as --scheme.lag 1.")
+        if experiment.scheme.free_running and experiment.scheme.max_lag == 0:
+            raise SettingsError(
+                "scheme.max_lag=0 with replay: an iteration that takes no rollout would make those in flight too old. "
+                "Use --scheme.max-lag 1 or more, or --scheme.lag 0."
+            )
+        if not experiment.scheme.free_running and self.replay.slack != ReplayConfig.slack:
+            raise SettingsError(
+                f"algorithm.replay.slack={self.replay.slack} is for --scheme.lag async alone; with "
+                f"scheme.lag={experiment.scheme.lag} the ratio of gradient steps to samples is exact. Leave it out."
+            )
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:
         return self.updates, self.batch_size

@@ -19,6 +19,7 @@ from lockstep.recipes.continuous import (
     td3_mujoco,
 )
 from lockstep.recipes.deep_q import (
+    apex_atari,
     c51_atari,
     dqn_atari,
     dqn_cartpole,
@@ -66,6 +67,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "qrdqn-atari": qrdqn_atari,
     "iqn-atari": iqn_atari,
     "rainbow-atari": rainbow_atari,
+    "apex-atari": apex_atari,
     "r2d2-atari": r2d2_atari,
     "r2d2-memory": r2d2_memory,
     "ddpg-mujoco": ddpg_mujoco,

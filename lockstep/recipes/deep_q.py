@@ -141,6 +141,34 @@ def rainbow_atari(game: str = "Breakout") -> Experiment:
     )
 
 
+def apex_atari(game: str = "Breakout") -> Experiment:
+    """Ape-X on Atari, classic protocol, Nature CNN, dueling (settings of Horgan et al. 2018, arXiv:1803.00933).
+
+    Deterministic as it stands; `--scheme.lag async` lets actors and learner run freely, as published.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=64, protocol="classic"),
+        model=QModelConfig(encoder="nature", dueling=True, stream_size=512),
+        algorithm=DQNConfig(
+            rollout=20,
+            batch_size=512,
+            updates=2,
+            warmup=50_000,
+            n_step=3,
+            learning_rate=2.5e-4 / 4,
+            optimizer=OptimizerConfig("rmsprop", eps=4e-4, decay=0.95),
+            max_grad_norm=40.0,
+            double=True,
+            target_period=2_500,
+            epsilon_end=0.4,
+            epsilon_fraction=0.0,
+            epsilon_spread=7.0,
+            replay=ReplayConfig(capacity=2_000_000, prioritized=True, alpha=0.6, beta=0.4, beta_end=0.4),
+        ),
+        scheme=Scheme(shards=8, lag=1, acting_batch=16),
+    )
+
+
 def r2d2_atari(game: str = "Breakout") -> Experiment:
     """R2D2 on Atari, raw rewards, CNN and LSTM (single-machine settings of rlpyt's R2D1, arXiv:1909.01500).
 

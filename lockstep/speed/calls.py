@@ -142,7 +142,7 @@ class Calls:
 
         def insert() -> None:
             number = next(numbers)
-            batches.begin(number, {0: Filled(rollouts[number % len(rollouts)], agent.normalizers)}, hyper)
+            batches.begin(number, {0: [Filled(rollouts[number % len(rollouts)], agent.normalizers)]}, hyper)
 
         return insert
 

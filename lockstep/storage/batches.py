@@ -15,7 +15,8 @@ from lockstep.storage.rollout import Rollout
 
 @dataclass(frozen=True)
 class Filled:
-    """What fills one of the S batch slots of an iteration: a rollout of some shard."""
+    """What fills one of the S batch slots of an iteration: a rollout of some shard. Where timing decides, a slot with
+    replay takes any number of its shard's."""
 
     rollout: Rollout
     normalizers: Normalizers
@@ -34,8 +35,8 @@ class Slice(NamedTuple):
 class Batches(Protocol):
     """A learner's source of minibatches, for its block of batch slots."""
 
-    def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
-        """Take an iteration's rollouts; returns the number of gradient steps that follow."""
+    def begin(self, iteration: int, filled: dict[int, list[Filled]], hyper: dict[str, float]) -> int:
+        """Take an iteration's rollouts, by batch slot; returns the number of gradient steps that follow."""
         ...
 
     def slice(self, slot: int, step: int) -> Slice:

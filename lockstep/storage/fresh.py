@@ -35,10 +35,11 @@ class FreshBatches:
         self._plans: dict[int, list[Tensor | None]] = {}
         self._moments: list[tuple[float, float]] | None = None
 
-    def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
-        """Take an iteration's rollouts; returns the number of gradient steps on them."""
-        self._whole = {slot: self._prepare(slot, filled[slot], hyper) for slot in self._slots}
-        self._normalizers = {slot: filled[slot].normalizers for slot in self._slots}
+    def begin(self, iteration: int, filled: dict[int, list[Filled]], hyper: dict[str, float]) -> int:
+        """Take an iteration's rollouts, one for each slot; returns the number of gradient steps on them."""
+        alone = {slot: only for slot in self._slots for only in filled[slot]}
+        self._whole = {slot: self._prepare(slot, only, hyper) for slot, only in alone.items()}
+        self._normalizers = {slot: only.normalizers for slot, only in alone.items()}
         self._plans = {slot: self._plan(slot, iteration) for slot in self._slots}
         self._moments = self._advantage_moments() if self._algorithm.normalize_advantages else None
         return self._config.epochs * self._config.minibatches

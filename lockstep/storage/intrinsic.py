@@ -44,13 +44,14 @@ class CuriousBatches(FreshBatches):
         """By slot: intrinsic rewards [T, B], not normalised yet, and intrinsic values [T+1, B]."""
         self._iteration = 0
 
-    def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
-        """Take an iteration's rollouts; returns the number of gradient steps on them."""
+    def begin(self, iteration: int, filled: dict[int, list[Filled]], hyper: dict[str, float]) -> int:
+        """Take an iteration's rollouts, one for each slot; returns the number of gradient steps on them."""
         self._iteration = iteration
-        sums = {slot: self._observation_sums(filled[slot].rollout) for slot in self._slots}
+        rollouts = {slot: only.rollout for slot in self._slots for only in filled[slot]}
+        sums = {slot: self._observation_sums(rollout) for slot, rollout in rollouts.items()}
         self._observations = self._observations.merged(self._tree.sum(sums))
         self._curiosity.normalize_with(self._observations.mean, self._observations.std)
-        self._novelty = {slot: self._evaluate(filled[slot].rollout) for slot in self._slots}
+        self._novelty = {slot: self._evaluate(rollout) for slot, rollout in rollouts.items()}
         sums = {slot: self._return_sums(slot) for slot in self._slots}
         self._returns = self._returns.merged(self._tree.sum(sums))
         return super().begin(iteration, filled, hyper)

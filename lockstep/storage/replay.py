@@ -309,21 +309,24 @@ class ReplayBatches:
         self._taken: dict[int, _Taken] = {}
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
-    def begin(self, iteration: int, filled: dict[int, Filled], hyper: dict[str, float]) -> int:
-        """Remember an iteration's rollouts; returns the number of gradient steps."""
+    def begin(self, iteration: int, filled: dict[int, list[Filled]], hyper: dict[str, float]) -> int:
+        """Remember an iteration's rollouts, one or more of every slot's shard at first; returns the number of gradient
+        steps."""
         experiment = self._agent.experiment
         for slot in self._slots:
+            rollouts = [each.rollout for each in filled[slot]]
             if not self._replays:
-                memory.require(experiment, len(self._slots), filled[slot].rollout)
+                memory.require(experiment, len(self._slots), rollouts[0])
             if slot not in self._replays:
-                self._replays[slot] = self._algorithm.memory(experiment, filled[slot].rollout)
+                self._replays[slot] = self._algorithm.memory(experiment, rollouts[0])
                 if self._goals is not None:
                     self._hindsight[slot] = Hindsight(
                         self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
                     )
                 if slot in self._saved:
                     self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
-            self._replays[slot].insert(filled[slot].rollout)
+            for rollout in rollouts:
+                self._replays[slot].insert(rollout)
             if slot in self._hindsight:
                 self._hindsight[slot].follow()
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)

@@ -168,7 +168,7 @@ def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
     returns: list[Tensor] = []
     for iteration in range(2):
         rollouts = {slot: rollout_of(agent, 10 * iteration + slot) for slot in slots}
-        filled = {slot: Filled(rollout, agent.normalizers) for slot, rollout in rollouts.items()}
+        filled = {slot: [Filled(rollout, agent.normalizers)] for slot, rollout in rollouts.items()}
         assert batches.begin(iteration, filled, hyper) == config.epochs * config.minibatches
 
         seen += [rollout.obs[1:].reshape(-1, 4) for rollout in rollouts.values()]

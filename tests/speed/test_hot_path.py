@@ -157,7 +157,7 @@ def cost_of_learning(experiment: Callable[..., Experiment]) -> Cost:
         collecting.collect(0, lambda t: version)
         rollout = collecting._slabs.rollout(0, 0)
         learner = Learner(agent, range(1), TreeSum(1, Group()))
-        filled = {0: Filled(rollout, version.normalizers)}
+        filled = {0: [Filled(rollout, version.normalizers)]}
         learner.learn(0, filled)
         return cost(lambda: learner.learn(1, filled))
 

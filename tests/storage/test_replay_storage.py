@@ -257,7 +257,7 @@ def test_recent_steps_are_emphasised_as_the_formula_says(recency: float) -> None
     batches = ReplayBatches(agent, range(1))
     world = World(2, 3, "zero", 0.01)
     for number, each in enumerate(world.rollouts(8, 40)):
-        filled = {0: Filled(each, agent.normalizers)}
+        filled = {0: [Filled(each, agent.normalizers)]}
         batches.begin(number, filled, agent.algorithm.hyperparameters(0.0))
     replay = batches._replays[0]
     oldest, newest = replay._oldest(), replay._newest()
