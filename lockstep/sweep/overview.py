@@ -145,7 +145,8 @@ def panel(picture: Picture, title: str) -> RenderableType:
         if picture.counts.get(state):
             counts.append(f"{picture.counts[state]} {state}", color).append("   ")
     grid = Table.grid(expand=True)
-    grid.add_row(table)
+    if picture.rows:
+        grid.add_row(table)
     grid.add_row(counts)
     subtitle = Text(duration(picture.seconds), style="dim")
     return Panel(grid, title=Text(title, style="bold"), subtitle=subtitle, border_style="blue")
