@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from lockstep.experiment import Experiment
@@ -162,14 +164,29 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def load_of_others(cores: int, say: Callable[[str], None]) -> float:
-    """Cores that other programs keep busy, on average over the last minute; says so if they are many."""
-    load = os.getloadavg()[0]
+    """Cores that programs keep busy which already run, looked at for a second; says so if they are many."""
+    before, begin = _busy_seconds(), time.perf_counter()
+    time.sleep(1.0)
+    after, seconds = _busy_seconds(), time.perf_counter() - begin
+    load = os.getloadavg()[0] if before is None or after is None else (after - before) / seconds
     if load > _BUSY * cores:
         say(
             f"warning: other programs keep {load:.1f} of this machine's {cores} cores busy. What is measured in turn "
             "compares; absolute numbers mean little."
         )
     return load
+
+
+def _busy_seconds() -> float | None:
+    """Of the cores that this process may use, since the machine was started; None where the system does not tell."""
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except OSError:
+        return None
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    busy = sum(int(number) for name, *of in lines if name in mine for number in (*of[:3], *of[5:8]))
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def bench(
