@@ -141,29 +141,38 @@ def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str) -> 
     }
     estimates = {name: [estimate(kind, each) for each in found] for name, kind in kinds.items()}
     rows = [[group.label, *(str(estimates[name][n]) for name in kinds)] for n, group in enumerate(groups)]
-    charts = [
+    dots = [
         page.figure(name, interval_chart([(g.label, n, each[n]) for n, g in enumerate(groups)], name))
         for name, each in estimates.items()
     ]
-    profiles = []
-    for number, (group, each) in enumerate(zip(groups, found)):
-        share, low, high = statistics.bootstrap(_profile, each, resamples=1_000)
-        profiles.append(Line(group.label, number, (_THRESHOLDS, share), None if np.isnan(low).any() else (low, high)))
-    chart = line_chart(profiles, "Human-normalized score τ", "Share of runs")
-    charts.append(page.figure("Share of runs that score above τ", chart))
+    lines = [
+        _profile("Share of runs that score above τ", statistics.run_profile, groups, found),
+        _profile("Share of games whose mean is above τ", statistics.task_profile, groups, found),
+    ]
     for x in ("frames", "time"):
         by_task = [[[_curve(run, x, metric) for run in group.on(task)] for task in named] for group in groups]
         human = [[[(s, normalize(t, y)) for s, y in runs] for t, runs in zip(named, group)] for group in by_task]
-        charts.append(_chart(groups, human, x, "human-normalized IQM"))
+        lines.append(_chart(groups, human, x, "human-normalized IQM"))
     text = (
         f"Human-normalized scores of {len(named)} games: 0 is random play, 1 a human tester. Intervals are 95% "
         "stratified bootstrap intervals."
     )
-    return page.paragraph(text) + page.table(["Method", *kinds], rows) + page.figures(charts)
+    table = page.table(["Method", *kinds], rows)
+    return page.paragraph(text) + table + legend(groups) + page.figures(dots) + page.figures(lines)
 
 
-def _profile(sample: Scores) -> np.ndarray:
-    return statistics.run_profile(sample, _THRESHOLDS)
+def _profile(
+    caption: str,
+    kind: Callable[[Scores, np.ndarray], np.ndarray],
+    groups: Sequence[Method],
+    found: Sequence[Scores],
+) -> str:
+    """A performance profile of each method."""
+    lines = []
+    for number, (group, each) in enumerate(zip(groups, found)):
+        share, low, high = statistics.bootstrap(lambda sample: kind(sample, _THRESHOLDS), each, resamples=1_000)
+        lines.append(Line(group.label, number, (_THRESHOLDS, share), None if np.isnan(low).any() else (low, high)))
+    return page.figure(caption, line_chart(lines, "Human-normalized score τ", "Share"))
 
 
 def _chart(

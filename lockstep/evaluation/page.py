@@ -40,7 +40,7 @@ nav { display: flex; flex-wrap: wrap; gap: .3rem 1rem; margin: .8rem 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--rule); }
 th { color: var(--muted); font-weight: 600; } td { font-variant-numeric: tabular-nums; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: .8rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: .8rem; margin: .8rem 0; }
 figure { margin: 0; background: var(--card); border-radius: 8px; padding: .6rem; break-inside: avoid; }
 figcaption { font-size: .88rem; font-weight: 600; } svg { display: block; width: 100%; max-width: 560px; }
 svg text { font-size: 11px; fill: var(--muted); } .end { text-anchor: end; } .middle { text-anchor: middle; }
