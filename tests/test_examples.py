@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -86,7 +87,12 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
     if verb == "train":
         given = {"my_file.py:recipe": "examples/custom_model.py:recipe", "RECIPE": "ppo-cartpole"}
         arguments = [given.get(argument, argument) for argument in arguments if argument != "--help"]
-        assert main([verb, *arguments, "--dry-run"]) == 0, capsys.readouterr().err
+        code = main([verb, *arguments, "--dry-run"])
+        said = capsys.readouterr().err
+        if missing := re.search(r"needs the module (\w+), which cannot be imported", said):
+            assert importlib.util.find_spec(missing[1]) is None
+            pytest.skip(f"{missing[1]} is not installed")
+        assert code == 0, said
     else:
         recipe = {"bench": ["ppo-cartpole"], "tune": ["ppo-cartpole"], "sweep": ["set", "ppo-cartpole"]}
         main([verb, *recipe.get(verb, []), "--help"])
