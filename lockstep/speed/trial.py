@@ -71,13 +71,14 @@ class Trial:
 
     def __init__(self, experiment: Experiment, layout: Layout) -> None:
         self.layout = layout
-        self._per_iteration = experiment.samples_per_iteration
+        self._samples = 0
+        """Collected so far."""
         self.settling = experiment.scheme.slabs
         """Iterations at the beginning that are unlike the others: slabs are filled, or nothing is learned yet."""
         if isinstance(experiment.algorithm, OffPolicyConfig):
             algorithm = dataclasses.replace(experiment.algorithm, warmup=0)
             experiment = experiment.replace(algorithm=algorithm)
-            self.settling += algorithm.build().warm_iterations(self._per_iteration)
+            self.settling += algorithm.build().warm_iterations(experiment.samples_per_iteration)
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-trial-")
         folder = Path(self._folder.name)
         self._output, self._failure = folder / "output", folder / "failure"
@@ -105,7 +106,8 @@ class Trial:
             if now > deadline:
                 raise OutOfTime
         self._signal(signal.SIGSTOP)
-        return Slot(len(lines) * self._per_iteration, lines[-1][0] - begin, lines)
+        before, self._samples = self._samples, int(lines[-1][1]["samples"])
+        return Slot(self._samples - before, lines[-1][0] - begin, lines)
 
     def close(self) -> None:
         """End it."""
