@@ -3,6 +3,7 @@ and SAC train, beside Stable-Baselines3.
 
     python benchmarks/replay.py storages     # about 4 minutes; writes benchmarks/replay/storages.json and .md
     python benchmarks/replay.py dqn sac      # about 5 minutes each; dqn.json, dqn.md, sac.json, sac.md
+    python benchmarks/replay.py dqn-1-shard  # and other cases: how a minibatch is shared out over two cores
 
 storages: every one is filled with the same 84x84 stacks of four random frames, of 8 environments in rollouts of 16
 steps, and then goes on taking rollouts while minibatches of 32 items (both observations, as torch tensors) are drawn
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +224,10 @@ def storages(rounds: int, capacity: int, seconds: float) -> None:
     for library, peer in (("torchrl", PEERS["torchrl"]), ("sb3", PEERS["stable-baselines3"])):
         interpreters[library] = python_of(peer.environment, peer.requirements, print)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in STORAGES}
+    skipped: dict[str, str] = {}
     root = Path(__file__).resolve().parents[1]
     for number in range(1, rounds + 1):
-        for name in STORAGES:
+        for name in [each for each in STORAGES if each not in skipped]:
             flags = ["--one", name, "--capacity", str(capacity), "--seconds", str(seconds)]
             paths = {"PYTHONPATH": str(root)} if name.startswith("lockstep") else {}
             finished = subprocess.run(
@@ -234,7 +236,9 @@ def storages(rounds: int, capacity: int, seconds: float) -> None:
                 env={**os.environ, "OMP_NUM_THREADS": "1", **paths},
             )
             if finished.returncode:
-                raise SystemExit(f"{name} failed:\n{finished.stderr.decode()}")
+                skipped[name] = finished.stderr.decode().strip().splitlines()[-1]
+                print(f"{name} failed: {skipped[name]}", flush=True)
+                continue
             found = json.loads(finished.stdout.splitlines()[-1])
             results[name].append(found)
             print(
@@ -242,30 +246,56 @@ def storages(rounds: int, capacity: int, seconds: float) -> None:
             )
     lines = ["| replay | steps/s in | items/s out | GB per million steps |", "|---|---|---|---|"]
     for name, found in results.items():
+        if name in skipped:
+            continue
         inserted, drawn = (statistics.median(each[key] for each in found) for key in ("inserted", "drawn"))
         lines.append(f"| {name} | {inserted:,.0f} | {drawn:,.0f} | {found[0]['gigabytes']:.1f} |")
-    write("storages", {"rounds": rounds, "capacity": capacity, "results": results}, "\n".join(lines))
+    lines += [f"\n{name} was left out: {why}" for name, why in skipped.items()]
+    report = {"rounds": rounds, "capacity": capacity, "results": results, "skipped": skipped}
+    write("storages", report, "\n".join(lines))
 
 
-def against(name: str, rounds: int, seconds: float, layout: str) -> None:
+@dataclass(frozen=True)
+class Case:
+    """How lockstep trains a recipe on two cores. The minibatch is the same, whoever computes which part of it."""
+
+    recipe: str
+    layout: str
+    shards: int = 4
+    torch_threads: int = 1
+
+
+CASES = {
+    "dqn": Case("dqn-atari", "processes:2"),
+    "dqn-2-shards": Case("dqn-atari", "processes:2", shards=2),
+    "dqn-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, torch_threads=2),
+    "sac": Case("sac-mujoco", "processes:2"),
+    "sac-2-shards": Case("sac-mujoco", "processes:2", shards=2),
+    "sac-1-shard": Case("sac-mujoco", "inline", shards=1, torch_threads=2),
+}
+
+
+def against(name: str, rounds: int, seconds: float, layout: str | None) -> None:
     """Measure an algorithm beside Stable-Baselines3, and write the table."""
-    from lockstep import recipes
     from lockstep.layout import Layout
+    from lockstep.recipes import RECIPES
     from lockstep.speed.peers import compare
 
-    experiment = {"dqn": recipes.dqn_atari, "sac": recipes.sac_mujoco}[name]()
+    case = CASES[name]
+    experiment = RECIPES[case.recipe]()
     settings: Any = experiment.algorithm
     # Its buffer of a million stacks would not fit into this machine's memory.
     small = replace(settings, replay=replace(settings.replay, capacity=100_000))
+    scheme = replace(experiment.scheme, shards=case.shards, acting_batch=0)
     found = compare(
-        experiment.replace(algorithm=small),
-        Layout.parse(layout),
+        experiment.replace(algorithm=small, scheme=scheme, torch_threads=case.torch_threads),
+        Layout.parse(layout or case.layout),
         ["stable-baselines3"],
         rounds=rounds,
         seconds=seconds,
         say=lambda text: print(f"{name}: {text}", flush=True),
     )
-    write(name, {"rounds": rounds, **found.to_json()}, found.table())
+    write(name, {"rounds": rounds, **asdict(case), **found.to_json()}, found.table())
 
 
 def write(name: str, report: dict[str, Any], table: str) -> None:
@@ -283,15 +313,17 @@ def write(name: str, report: dict[str, Any], table: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["storages", "dqn", "sac"])
+    parser.add_argument("what", nargs="*", metavar="CASE", help=f"storages, {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, help="of each measurement: 2 of storages, 20 of training by default")
-    parser.add_argument("--layout", default="processes:2", help="lockstep's, for training")
+    parser.add_argument("--layout", help="lockstep's for training, instead of the case's own, which is for two cores")
     parser.add_argument("--capacity", type=int, default=20_000, help="steps of all environments in a storage")
     parser.add_argument("--one", choices=STORAGES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.one, given.capacity, given.seconds)))
+    if unknown := set(given.what) - {"storages", *CASES}:
+        parser.error(f"there is no case {', '.join(sorted(unknown))}")
     for name in given.what:
         if name == "storages":
             storages(given.rounds, given.capacity, given.seconds or 2.0)

@@ -30,7 +30,7 @@ from lockstep.storage.transitions import Transitions
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that nothing is forgotten for good (Schaul et al. 2016, section 3.3)."""
-_AT_ONCE = 1024
+_AT_ONCE = 256
 """Items that are taken out of replay together, for several gradient steps: each costs a fraction then."""
 _PLAIN = ""
 """Name of observations that are one tensor."""
