@@ -182,6 +182,7 @@ if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
     EXPERIMENTS["vizdoom"] = lambda: cut(recipes.appo_vizdoom)
 if importlib.util.find_spec("minatar"):
     EXPERIMENTS["minatar"] = lambda: replaying(recipes.dqn_minatar, replay={})
+    EXPERIMENTS["minatar-ppo"] = lambda: cut(recipes.ppo_minatar)
 if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
 
