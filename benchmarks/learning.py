@@ -97,6 +97,11 @@ PROOFS = {
         "--total-steps 1.5M",
         1,
     ),
+    "battle": Proof(
+        "appo-vizdoom --env.num-envs 32 --env.options actions=compact --scheme.acting-batch 32 --algorithm.epochs 4 "
+        "--algorithm.minibatches 4 --algorithm.learning-rate 2.5e-4 --algorithm.clip 0.2 --total-steps 4M",
+        1,
+    ),
     "halfcheetah-ppo": Proof("ppo-mujoco --env.id HalfCheetah-v4 --total-steps 1M", 1),
     "pendulum-sac": Proof("sac-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
     "pendulum-td3": Proof("td3-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),

@@ -17,6 +17,8 @@ from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, pa
 from lockstep.speed.trial import Trial
 from lockstep.train import prepare
 
+_LOOK = 1.0
+"""Seconds for which others are looked at before anything is measured."""
 _BUSY = 0.25
 """Load of other programs, as a share of the cores, from which on absolute numbers mean little."""
 
@@ -165,10 +167,10 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
 
 def load_of_others(cores: int, say: Callable[[str], None]) -> float:
     """Cores that programs keep busy which already run, looked at for a second; says so if they are many."""
-    before, begin = _busy_seconds(), time.perf_counter()
-    time.sleep(1.0)
-    after, seconds = _busy_seconds(), time.perf_counter() - begin
-    load = os.getloadavg()[0] if before is None or after is None else (after - before) / seconds
+    before = _busy_seconds()
+    time.sleep(_LOOK)
+    after = _busy_seconds()
+    load = os.getloadavg()[0] if before is None or after is None else (after - before) / _LOOK
     if load > _BUSY * cores:
         say(
             f"warning: other programs keep {load:.1f} of this machine's {cores} cores busy. What is measured in turn "
