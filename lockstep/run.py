@@ -23,6 +23,7 @@ from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
+from lockstep.runtime.files import write_whole
 from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
 
 
@@ -170,7 +171,7 @@ class RunFolder:
         if not self.metrics.is_file():
             return
         lines = [line for line in self.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        _replace(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] <= iterations))
+        write_whole(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] <= iterations))
 
     def _read(self, name: str) -> Any:
         try:
@@ -215,11 +216,4 @@ def _new_folder(experiment: Experiment, requested: str | None) -> Path:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    _replace(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing, so that a crash never leaves half of one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())

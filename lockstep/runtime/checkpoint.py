@@ -26,6 +26,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from lockstep.runtime.files import sync, write_whole
 from lockstep.settings import SettingsError
 
 VERSION = 1
@@ -47,25 +48,6 @@ def _folder(iteration: int) -> str:
 def checkpoint_path(directory: Path, iteration: int) -> Path:
     """Where the checkpoint of an iteration is, or will be once it is finished."""
     return directory / _folder(iteration)
-
-
-def _fsync(path: Path) -> None:
-    """Make a file's contents, or a folder's entries, survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that its name holds the old contents or the new ones, never a part of them."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def _sealed(entries: Mapping[str, Any]) -> bytes:
@@ -113,7 +95,7 @@ def write_part(
     data = safetensors.torch.save(own, {"meta": json.dumps(meta)})
     folder = directory / f".partial-{_folder(iteration)}"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{name}.safetensors", data)
+    write_whole(folder / f"{name}.safetensors", data)
     return {"name": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
@@ -136,7 +118,7 @@ def link_part(directory: Path, iteration: int, part: Mapping[str, Any], origin: 
     except FileNotFoundError:
         raise
     except OSError:
-        _write(folder / file, (origin / file).read_bytes())
+        write_whole(folder / file, (origin / file).read_bytes())
     return dict(part)
 
 
@@ -170,12 +152,12 @@ def finish(
         "meta": dict(meta),
         "best": best,
     }
-    _write(partial / _MANIFEST, _sealed(manifest))
-    _fsync(partial)
+    write_whole(partial / _MANIFEST, _sealed(manifest))
+    sync(partial)
     if final.exists():
         os.rename(final, directory / f".replaced-{_folder(iteration)}")
     os.rename(partial, final)
-    _fsync(directory)
+    sync(directory)
     older = [path for path in list_checkpoints(directory) if int(path.name) <= iteration]
     kept = _best(older)
     for path in older[:-keep]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lockstep.runtime.files import sync, write_whole
 from lockstep.settings import SettingsError, to_json
 
 if TYPE_CHECKING:
@@ -221,17 +222,8 @@ class Queue:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a whole file or nothing, whatever ends this process or the machine meanwhile."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+    sync(path.parent)
 
 
 def read_json(path: Path) -> Any:
