@@ -28,6 +28,8 @@ class EvalArguments:
     """Seed of environments and action noise. Default: the experiment's."""
     num_envs: int | None = None
     """Environments that play side by side. Default: up to 16."""
+    levels: Literal["train", "test"] = "train"
+    """Levels to play, if the run was trained on a set of them (env.num_levels): those, or all others."""
     json: bool = False
     """Print JSON."""
 
@@ -84,6 +86,7 @@ def evaluate(arguments: list[str]) -> int:
         checkpoint=given.checkpoint,
         seed=given.seed,
         num_envs=given.num_envs,
+        levels=given.levels,
     )
     if given.json:
         say_json({"run": given.run, **result.to_json()})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,8 @@ from lockstep.settings import Options, SettingsError
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
+MAX_LEVELS = 2**31 - 1
+"""Levels have the numbers from 0 to this less one."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,44 @@ class EnvConfig:
     usual but learns nothing: measures throughput without the policy's influence on the environments."""
     options: Options = field(default_factory=dict)
     """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1."""
+    num_levels: int = 0
+    """Levels that training episodes are drawn from, so that others can test what was learned; 0 for no limit. Fewer are
+    learned sooner, and say less about all others. A level is what a seed makes of the task: Procgen's own levels, and
+    with gymnasium the episode that reset(seed=level) begins."""
+    start_level: int = 0
+    """The first of these levels; the others follow it."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"num_levels", "start_level"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         for name, least in (("num_envs", 1), ("reseed_every", 1), ("decorrelate", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
+        if min(self.start_level, self.num_levels) < 0 or self.start_level + self.num_levels >= MAX_LEVELS:
+            raise SettingsError(
+                f"env.num_levels={self.num_levels} and env.start_level={self.start_level} must be at least 0, and "
+                f"their sum below {MAX_LEVELS:,}, the number of all levels."
+            )
+        if self.start_level and not self.num_levels:
+            raise SettingsError(
+                f"env.start_level={self.start_level} names the first of a set of levels, but env.num_levels=0 sets no "
+                "limit. Say how many there are, as in --env.num-levels 200."
+            )
+
+    def held_out(self) -> EnvConfig:
+        """The same environments on all levels above those that were trained on.
+
+        Raises:
+            SettingsError: training was not limited to a set of levels.
+        """
+        if not self.num_levels:
+            raise SettingsError(
+                "This run was trained on an unlimited number of levels (env.num_levels=0), which leaves none to test "
+                "on. Train with a set of levels, as in --env.num-levels 200, or evaluate without --levels test."
+            )
+        end = self.start_level + self.num_levels
+        return replace(self, start_level=end, num_levels=MAX_LEVELS - end)
 
 
 class StepResult(NamedTuple):

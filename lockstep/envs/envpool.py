@@ -50,6 +50,11 @@ def games() -> list[str]:
     return [name.removesuffix("-v5") for name, spec in _registry.specs.items() if spec[0] == "envpool.atari"]
 
 
+def has_levels(env_id: str) -> bool:
+    """Whether EnvPool can draw this task's episodes from a set of levels: Procgen's games."""
+    return env_id in _registry.specs and _registry.specs[env_id][0] == "envpool.procgen"
+
+
 def ids() -> list[str]:
     """Every id but the Atari games'."""
     return [name for name, spec in _registry.specs.items() if spec[0] != "envpool.atari"]
@@ -64,6 +69,8 @@ class EnvPoolShard(ShardEnv):
     ) -> None:
         self._id = config.id if config.id in _registry.specs else f"{config.id}-v5"
         self._settings = {**PROTOCOLS[config.protocol], **config.options}
+        if config.num_levels:
+            self._settings |= {"num_levels": config.num_levels, "start_level": config.start_level}
         self._render = render
         self._threads = threads
         self._reseed_every = config.reseed_every

@@ -85,6 +85,7 @@ class GymShard(ShardEnv):
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
         self._longest = config.reseed_every
+        self._start_level, self._num_levels = config.start_level, config.num_levels
         self._log = ActionLog()
         self._action: tuple[np.ndarray, ...] = ()
         self._obs: list[Any] = [None] * num_envs
@@ -101,8 +102,10 @@ class GymShard(ShardEnv):
         self._writer.write_list(self._obs, out)
 
     def _reset_one(self, j: int) -> None:
-        seed = self._seeds.derive(np.array([j]), self._episode[j : j + 1])
-        self._obs[j], _ = self._envs[j].reset(seed=int(seed[0]))
+        seed = int(self._seeds.derive(np.array([j]), self._episode[j : j + 1])[0])
+        if self._num_levels:
+            seed = self._start_level + seed % self._num_levels
+        self._obs[j], _ = self._envs[j].reset(seed=seed)
         self._steps[j] = 0
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:

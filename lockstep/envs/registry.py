@@ -140,6 +140,15 @@ def resolve(config: EnvConfig) -> EnvConfig:
             f"env.protocol={config.protocol} is for Atari games by name (such as Breakout), but env.id={config.id}. "
             "Use --env.protocol none."
         )
+    if config.num_levels:
+        drawing = tuple(a for a in adapters if _has_levels(a, env_id))
+        if not drawing or config.adapter not in ("auto", *drawing):
+            raise SettingsError(
+                f"env.num_levels={config.num_levels} needs an adapter that can begin every episode on a level of its "
+                f"own: gymnasium, or EnvPool for Procgen's games. {config.id} is served by {' and '.join(adapters)}: "
+                f"use {'--env.adapter ' + ' or '.join(drawing) if drawing else 'another task, or --env.num-levels 0'}."
+            )
+        adapters = drawing
     able = tuple(a for a in adapters if a != "envpool") if config.decorrelate else adapters
     installed = tuple(a for a in able if _installed(a))
     adapter = config.adapter
@@ -170,6 +179,15 @@ def resolve(config: EnvConfig) -> EnvConfig:
 def list_envs() -> dict[str, tuple[str, ...]]:
     """Every known id with the adapters that can serve it here, the one that auto takes first."""
     return {env_id: tuple(a for a in adapters if _installed(a)) for env_id, adapters in sorted(_catalog().items())}
+
+
+def _has_levels(adapter: str, env_id: str) -> bool:
+    """Whether an adapter can begin every episode of a task on a level of its own."""
+    if adapter == "envpool" and _installed(adapter):
+        from lockstep.envs import envpool
+
+        return envpool.has_levels(env_id)
+    return adapter == "gymnasium"
 
 
 def _installed(adapter: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
 
 MAX_ENVS = 16
+Levels = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def evaluate(
     checkpoint: str | None = None,
     seed: int | None = None,
     num_envs: int | None = None,
+    levels: Levels = "train",
 ) -> Evaluation:
     """Play whole episodes with a run's policy and report their raw scores.
 
@@ -88,6 +90,7 @@ def evaluate(
         checkpoint: latest (also None), best, or an iteration.
         seed: of environments and action noise; None takes the experiment's.
         num_envs: environments that play side by side, at most `episodes`; None takes up to 16.
+        levels: train, those that the experiment trains on; test, all above them (see EnvConfig.num_levels).
 
     Raises:
         SettingsError: there is no such run or checkpoint, or a number is out of range.
@@ -102,6 +105,7 @@ def evaluate(
             seed=seed,
             seed_purpose="test",
             num_envs=num_envs,
+            levels=levels,
             threads=cores(),
         )
     protocol = f"{result.protocol}, checkpoint of iteration {policy.iteration}"
@@ -117,6 +121,7 @@ def evaluate_policy(
     seed: int | None = None,
     seed_purpose: str = "eval",
     num_envs: int | None = None,
+    levels: Levels | None = None,
     threads: int = 1,
     alive: Callable[[], None] = lambda: None,
 ) -> Evaluation:
@@ -127,6 +132,7 @@ def evaluate_policy(
 
     Args:
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
+        levels: None plays the test levels where training is limited to some, since its own scores show the others.
         threads: that step the environments; changes no result.
         alive: called at every step, to tell whoever watches this process that it makes progress.
         For the others see evaluate.
@@ -135,6 +141,8 @@ def evaluate_policy(
         raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has at least one.")
     if num_envs is not None and num_envs < 1:
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
+    if levels == "test" or (levels is None and experiment.env.num_levels):
+        experiment = experiment.replace(env=experiment.env.held_out())
     seed = experiment.seed if seed is None else seed
     count = min(episodes, num_envs or MAX_ENVS)
     player = Player(model, experiment, num_envs=count, greedy=greedy, seed=seed, purpose=seed_purpose, threads=threads)
@@ -162,4 +170,6 @@ def _environment(experiment: Experiment) -> str:
     env = experiment.env
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
     notes += [f"{name}={value}" for name, value in env.options.items()]
+    if env.num_levels:
+        notes.append(f"levels {env.start_level} to {env.start_level + env.num_levels - 1}")
     return f"{env.id} ({', '.join([*notes, env.adapter])})"
