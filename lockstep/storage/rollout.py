@@ -14,6 +14,10 @@ class Rollout(ArrayTuple):
 
     A slot whose observation was the last of its episode holds the step that the environment spent on its reset:
     its action and reward mean nothing, and valid_t is False.
+
+    A rollout that was cut (lockstep.preemption) holds copies of its last observation behind it, and of the action on
+    that. valid_t is False there, and truncated_t True at its last step, which is bootstrapped from that observation,
+    although the episode goes on in the next rollout.
     """
 
     obs: Any
@@ -35,8 +39,9 @@ class Rollout(ArrayTuple):
     terminated: Tensor
     """bool [T, B]: the episode ended with a_t; nothing is bootstrapped."""
     truncated: Tensor
-    """bool [T, B]: a time limit cut the episode after a_t; obs_{t+1} is its true last observation."""
+    """bool [T, B]: a time limit cut the episode after a_t, or preemption the rollout; obs_{t+1} is the true last
+    observation."""
     valid: Tensor
-    """bool [T, B]: False on reset steps, which count in no loss and no statistic."""
+    """bool [T, B]: False on reset steps, and behind a cut: they count in no loss and no statistic."""
     core_state: Tensor
     """fp32 [B, K]: core state before obs_0."""

@@ -1,0 +1,286 @@
+"""Acting: the environments of one or more shards, the policy that acts in them, and the slabs that are filled by both.
+
+Shape legend: T time, B environments of a shard, A rows of an acting batch (one or more shards), K core state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.offpolicy import OffPolicy, drifting
+from lockstep.arrays import map_structure
+from lockstep.clock import Fill
+from lockstep.envs.base import ShardEnv
+from lockstep.models.base import Exploring, ModelOutput
+from lockstep.models.capture import Inference
+from lockstep.preemption import Preemption
+from lockstep.rng import stream
+from lockstep.storage.slabs import ActingGroup, Slab
+
+
+class ShardSeat:
+    """One shard's place in a collector: its environments, its rows of an acting batch, its running scores."""
+
+    def __init__(self, shard: int, env: ShardEnv, rows: slice) -> None:
+        self.shard, self.env, self.rows = shard, env, rows
+        self.score = np.zeros(env.num_envs)
+        """Raw reward so far of each episode in flight."""
+        self.length = np.zeros(env.num_envs, np.int64)
+        self.return_carry = torch.zeros(env.num_envs)
+        """Discounted return in flight, for return normalisation."""
+        self.episodes: list[tuple[float, int]] = []
+        """(raw score, length in steps) of the episodes that ended in the last rollout."""
+        self.drift: Tensor | None = None
+        """fp32 [B, N]: where noise that drifts has got to."""
+        self.offset = 0
+        """Number of the rollout that is collected in lap 0."""
+        self.last = -1
+        """Where the last observation of the rollout is: in the last row, unless the rollout was cut."""
+        self.core_state: Tensor | None = None
+        """fp32 [B, K]: before the last observation of a rollout that was cut."""
+
+
+class _Open:
+    """A slab with its fields as numpy arrays, which environments write into."""
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self.fields = {
+            name: getattr(slab.whole, name).numpy() for name in ("start", "reward", "terminated", "truncated", "valid")
+        }
+        self.obs = map_structure(lambda leaf: leaf.numpy(), slab.whole.obs)
+
+    def rows(self, t: int, seat: ShardSeat) -> Any:
+        """A shard's observations at one step, to write into."""
+        return map_structure(lambda leaf: leaf[t, seat.rows], self.obs)
+
+
+class ActingBatch:
+    """The rows that one inference call serves, in slabs that environments write into.
+
+    Rows of shards that this collector does not hold stay zero: each row's bits depend on the call's shape and on
+    that row alone, so padding replaces them.
+    """
+
+    def __init__(self, agent: Agent, group: ActingGroup, slabs: list[Slab], make: Callable[[int], ShardEnv]) -> None:
+        steps, size = agent.experiment.algorithm.rollout, group.size
+        self._experiment = agent.experiment
+        self._distribution = agent.model.distribution
+        self._previous = agent.experiment.model.uses_previous
+        self.seats = [ShardSeat(shard, make(shard), group.rows(shard)) for shard in group.shards]
+        self._slabs = [_Open(slab) for slab in slabs]
+        self._open = self._slabs[0]
+        """The one that was written last, or is being written."""
+        self._device = agent.device
+        self._noise = torch.zeros(steps, size, self._distribution.noise_size)
+        self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
+        self._state = torch.zeros(size, agent.model.state_size, device=self._device)
+        self._raw_rewards = np.zeros((steps, size), np.float32)
+        self._ended = np.zeros((steps, size), bool)
+        """Episodes over for the score: a lost life does not count."""
+        self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
+        self._random = False
+        """Whether actions are drawn uniformly."""
+        self._theta = 1.0 if self._off_policy is None else self._off_policy.noise_theta
+        if self._theta < 1:
+            for seat in self.seats:
+                begin = stream(agent.experiment.seed, "drift", seat.shard)
+                drift = begin.standard_normal((seat.env.num_envs, self._distribution.noise_size), np.float32)
+                seat.drift = torch.from_numpy(drift)
+        self._exploring: Tensor | None = None
+        """fp32 [A, X]: how each environment explores."""
+
+    def reset(self) -> None:
+        """Start all environments from their first seeds."""
+        for seat in self.seats:
+            seat.env.reset(self._open.rows(-1, seat))
+        self._open.slab.whole.start[-1] = True
+
+    def begin(self, lap: int) -> None:
+        """Carry the last step of the rollout before over to the first of this one, and draw its randomness."""
+        before, self._open = self._open, self._slabs[lap % len(self._slabs)]
+        slab = self._open.slab
+        for seat in self.seats:
+            _carry_over(before.slab, slab, seat)
+            seat.last = -1
+            if seat.env.reseed_due():
+                seat.env.reseed(self._open.rows(0, seat))
+                slab.whole.start[0, seat.rows] = True
+                seat.score[:], seat.length[:] = 0, 0
+                seat.return_carry.zero_()
+            self._explore(seat, lap + seat.offset)
+            draw = stream(self._experiment.seed, "action", seat.shard, lap + seat.offset)
+            noise = self._noise[:, seat.rows]
+            drawn = torch.from_numpy(draw.random(noise.shape, np.float32))
+            if seat.drift is not None and not self._random:
+                drawn, seat.drift = drifting(drawn, seat.drift, self._theta)
+            noise.copy_(drawn)
+        slab.whole.core_state.copy_(self._state)
+
+    def _explore(self, seat: ShardSeat, rollout: int) -> None:
+        """Say how a shard's environments explore in a rollout."""
+        if self._off_policy is None:
+            return
+        experiment, size = self._experiment, seat.env.num_envs
+        samples = rollout * experiment.samples_per_iteration
+        environments = range(seat.shard * size, (seat.shard + 1) * size)
+        progress = min(1.0, samples / experiment.total_steps)
+        how = self._off_policy.exploration(progress, samples, environments, experiment.env.num_envs)
+        self._random = how.random
+        if self._exploring is None:
+            self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
+        self._exploring[seat.rows] = how.numbers.to(self._device)
+
+    def act(self, t: int, actor: Inference) -> None:
+        """Choose a_t for all rows and send it to the environments."""
+        slab, now = self._open.slab, slice(t, t + 1)
+        rollout = slab.whole
+        out, self._state = self._evaluate(slab, now, actor)
+        policy = out.policy[0]
+        noise = self._to_device(self._noise[t])
+        if self._exploring is None:
+            action = self._distribution.sample(policy, noise)
+        else:
+            assert isinstance(self._distribution, Exploring)
+            uniform, explore = self._distribution.uniform, self._distribution.explore
+            action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
+        self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
+        action_np = rollout.action[t].numpy()
+        for seat in self.seats:
+            if seat.last < 0:
+                seat.env.send(self._distribution.to_env(action_np[seat.rows]))
+
+    def receive(self, t: int) -> None:
+        """Take what the environments answered to a_{t-1}: reward_{t-1} and obs_t."""
+        fields, clip = self._open.fields, self._experiment.env.reward_clip
+        for seat in self.seats:
+            if seat.last >= 0:
+                continue
+            rows = seat.rows
+            step = seat.env.recv(self._open.rows(t, seat))
+            self._raw_rewards[t - 1, rows] = step.reward
+            fields["reward"][t - 1, rows] = np.clip(step.reward, -1.0, 1.0) if clip else step.reward
+            np.logical_or(step.terminated, step.life_lost, out=fields["terminated"][t - 1, rows])
+            fields["truncated"][t - 1, rows] = step.truncated
+            np.logical_or(step.terminated, step.truncated, out=self._ended[t - 1, rows])
+            np.logical_not(step.first, out=fields["valid"][t - 1, rows])
+            np.logical_or(step.first, step.life_lost, out=fields["start"][t, rows])
+
+    def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
+        """Cut the rollouts that are to have t steps, before a_t is chosen. It still is, for the value of obs_t, but no
+        environment is told."""
+        for seat in self.seats:
+            if seat.last < 0 and preemption.cut(Fill(seat.shard, lap + seat.offset), t):
+                seat.last, seat.core_state = t, self._state[seat.rows].clone()
+
+    @property
+    def going(self) -> bool:
+        """Whether any rollout was not cut."""
+        return any(seat.last < 0 for seat in self.seats)
+
+    def finish(self, actor: Inference, *, bootstrap: bool) -> None:
+        """Complete the rollout after its last step: bootstrap value, log-probabilities, scores."""
+        slab = self._open.slab
+        rollout = slab.whole
+        if bootstrap and self.going:
+            out, _ = self._evaluate(slab, slice(-1, None), actor)
+            rollout.value[-1] = out.value[0]
+        for seat in self.seats:
+            if seat.last >= 0:
+                self._fill_up(seat)
+        rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
+        for seat in self.seats:
+            self._score(seat)
+
+    def _fill_up(self, seat: ShardSeat) -> None:
+        """Let what a cut rollout lacks be the same in whichever slab it lies: its last observation, and the action on
+        that, over and over, and nothing of it valid."""
+        rollout, last, rows = self._open.slab.whole, seat.last, seat.rows
+
+        def repeat(leaf: Tensor) -> None:
+            leaf[last + 1 :, rows] = leaf[last, rows]
+
+        map_structure(repeat, rollout.obs)
+        for leaf in (rollout.action, self._policy):
+            repeat(leaf)
+        rollout.start[last + 1 :, rows] = False
+        rollout.value[last + 1 :, rows] = 0
+        for field in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid):
+            field[last:, rows] = 0
+        self._raw_rewards[last:, rows], self._ended[last:, rows] = 0, False
+        self._state = self._state.clone()
+        self._state[rows] = seat.core_state
+
+    def _evaluate(self, slab: Slab, at: slice, actor: Inference) -> tuple[ModelOutput, Tensor]:
+        """What the policy makes of the observations of one step, and its next state."""
+        return actor(
+            map_structure(lambda leaf: self._to_device(leaf[at]), slab.whole.obs),
+            self._to_device(slab.whole.start[at]),
+            self._state,
+            self._to_device(slab.actions[at]) if self._previous else None,
+            self._to_device(slab.rewards[at]) if self._previous else None,
+        )
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x if self._device.type == "cpu" else x.to(self._device, non_blocking=True)
+
+    def state(self, seat: ShardSeat) -> dict[str, Tensor]:
+        """All of a shard that outlives a rollout."""
+        slab, rows = self._open.slab, seat.rows
+        tensors = {f"env.{name}": torch.from_numpy(np.asarray(a)) for name, a in seat.env.state_dict().items()}
+        tensors |= {
+            "start": slab.whole.start[seat.last, rows].clone(),
+            "core_state": self._state[rows].clone(),
+            "last_action": slab.actions[seat.last, rows].clone(),
+            "last_reward": slab.rewards[seat.last, rows].clone(),
+            "score": torch.from_numpy(seat.score.copy()),
+            "length": torch.from_numpy(seat.length.copy()),
+            "return_carry": seat.return_carry.clone(),
+        }
+        if seat.drift is not None:
+            tensors["drift"] = seat.drift.clone()
+        return tensors
+
+    @torch.inference_mode()
+    def load(self, seat: ShardSeat, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
+        """Restore what state returned, replaying the environments' actions; returns the steps replayed."""
+        slab, rows, seat.last = self._open.slab, seat.rows, -1
+        env_state = {name[4:]: t.numpy() for name, t in tensors.items() if name.startswith("env.")}
+        replayed = seat.env.load_state_dict(env_state, self._open.rows(-1, seat), alive)
+        slab.whole.start[-1, rows] = tensors["start"]
+        self._state[rows] = tensors["core_state"]
+        slab.actions[-1, rows] = tensors["last_action"]
+        slab.rewards[-1, rows] = tensors["last_reward"]
+        seat.score[:], seat.length[:] = tensors["score"].numpy(), tensors["length"].numpy()
+        seat.return_carry.copy_(tensors["return_carry"])
+        if seat.drift is not None:
+            seat.drift = tensors["drift"].clone()
+        return replayed
+
+    def _score(self, seat: ShardSeat) -> None:
+        """Add up raw rewards into episode scores; Python runs once an episode, not once a step."""
+        rewards = self._raw_rewards[:, seat.rows].astype(np.float64)
+        steps = self._open.fields["valid"][:, seat.rows].astype(np.int64)
+        total, count = np.cumsum(rewards, 0), np.cumsum(steps, 0)
+        seat.episodes = []
+        for t, env in zip(*np.nonzero(self._ended[:, seat.rows]), strict=True):
+            seat.episodes.append((float(seat.score[env] + total[t, env]), int(seat.length[env] + count[t, env])))
+            seat.score[env], seat.length[env] = -total[t, env], -count[t, env]
+        seat.score += total[-1]
+        seat.length += count[-1]
+
+
+def _carry_over(before: Slab, slab: Slab, seat: ShardSeat) -> None:
+    def carry(to: Tensor, origin: Tensor) -> None:
+        to[0, seat.rows] = origin[seat.last, seat.rows]
+
+    map_structure(carry, slab.whole.obs, before.whole.obs)
+    carry(slab.whole.start, before.whole.start)
+    carry(slab.actions, before.actions)
+    carry(slab.rewards, before.rewards)
