@@ -42,7 +42,7 @@ class ShardSeat:
         """Number of the rollout that is collected in lap 0."""
         self.last = -1
         """Where the last observation of the rollout is: in the last row, unless the rollout was cut."""
-        self.core_state: Tensor | None = None
+        self.core_state = torch.zeros(0)
         """fp32 [B, K]: before the last observation of a rollout that was cut."""
 
 

@@ -48,7 +48,7 @@ class Stragglers:
         self._enough = scheme.enough
 
     def cut(self, fill: Fill, t: int) -> bool:
-        return np.count_nonzero(self._collected > fill.number) >= self._enough
+        return int(np.count_nonzero(self._collected > fill.number)) >= self._enough
 
     def collected(self, fill: Fill) -> None:
         self._collected[fill.shard] = fill.number + 1
