@@ -168,13 +168,13 @@ def _rerun(
     finally:
         shutil.rmtree(scratch)
     difference = ledger.compare(head, lines, *again, iterations=count)
-    recorded = _state_digest(folder.checkpoints / f"{count:08d}")
+    recorded = checkpoint_digest(folder.checkpoints / f"{count:08d}")
     if difference is None and recorded not in (None, result.digest):
         return Difference(count - 1, "digest of the state afterwards", str(recorded), result.digest)
     return difference
 
 
-def _state_digest(path: Path) -> str | None:
+def checkpoint_digest(path: Path) -> str | None:
     """The `digest:` of a checkpoint, from its tensors; None if that checkpoint was not kept."""
     if not path.is_dir():
         return None

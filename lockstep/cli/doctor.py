@@ -28,6 +28,8 @@ EXTRAS = {
     "mujoco": ("mujoco", "MuJoCo through gymnasium"),
     "wandb": ("wandb", "metrics in Weights & Biases"),
     "trackio": ("trackio", "metrics in trackio"),
+    "export": ("onnxruntime", "policies as ONNX files"),
+    "hub": ("huggingface_hub", "runs on the Hugging Face Hub"),
 }
 """Each extra's importable module, and what it is good for."""
 _CORE = (

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from lockstep import envs
 from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.experiment import Experiment
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.normalize import Normalizers
 from lockstep.rng import stream
@@ -63,12 +64,15 @@ def find_checkpoint(run: Path | str, checkpoint: str | None = None) -> Checkpoin
     return open_checkpoint(directory / f"{int(name):08d}")
 
 
-def load_policy(run: Path | str, checkpoint: str | None = None) -> Policy:
+def load_policy(
+    run: Path | str, checkpoint: str | None = None, *, precision: Literal["bf16", "fp32"] | None = None
+) -> Policy:
     """Rebuild a run's model as it was at a checkpoint.
 
     Args:
         run: folder of the run.
         checkpoint: latest (also None), best, or an iteration.
+        precision: that the model computes with; None takes the experiment's.
 
     Raises:
         SettingsError: there is no such run or checkpoint, or it is damaged.
@@ -80,7 +84,7 @@ def load_policy(run: Path | str, checkpoint: str | None = None) -> Policy:
     model = experiment.model.build(
         observation_space,
         action_space,
-        precision=experiment.precision,
+        precision=precision or experiment.precision,
         normalize_observations=experiment.normalize.observations,
         observation_clip=experiment.normalize.clip,
         seed=experiment.seed,
@@ -138,7 +142,14 @@ class Player:
         shape, dtype = self._distribution.action_shape, self._distribution.action_dtype
         self._previous_action = torch.zeros(1, num_envs, *shape, dtype=dtype) if previous else None
         self._previous_reward = torch.zeros(1, num_envs) if previous else None
+        self.output: ModelOutput | None = None
+        """What the model said at the last step, [1, B, ...]."""
         self.env.reset(self._rows)
+
+    @property
+    def inputs(self) -> tuple[Any, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """What the model will see at the next step, as PolicyModel.forward takes it; the next step overwrites it."""
+        return self._obs, self._start, self._state, self._previous_action, self._previous_reward
 
     @torch.inference_mode()
     def step(self) -> StepResult:
@@ -155,9 +166,8 @@ class Player:
         return step
 
     def _act(self) -> Tensor:
-        out, self._state = self._actor(
-            self._obs, self._start, self._state, self._previous_action, self._previous_reward
-        )
+        out, self._state = self._actor(*self.inputs)
+        self.output = out
         if self._greedy:
             return self._distribution.mode(out.policy[0])
         size = (self._start.shape[1], self._distribution.noise_size)

@@ -52,6 +52,18 @@ class RecurrentCore(nn.Module):
         return self._run(projected, keep, state, cast(self.weight_hidden, x.dtype), self.bias_hidden.to(x.dtype))
 
     @abstractmethod
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step in plain operations, as other runtimes know them: for export, equal to forward but for rounding.
+
+        Args:
+            x: [B, F]
+            state: fp32 [B, K], zeroed where an episode starts.
+
+        Returns:
+            Outputs [B, H], and the state [B, K] after the step.
+        """
+
+    @abstractmethod
     def _run(
         self, projected: Tensor, keep: Tensor, state: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -77,6 +89,14 @@ class LSTM(RecurrentCore):
         h_t, c_t = _LSTMSequence.apply(projected + bias, keep, state, weight)  # type: ignore[misc]
         return h_t, torch.cat([h_t[-1], c_t[-1]], -1)
 
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = state.chunk(2, -1)
+        gates = F.linear(x, self.weight_input, self.bias_input) + F.linear(h, self.weight_hidden, self.bias_hidden)
+        i, f, o, g = gates.chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return h, torch.cat([h, c], -1)
+
 
 class GRU(RecurrentCore):
     """Gated recurrent unit (Cho et al. 2014, reset gate after the matrix product); gates r, z, n."""
@@ -92,6 +112,14 @@ class GRU(RecurrentCore):
     ) -> tuple[Tensor, Tensor]:
         h_t: Tensor = _GRUSequence.apply(projected, keep, state, weight, bias)  # type: ignore[assignment]
         return h_t, h_t[-1]
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        r, z, n = F.linear(x, self.weight_input, self.bias_input).chunk(3, -1)
+        hidden_r, hidden_z, hidden_n = F.linear(state, self.weight_hidden, self.bias_hidden).chunk(3, -1)
+        r, z = (r + hidden_r).sigmoid(), (z + hidden_z).sigmoid()
+        n = (n + r * hidden_n).tanh()
+        h = (1 - z) * n + z * state
+        return h, h
 
 
 class _LSTMSequence(torch.autograd.Function):

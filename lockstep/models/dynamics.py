@@ -148,7 +148,7 @@ class DynamicsModel(PolicyModel):
 
     def plan(self, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Improve plans [B, H * D] from normalised observations [B, O] on; also what the best candidate earns, [B]."""
-        config, best = self.config, x.new_zeros(len(x))
+        config, best = self.config, x.new_zeros(x.shape[0])
         std = torch.full_like(mean, _FIRST_STD)
         for shift in self.shift:
             normal = standard_normal((self.points + shift) % 1.0)

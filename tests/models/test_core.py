@@ -140,3 +140,14 @@ def test_state_and_outputs_stay_fp32_in_bf16(kind: type[RecurrentCore]) -> None:
     assert outputs.dtype == final.dtype == torch.float32
     torch.testing.assert_close(outputs, exact, rtol=0.1, atol=0.1)
     assert not torch.equal(outputs, exact)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_single_steps_for_export_are_those_of_the_sequence(kind: type[RecurrentCore]) -> None:
+    core, x, state = core_and_input(kind)
+    with torch.no_grad():
+        outputs, final = core(x, torch.zeros(STEPS, ENVS, dtype=torch.bool), state)
+        for t in range(STEPS):
+            h, state = core.step(x[t], state)
+            torch.testing.assert_close(h, outputs[t])
+    torch.testing.assert_close(state, final)

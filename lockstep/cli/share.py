@@ -1,0 +1,125 @@
+"""`lockstep export RUN`, `lockstep push RUN REPO` and `lockstep pull REPO`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Write a trained policy as one file that runs without lockstep, and compare its actions with the model's."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    format: Literal["torch", "torchscript", "onnx"] = "torch"
+    """torch is torch.export's program for PyTorch; torchscript is for older PyTorch and C++; onnx for everything else
+    (needs the extra export)."""
+    checkpoint: str | None = None
+    """latest, best, or an iteration. Default: latest."""
+    out: str | None = None
+    """File to write. Default: policy.pt2, policy.ts or policy.onnx in the run's folder."""
+    observations: int = 1000
+    """Observations of the run's environments to compare actions on. More find rarer differences, and take longer."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PushArguments:
+    """Upload a run to the Hugging Face Hub, with a model card that says what it scores and how to repeat it."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    repo: tyro.conf.Positional[str]
+    """NAME/REPOSITORY on the Hub; it is created if it does not exist."""
+    checkpoint: str | None = None
+    """The checkpoint that the card's score is of: latest, best, or an iteration. Default: latest. The latest and
+    the best are uploaded in any case."""
+    episodes: int = 10
+    """Episodes of the card's score. More narrow its confidence interval."""
+    greedy: bool = False
+    """Score the most likely actions; otherwise actions are sampled, as in training."""
+    record: bool = False
+    """Record a video if the run has none yet."""
+    private: bool = False
+    """Make a new repository private."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PullArguments:
+    """Download a run from the Hugging Face Hub into a folder that eval, record, verify and resume take."""
+
+    repo: tyro.conf.Positional[str]
+    """NAME/REPOSITORY on the Hub."""
+    to: str | None = None
+    """Folder to make; it must not exist yet. Default: runs/REPOSITORY."""
+    revision: str | None = None
+    """Branch, tag or commit. Default: the newest."""
+    trust: bool = False
+    """Accept a run whose settings name code from outside lockstep, which would be run here."""
+    json: bool = False
+    """Print JSON."""
+
+
+def export(arguments: list[str]) -> int:
+    """Run `lockstep export`."""
+    given = parse(ExportArguments, "export", arguments)
+    from lockstep.sharing.export import export as write
+
+    with progress_to_stderr():
+        done = write(
+            given.run, given.out, format=given.format, checkpoint=given.checkpoint, observations=given.observations
+        )
+    if given.json:
+        check = dataclasses.asdict(done.check)
+        say_json({"file": str(done.path), "description": str(done.description), "iteration": done.iteration, **check})
+    else:
+        say(str(done))
+    return 0 if done.ok else 1
+
+
+def push(arguments: list[str]) -> int:
+    """Run `lockstep push`."""
+    given = parse(PushArguments, "push", arguments)
+    from lockstep.sharing.hub import push as upload
+
+    with progress_to_stderr():
+        done = upload(
+            given.run,
+            given.repo,
+            checkpoint=given.checkpoint,
+            episodes=given.episodes,
+            greedy=given.greedy,
+            record=given.record,
+            private=given.private,
+        )
+    if given.json:
+        say_json({"url": done.url, "commit": done.commit, "files": done.files, "bytes": done.size})
+    else:
+        say(f"pushed {len(done.files)} files, {done.size / 1e6:.1f} MB: {done.url}")
+        for note in done.notes:
+            say(note)
+    return 0
+
+
+def pull(arguments: list[str]) -> int:
+    """Run `lockstep pull`."""
+    given = parse(PullArguments, "pull", arguments)
+    from lockstep.sharing.hub import pull as download
+
+    with progress_to_stderr():
+        run = download(given.repo, given.to, revision=given.revision, trust=given.trust)
+    if given.json:
+        say_json({"run": str(run)})
+    else:
+        say(f"run: {run}")
+        say(f"try: lockstep eval {run}   lockstep record {run}   lockstep verify {run}   lockstep resume {run}")
+    return 0

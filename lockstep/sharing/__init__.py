@@ -1,0 +1,1 @@
+"""Trained policies for others: files that run without lockstep, and runs on the Hugging Face Hub."""

@@ -1,0 +1,131 @@
+"""The model card of a run: what it is, what it scores and by which protocol, and how to repeat it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep import ledger
+from lockstep.evaluation.scores import Evaluation
+from lockstep.experiment import Experiment
+from lockstep.run import RunFolder
+from lockstep.runtime.checkpoint import Checkpoint
+from lockstep.verify import checkpoint_digest
+
+VIDEO, CURVE = "replay.mp4", "learning-curve.png"
+"""Names that the Hub's pages show."""
+
+
+def card(
+    folder: RunFolder,
+    repo: str,
+    facts: dict[str, Any],
+    evaluations: Sequence[Evaluation],
+    checkpoints: Sequence[Checkpoint],
+    shown: Sequence[str],
+) -> str:
+    """The README.md of a run's repository, in Markdown with the Hub's metadata at its head.
+
+    Args:
+        folder: the run.
+        repo: NAME/REPOSITORY.
+        facts: what run.json says, cleaned by public_facts.
+        evaluations: of one checkpoint; the first one is the score in the metadata.
+        checkpoints: those that are uploaded, newest first.
+        shown: the pictures and videos that are uploaded.
+    """
+    experiment = folder.experiment()
+    head, lines = ledger.read(folder.ledger)
+    name = f"{experiment.algorithm.name} on {experiment.env.id}"
+    scores = "\n".join(f"| {_interval(result)} | {result.protocol} |" for result in evaluations)
+    pictures = f"![Learning curve]({CURVE})\n\n" if CURVE in shown else ""
+    film = f"A video of it is in [{VIDEO}]({VIDEO}).\n\n" if VIDEO in shown else ""
+    versions = {**facts.get("versions", {}), "python": facts.get("python")}
+    told = ", ".join(f"{library} {version}" for library, version in versions.items() if version)
+    kept = ", ".join(str(checkpoint.iteration) for checkpoint in checkpoints)
+    digest = checkpoint_digest(checkpoints[0].path)
+    command = _indented(facts.get("command", "unknown"))
+    cpu = head["platform"]["cpu"]["model"]
+    return f"""---
+{_metadata(name, experiment, evaluations[0])}
+---
+
+# {name}
+
+Trained with lockstep, whose results do not depend on the hardware that computes them: everything here can be repeated.
+
+| score (95% interval) | protocol |
+|---|---|
+{scores}
+
+{pictures}{film}## Use it
+
+    pip install "lockstep[hub]"
+    lockstep pull {repo} --to run
+    lockstep eval run --episodes 30
+    lockstep record run
+
+`lockstep resume run` goes on training, `lockstep export run` writes it for other programs.
+
+## How it was trained
+
+{command}
+
+Layout {facts.get("layout")}, {experiment.total_steps:,} samples, seed {experiment.seed}; {told}; {cpu}.
+All settings are in `experiment.json`, all metrics in `metrics.jsonl`. Checkpoints: after iterations {kept}.
+
+## Proof
+
+| | |
+|---|---|
+| experiment | `{head["experiment"]}` |
+| iterations recorded | {len(lines):,} |
+| SHA-256 of the ledger | `{hashlib.sha256(folder.ledger.read_bytes()).hexdigest()}` |
+| digest after iteration {checkpoints[0].iteration:,} | `{digest}` |
+
+`lockstep verify run` computes the first iterations again and compares every bit with the ledger (`--iterations all`:
+every iteration); bits are comparable on an equal processor with equal versions.
+"""
+
+
+def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """What run.json says, without the paths of the machine and the accounts of the one who trained."""
+    options = {name: value for name, value in facts["options"].items() if name not in ("run", "wandb", "trackio")}
+    kept = {name: value for name, value in facts.items() if name != "directory"}
+    return {**kept, "options": options, "command": public_command(facts["command"])}
+
+
+def public_command(command: str) -> str:
+    """A command without --run, and with files by their names alone."""
+    words = re.sub(r"(^| )--(?:run|wandb|trackio)(?: |=)(?:'[^']*'|\S+)", "", command)
+    return shlex.join(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", word) for word in shlex.split(words))
+
+
+def _metadata(name: str, experiment: Experiment, score: Evaluation) -> str:
+    """The card's head, as YAML whose values are JSON."""
+    task = Path(experiment.env.id).name
+    found = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": task, "type": task},
+        "metrics": [{"type": "mean_reward", "name": "mean_reward", "value": f"{score.mean:.2f} +/- {score.std:.2f}"}],
+    }
+    entries: dict[str, Any] = {
+        "library_name": "lockstep",
+        "tags": [task, experiment.algorithm.name, "reinforcement-learning", "deep-reinforcement-learning", "lockstep"],
+        "model-index": [{"name": name, "results": [found]}],
+    }
+    return "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items())
+
+
+def _interval(result: Evaluation) -> str:
+    interval = f" ({result.interval[0]:.1f} to {result.interval[1]:.1f})" if result.interval else ""
+    return f"{result.mean:.1f} ± {result.std:.1f}{interval}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
+
+from hub_server import READER, TOKEN, StandIn
+
+import lockstep
+from lockstep import recipes
+from lockstep.cli.main import main
+from lockstep.layout import Layout
+from lockstep.run import RunFolder, RunOptions
+from lockstep.settings import SettingsError
+from lockstep.sharing import hub
+from lockstep.sharing.card import public_command
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning")  # by huggingface_hub itself
+REPO = "me/cartpole"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two iterations of PPO, limited to some levels; the newest checkpoint and the best are kept."""
+    base = recipes.ppo_cartpole()
+    experiment = base.replace(
+        env=dataclasses.replace(base.env, num_envs=4, adapter="gymnasium", num_levels=20),
+        algorithm=dataclasses.replace(base.algorithm, epochs=1),
+        total_steps=2 * 64 * 4,
+    )
+    path = tmp_path_factory.mktemp("runs") / "cartpole"
+    options = RunOptions(run=str(path), checkpoint_every=1, keep_checkpoints=1, display="none", tensorboard=False)
+    lockstep.train(experiment, Layout.parse("inline"), options)
+    return path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    server = StandIn()
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)  # its storage has a protocol of its own
+    yield server
+    server.close()
+
+
+def test_a_pulled_run_is_the_run_that_was_pushed(
+    run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_LARGE", 1000)  # both ledger and metrics are compressed
+    (run / "video.mp4").write_bytes(b"a video")
+    pushed = hub.push(run, REPO, episodes=3)
+    stored = server.repositories[REPO]
+    assert set(pushed.files) == set(stored.files) and not pushed.notes
+    assert {"ledger.jsonl.gz", "metrics.jsonl.gz", "replay.mp4", "learning-curve.png", "README.md"} <= set(stored.files)
+    assert any(path.endswith("learner.safetensors") for path in stored.lfs)
+
+    pulled = hub.pull(REPO, tmp_path / "pulled")
+    names = {path.relative_to(pulled).as_posix() for path in pulled.rglob("*") if path.is_file()}
+    for name in names - {"run.json", "README.md", "learning-curve.png"}:
+        assert (pulled / name).read_bytes() == (run / name).read_bytes(), name
+    assert {"experiment.json", "ledger.jsonl", "metrics.jsonl", "video.mp4", "run.json"} <= names
+    assert [path.name for path in tmp_path.iterdir()] == ["pulled"]
+
+    evaluated = [lockstep.evaluate(path, episodes=4, levels="test") for path in (run, pulled)]
+    assert evaluated[0].scores == evaluated[1].scores
+    assert lockstep.verify(pulled, Layout.parse("inline"), "all").ok
+    options = dataclasses.replace(RunFolder.open(pulled).options(), display="none")
+    assert lockstep.resume(pulled, options=options).iterations == 2
+
+
+def test_the_card_says_what_it_scores_and_no_path_of_the_machine(run: Path, server: StandIn) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    facts |= {"command": f"lockstep train ppo-cartpole --run {run} --seed 1", "directory": str(run.parent)}
+    (run / "run.json").write_text(json.dumps(facts))
+    result = hub.push(run, REPO, episodes=3)
+    text = server.repositories[REPO].files["README.md"].decode()
+    for wanted in ("mean_reward", "lockstep train ppo-cartpole --seed 1", f"lockstep pull {REPO}", "CartPole-v1"):
+        assert wanted in text
+    assert "levels 20 to 2147483646" in text and "levels 0 to 19" in text  # test and train
+    assert RunFolder.open(run).experiment().identity() in text
+    told = text.encode() + server.repositories[REPO].files["run.json"]
+    assert str(run.parent).encode() not in told and not re.search(rb"/(?:tmp|home|root|work)/", told)
+    assert result.url == f"{server.address}/{REPO}"
+
+
+def test_pushing_again_replaces_checkpoints_and_leaves_other_files(run: Path, server: StandIn) -> None:
+    hub.push(run, REPO, episodes=1)
+    stored = server.repositories[REPO]
+    stored.files["checkpoints/00000000/learner.safetensors"] = b"of another run"
+    stored.files["notes.txt"] = b"by hand"
+    hub.push(run, REPO, episodes=1)
+    assert "notes.txt" in stored.files and "checkpoints/00000000/learner.safetensors" not in stored.files
+    assert len(stored.commits) == 2
+
+
+def test_private_repositories_and_the_command_line(
+    run: Path, server: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["push", str(run), REPO, "--episodes", "1", "--private", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["url"].endswith(REPO)
+    assert server.repositories[REPO].private
+    assert main(["pull", REPO, "--to", str(tmp_path / "new"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": str(tmp_path / "new")}
+
+
+def refused(function: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(SettingsError) as error:
+        function(*arguments, **named)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no repository me/none" in refused(hub.pull, "me/none", tmp_path / "a")
+    assert "NAME/REPOSITORY" in refused(hub.pull, "none", tmp_path / "a")
+    assert "exists" in refused(hub.pull, "me/none", tmp_path)
+    hub.push(run, REPO, episodes=1)
+    assert "no such revision" in refused(hub.pull, REPO, tmp_path / "a", revision="v9")
+    del server.repositories[REPO].files["experiment.json"]
+    assert "no run of lockstep" in refused(hub.pull, REPO, tmp_path / "a")
+    monkeypatch.setenv("HF_TOKEN", READER)
+    assert "does not let this token write" in refused(hub.push, run, "me/other", episodes=1)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert "needs a token" in refused(hub.push, run, REPO, episodes=1)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    assert "cannot be reached" in refused(hub.pull, REPO, tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_checkpoint_is_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
+    hub.push(run, REPO, episodes=1)
+    stored = server.repositories[REPO]
+    name = max(path for path in stored.files if path.endswith("learner.safetensors"))
+    stored.files[name] = stored.files[name][:-1] + b"?"
+    assert "SHA-256" in refused(hub.pull, REPO, tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) -> None:
+    hub.push(run, REPO, episodes=1)
+    stored = server.repositories[REPO]
+    settings = json.loads(stored.files["experiment.json"])
+    settings["env"] |= {"id": "os:system", "options": {"command": "true"}}
+    stored.files["experiment.json"] = json.dumps(settings).encode()
+    assert "os:system" in refused(hub.pull, REPO, tmp_path / "a")
+    assert hub.pull(REPO, tmp_path / "a", trust=True).is_dir()
+    settings["model"]["$type"] = "theirs.py:Model"
+    assert hub.foreign_code(settings) == ["os:system", "theirs.py:Model"]
+
+
+@pytest.mark.parametrize(
+    ("command", "public"),
+    [
+        ("lockstep train ppo-atari --run /home/me/x --seed 1", "lockstep train ppo-atari --seed 1"),
+        ("lockstep train /home/me/my.py:recipe --run=x", "lockstep train my.py:recipe"),
+        ("lockstep train ppo --env.options rom=/home/me/a.bin b=1", "lockstep train ppo --env.options rom=a.bin b=1"),
+        ("lockstep train ppo --wandb secret --run 'a b'", "lockstep train ppo"),
+        ("lockstep train examples/custom_env.py:recipe", "lockstep train examples/custom_env.py:recipe"),
+    ],
+)
+def test_a_command_without_paths(command: str, public: str) -> None:
+    assert public_command(command) == public
