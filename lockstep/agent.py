@@ -77,6 +77,18 @@ class Agent:
         """What the algorithm's loss takes."""
         return self.model if self.target is None else Networks(self.model, self.target)
 
+    @property
+    def vectors(self) -> list[Tensor]:
+        """The parameters, and the target network's if there is one: fp32 [N] each. Whoever changes them calls round."""
+        flats = [self.flat] if self._target_flat is None else [self.flat, self._target_flat]
+        return [flat.vector.detach() for flat in flats]
+
+    def round(self) -> None:
+        """Let layers that keep rounded parameters take the present ones."""
+        self.flat.round()
+        if self._target_flat is not None:
+            self._target_flat.round()
+
     def follow(self, updates: int) -> None:
         """Let the target network follow the model after so many gradient steps in all."""
         if self._target_flat is not None:

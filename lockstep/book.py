@@ -14,7 +14,7 @@ from lockstep.freerun import Pace
 from lockstep.handover import Arrival
 from lockstep.lags import Lags
 from lockstep.layout import Layout
-from lockstep.learn import LearningReport
+from lockstep.learn import LearningReport, Update
 from lockstep.ledger import Ledger, fast_digest, ledger_head
 from lockstep.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
@@ -30,6 +30,8 @@ class Part:
     deliveries: dict[int, list[Delivery]]
     """By batch slot."""
     gradient_digests: dict[int, str]
+    applied: dict[int, Update]
+    """By place among the iteration's updates."""
     times: list[dict[str, float]]
     """Seconds of this process, and of the collectors that this learner speaks for."""
     waited: float
@@ -42,7 +44,8 @@ def part_of(worker: Worker, arrivals: dict[int, list[Arrival]], learned: Learnin
     times = {**rollouts.spent(), "learning": worker.learning_seconds, "waiting": worker.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     deliveries = {slot: [arrival.delivery for arrival in of_slot] for slot, of_slot in arrivals.items()}
-    return Part(deliveries, learned.gradient_digests, [times, *rollouts.collectors()], rollouts.waited)
+    times_of_all = [times, *rollouts.collectors()]
+    return Part(deliveries, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
 
 
 def _waits(parts: list[Part], layout: Layout) -> dict[str, float]:
@@ -63,7 +66,7 @@ def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, f
     if not (scheme.free_running and experiment.algorithm.remembers and counts["updates"]):
         return {}
     collected = counts["samples"] - per_iteration * Pace.of(experiment).warm
-    return {"replay/ratio": counts["updates"] * experiment.algorithm.gradient_steps(per_iteration)[1] / collected}
+    return {"replay/ratio": counts["updates"] * experiment.gradient_steps[1] / collected}
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,14 @@ class Book:
         agent = self._worker.agent
         deliveries: dict[int, list[Delivery]] = {}
         gradients: dict[int, str] = {}
+        applied: dict[int, Update] = {}
         for part in parts:
+            applied |= part.applied
             deliveries |= part.deliveries
             gradients |= part.gradient_digests
         slots = sorted(deliveries)
+        updates = [applied[place] for place in sorted(applied)]
+        behind = [update.behind for update in updates]
         acted = [delivery for slot in slots for delivery in deliveries[slot]]
         if self._experiment.scheme.free_running:
             decided: dict[str, Any] = {
@@ -127,6 +134,10 @@ class Book:
             }
         else:
             decided = {"collected_with": acted[0].versions[0][1]}
+        if self._experiment.scheme.preempt < 1:
+            decided["cuts"] = [[delivery.shard, delivery.cut] for delivery in acted if delivery.cut is not None]
+        if self._experiment.scheme.gradient_lag == "async":
+            decided["updates"] = [[update.slot, update.behind] for update in updates]
         self._ledger.append(
             {
                 "iteration": iteration,
@@ -149,7 +160,7 @@ class Book:
                 episodes=[episode for delivery in acted for episode in delivery.episodes],
                 times=times,
                 seconds=seconds,
-                lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted),
+                lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
                 waits=_waits(parts, self._layout),
             )
         )

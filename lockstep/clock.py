@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from lockstep.settings import SettingsError
+
 if TYPE_CHECKING:
     from lockstep.experiment import Experiment
 
@@ -43,8 +45,22 @@ class Clock:
     @staticmethod
     def of(experiment: Experiment) -> Clock:
         """The clock of an experiment. Where timing decides it only counts iterations and bounds the lag."""
-        scheme = experiment.scheme
-        return Clock(scheme.slabs - 1, experiment.iterations, scheme.shards, experiment.algorithm.remembers)
+        clock = experiment.scheme.clock(experiment)
+        if type(clock) is not Clock:
+            clock.check(experiment.scheme.timing_decides)
+        return clock
+
+    def check(self, timing_decides: bool) -> None:
+        """Raise SettingsError unless this schedule can be kept: who waits for a version that depends on his own rollout
+        would wait for ever."""
+        versions = [self.collects_with(i) for i in range(min(self.iterations, 10_000))]
+        allowed = all(max(0, i - self.lag) <= version <= i for i, version in enumerate(versions))
+        if timing_decides or not allowed or versions != sorted(versions):
+            raise SettingsError(
+                f"The clock {type(self).__qualname__} has rollouts collected with the versions {versions[:8]} …. With "
+                f"scheme.lag={self.lag}, rollout i must be collected with a version from i - {self.lag} to i, later "
+                "rollouts with no older one, and no setting may let timing decide (lag or gradient_lag async, preempt)."
+            )
 
     def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
         """Iterations from start to the end, or until stop_after of them exist in all."""
@@ -78,26 +94,37 @@ class Clock:
 
 @dataclass(frozen=True)
 class Recorded(Clock):
-    """A clock that repeats what a free-running run recorded."""
+    """A clock that repeats what a run recorded of what timing decided."""
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
     """By iteration, in order of batch slots: `shard`, `rollout`, and the `versions` that acted in it, as in the
-    ledger."""
+    ledger. None where the lag is a number, which says all that."""
     origin: str = ""
     """The run's folder."""
+    cuts: Sequence[Sequence[Sequence[int]]] = ()
+    """By iteration: (shard, steps) of every rollout that was cut, as in the ledger."""
+    updates: Sequence[Sequence[tuple[int, int]]] = ()
+    """By iteration, in order: (slot, behind) of all updates, as in the ledger; none where gradients are synchronous."""
 
     def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
-        recorded = len(self.events)
+        recorded = max(len(self.events), len(self.cuts), len(self.updates))
         return super().ticks(start, recorded if stop_after is None else min(recorded, stop_after))
 
     def acting(self, fill: Fill) -> Acting:
-        return self._acting[fill]
+        return self._acting[fill] if self.events else super().acting(fill)
 
     def slot(self, fill: Fill) -> int:
-        return fill.shard if self.by_shard else self._slots[fill]
+        return self._slots[fill] if self.events and not self.by_shard else fill.shard
 
     def fills(self, iteration: int) -> list[Fill]:
+        if not self.events:
+            return super().fills(iteration)
         return [Fill(event["shard"], event["rollout"]) for event in self.events[iteration]]
+
+    @functools.cached_property
+    def cut_after(self) -> dict[Fill, int]:
+        """The steps of every rollout that was cut."""
+        return {Fill(shard, i): steps for i, cuts in enumerate(self.cuts) for shard, steps in cuts}
 
     @functools.cached_property
     def _slots(self) -> dict[Fill, int]:

@@ -90,6 +90,13 @@ class Experiment:
         return self.algorithm.rollout * self.envs_per_shard
 
     @property
+    def gradient_steps(self) -> tuple[int, int]:
+        """Of an iteration: the gradient steps, and the samples of each."""
+        updates, samples = self.algorithm.gradient_steps(self.samples_per_iteration)
+        apart = self.scheme.shards if self.scheme.gradient_lag == "async" else 1
+        return updates * apart, samples // apart
+
+    @property
     def iterations(self) -> int:
         """Iterations in the run: total_steps rounded up to whole iterations."""
         return -(-self.total_steps // self.samples_per_iteration)

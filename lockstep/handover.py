@@ -103,7 +103,7 @@ def slabs_of(agent: Agent, shards: range, clock: Clock, arena: Arena, *, ahead: 
 
     ahead: whether rollouts are collected before the ones before them were learned from.
     """
-    if isinstance(clock, Recorded):
+    if isinstance(clock, Recorded) and clock.events:
         return [Slabs(agent, range(shard, shard + 1), clock.lag + 1, arena) for shard in shards]
     return [Slabs(agent, shards, clock.lag + 1 if ahead else 1, arena)]
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from lockstep.agent import Agent
+from lockstep.agent import Agent, below
 from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup
 from lockstep.experiment import Experiment
 from lockstep.graphs import Capture, Graph
@@ -38,15 +39,16 @@ class UpdateRule:
         self._max_norm = experiment.algorithm.max_grad_norm
         self._flat = flat
         self._vector = flat.vector.detach()
-        self._state: dict[str, Tensor] = {}
+        names = ("exp_avg", "exp_avg_sq") if self._config.name == "adam" else ("square_avg",)
+        self.moments = {name: torch.zeros_like(self._vector) for name in names}
+        """fp32 [N] each: what is remembered of gradients."""
+        self.counts: dict[str, Tensor] = {}
+        """Steps of each group that has moved."""
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
         """One step down the global gradient, each group's clipped to the largest norm; returns the norm before
         clipping. Parameters that are in no group stay where they are, and so does what is remembered of them."""
-        if not self._state:
-            names = ("exp_avg", "exp_avg_sq") if self._config.name == "adam" else ("square_avg",)
-            self._state = {name: torch.zeros_like(self._vector) for name in names}
         norms = [self._step(gradient, group) for group in groups]
         self._flat.round()
         return norms[0] if len(norms) == 1 else math.hypot(*norms)
@@ -62,17 +64,16 @@ class UpdateRule:
         if norm > self._max_norm:
             gradient.mul_(self._max_norm / (norm + 1e-6))
         config, count = self._config, f"step.{group.prefix}".removesuffix(".")
-        if count not in self._state:
-            device = vector.device if config.name == "adam" else "cpu"
-            self._state = {count: torch.zeros((), device=device), **self._state}
+        if count not in self.counts:
+            self.counts[count] = self._counter()
         if config.name == "adam":
             adam(
                 [vector],
                 [gradient],
-                [of(self._state["exp_avg"])],
-                [of(self._state["exp_avg_sq"])],
+                [of(self.moments["exp_avg"])],
+                [of(self.moments["exp_avg_sq"])],
                 [],
-                [self._state[count]],
+                [self.counts[count]],
                 fused=True,
                 amsgrad=False,
                 beta1=config.betas[0],
@@ -86,10 +87,10 @@ class UpdateRule:
             rmsprop(
                 [vector],
                 [gradient],
-                [of(self._state["square_avg"])],
+                [of(self.moments["square_avg"])],
                 [],
                 [],
-                [self._state[count]],
+                [self.counts[count]],
                 lr=group.learning_rate,
                 alpha=config.decay,
                 eps=config.eps,
@@ -101,15 +102,43 @@ class UpdateRule:
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by name; empty before the first step."""
-        return self._state
+        return {**self.counts, **self.moments} if self.counts else {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        device = self._vector.device
-        fused = self._config.name == "adam"  # then the count of steps is on the device too
-        self._state = {
-            name: tensor.to(device, copy=True) if fused or tensor.ndim else tensor.clone()
-            for name, tensor in tensors.items()
-        }
+        """Restore what state returned."""
+        self.count({name: float(tensor) for name, tensor in tensors.items() if name not in self.moments})
+        for name, moment in self.moments.items():
+            if name in tensors:
+                moment.copy_(tensors[name])
+
+    def count(self, steps: dict[str, float]) -> None:
+        """Set how many steps each group has taken; groups that are not among them stay."""
+        for name, number in steps.items():
+            self.counts.setdefault(name, self._counter()).fill_(number)
+
+    def _counter(self) -> Tensor:
+        # Fused Adam counts where it computes.
+        return torch.zeros((), device=self._vector.device if self._config.name == "adam" else "cpu")
+
+
+class Update(NamedTuple):
+    """A gradient's way into the parameters."""
+
+    slot: int | None
+    """The batch slot whose gradient it was; None if it was the global one."""
+    behind: int
+    """Updates between the parameters that it was computed with and those that it changed."""
+
+
+class Computed(NamedTuple):
+    """A global gradient that is not applied yet."""
+
+    gradient: Tensor
+    iteration: int
+    update: int
+    """Its number, as Algorithm.groups counts."""
+    groups: tuple[ParameterGroup, ...]
+    """What it moves, and how far: as of when it was computed."""
 
 
 @dataclass
@@ -121,6 +150,8 @@ class LearningReport:
     gradient_digests: dict[int, str]
     """By batch slot: digest of its gradient in the iteration's first step, before the reduction. Later steps follow
     from that, and hashing all of them would cost as much as a tenth of small minibatches' learning."""
+    applied: dict[int, Update]
+    """By place among the iteration's updates: those of this process."""
 
 
 class Learner:
@@ -147,6 +178,9 @@ class Learner:
         self._slots, self._tree, self._alive = slots, tree, alive
         self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
         self.update = UpdateRule(agent.experiment, agent.flat)
+        lag = agent.experiment.scheme.gradient_lag
+        self._lag = 0 if lag == "async" else lag
+        self._in_flight: deque[Computed] = deque()
         self._capture = capture if _fixed(agent) else None
         self._graphs: dict[Any, Graph] = {}
         """By the shapes of a slice."""
@@ -163,7 +197,8 @@ class Learner:
         steps = self.batches.begin(iteration, filled, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
-        sums, updates, norms = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0
+        applied: dict[int, Update] = {}
+        sums, updates, norms, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0, 0
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
             for slot in self._slots:
@@ -172,28 +207,74 @@ class Learner:
                     digests[slot] = fast_digest(gradient)
                 self._tree.push(slot, gradient)
                 self._alive()
-            gradient, tail = self._flat.split(self._tree.finish().to(agent.device))
-            tail = tail.cpu()
-            valid = float(tail[0])
-            scale = max(valid, 1.0) if algorithm.mean_loss else 1.0
-            if algorithm.weighted:
-                scale *= float(tail[1 + len(names) :].max())
-            if scale != 1.0:
-                gradient /= scale
+            gradient, added = self._mean(self._tree.finish().to(agent.device))
+            applied[updates] = Update(None, len(self._in_flight))
             updates += 1
-            norms += self.update.apply(gradient, algorithm.groups(before + updates, hyper))
-            agent.follow(before + updates)
-            sums += tail[: 1 + len(names)]
-            if algorithm.stop_early(
-                {name: float(value) / max(valid, 1.0) for name, value in zip(names, tail[1:], strict=False)}
-            ):
+            groups = algorithm.groups(before + updates, hyper)
+            self._in_flight.append(Computed(gradient, iteration, before + updates, groups))
+            if len(self._in_flight) > self._lag:
+                norms, moved = norms + self._apply(self._in_flight.popleft()), moved + 1
+            sums += added
+            if self._stops(added):
                 break
-        count = max(float(sums[0]), 1.0)
-        metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
-        metrics = {**algorithm.summarize(metrics), "gradient_norm": norms / updates} if updates else {}
-        metrics |= {f"hyper/{name}": value for name, value in hyper.items()}
         self.seconds += time.perf_counter() - begin - (self._tree.group.waited - waited)
-        return LearningReport(metrics, updates, digests)
+        return LearningReport(self._metrics(hyper, sums, updates, norms, moved), updates, digests, applied)
+
+    def _apply(self, computed: Computed) -> float:
+        """Change the parameters; returns the gradient's norm."""
+        norm = self.update.apply(computed.gradient, computed.groups)
+        self._agent.follow(computed.update)
+        return norm
+
+    def _mean(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Out of what was summed over slices: their mean gradient, and on the CPU the number of valid samples with the
+        sum of every metric behind it."""
+        algorithm = self._algorithm
+        gradient, tail = self._flat.split(total)
+        tail = tail.cpu()
+        count = 1 + len(algorithm.metric_names)
+        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
+        if algorithm.weighted:
+            scale *= float(tail[count:].max())
+        if scale != 1.0:
+            gradient /= scale
+        return gradient, tail[:count]
+
+    def _stops(self, sums: Tensor) -> bool:
+        """Whether the algorithm skips the steps that are left, after one with these sums."""
+        valid, *values = sums.tolist()
+        count, names = max(valid, 1.0), self._algorithm.metric_names
+        return self._algorithm.stop_early({name: value / count for name, value in zip(names, values, strict=True)})
+
+    def _metrics(
+        self, hyper: dict[str, float], sums: Tensor, updates: int, norms: float, moved: int
+    ) -> dict[str, float]:
+        """Of an iteration with so many gradient steps; norms: sum over the `moved` gradients that were applied."""
+        count, names = max(float(sums[0]), 1.0), self._algorithm.metric_names
+        metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
+        metrics = self._algorithm.summarize(metrics) if updates else {}
+        if moved:
+            metrics["gradient_norm"] = norms / moved
+        return metrics | {f"hyper/{name}": value for name, value in hyper.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors and the gradients in flight, by name."""
+        tensors = {f"optimizer.{name}": tensor for name, tensor in self.update.state().items()}
+        for place, each in enumerate(self._in_flight):
+            tensors[f"in_flight.{place}.gradient"] = each.gradient
+            tensors[f"in_flight.{place}.of"] = torch.tensor([each.iteration, each.update])
+        return tensors
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned; further tensors may be among them."""
+        self.update.load(below("optimizer.", tensors))
+        self._in_flight.clear()
+        iterations = self._agent.experiment.iterations
+        while f"in_flight.{len(self._in_flight)}.of" in tensors:
+            saved = below(f"in_flight.{len(self._in_flight)}.", tensors)
+            iteration, update = saved["of"].tolist()
+            groups = self._algorithm.groups(update, self._algorithm.hyperparameters(iteration / iterations))
+            self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, update, groups))
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""

@@ -139,7 +139,7 @@ def platform() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- file
 
 
-_ORDER = ("iteration", "collected_with", "events", "rollout", "gradient", "parameters")
+_ORDER = ("iteration", "collected_with", "events", "cuts", "rollout", "updates", "gradient", "parameters")
 
 
 def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -359,7 +359,12 @@ def _where(name: str, line: Mapping[str, Any]) -> str:
         return f"gradient {gradient} {rest}"
     if kind == "parameters":
         return f"parameter {rest}"
-    words = {"collected_with": "the version that collected", "events": "what timing decided"}
+    words = {
+        "collected_with": "the version that collected",
+        "events": "what timing decided",
+        "cuts": "where shards were cut",
+        "updates": "the order of updates",
+    }
     return words.get(name, name)
 
 

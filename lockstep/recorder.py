@@ -226,7 +226,7 @@ class Recorder:
             layout=self._layout,
             shards=self._experiment.scheme.shards,
             waits=self._mean_waits(report),
-            free_running=self._experiment.scheme.free_running,
+            timing_decides=self._experiment.scheme.timing_decides,
             torch_threads=self._experiment.torch_threads,
         )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import ledger
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.clock import Clock, Recorded
 from lockstep.experiment import Experiment
 from lockstep.freerun import Pace
@@ -36,10 +37,25 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path
     Raises:
         LedgerError: they are none that a run could have made: to repeat them could take for ever.
     """
-    if not experiment.scheme.free_running:
+    scheme, clock = experiment.scheme, Clock.of(experiment)
+    if not scheme.timing_decides:
         return None
-    clock, pace = Clock.of(experiment), Pace.of(experiment)
-    number = dict.fromkeys(range(clock.shards), 0)
+    if scheme.free_running:
+        _check_events(experiment, clock, lines)
+    if scheme.preempt < 1:
+        _check_cuts(experiment, lines)
+    if scheme.gradient_lag == "async":
+        _check_updates(experiment, lines)
+    events, cuts, updates = (
+        tuple(line[name] for line in lines if name in line) for name in ("events", "cuts", "updates")
+    )
+    return Recorded(
+        clock.lag, clock.iterations, clock.shards, clock.by_shard, events, str(of), cuts=cuts, updates=updates
+    )
+
+
+def _check_events(experiment: Experiment, clock: Clock, lines: list[dict[str, Any]]) -> None:
+    pace, number = Pace.of(experiment), dict.fromkeys(range(clock.shards), 0)
     for iteration, line in enumerate(lines):
         for event in line["events"]:
             shard, acting = event["shard"], event["versions"]
@@ -49,8 +65,32 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path
             number[shard] += 1
         if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):
             raise _undecidable(iteration, f"{len(line['events'])} rollouts")
-    events = tuple(line["events"] for line in lines)
-    return Recorded(clock.lag, clock.iterations, clock.shards, clock.by_shard, events, str(of))
+
+
+def _check_cuts(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
+    scheme, steps = experiment.scheme, range(1, experiment.algorithm.rollout)
+    for iteration, line in enumerate(lines):
+        shards = [shard for shard, cut in line["cuts"] if shard in range(scheme.shards) and cut in steps]
+        if shards != sorted(set(shards)) or not len(line["cuts"]) == len(shards) <= scheme.shards - scheme.enough:
+            raise _undecidable(iteration, f"cuts {line['cuts']}")
+
+
+def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
+    scheme, config = experiment.scheme, experiment.algorithm
+    for iteration, line in enumerate(lines):
+        samples = experiment.samples_per_iteration
+        steps, _ = config.gradient_steps(samples)
+        if isinstance(config, OffPolicyConfig):
+            steps = config.build().updates_in(iteration, samples)
+        last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
+        for place, (slot, behind) in enumerate(line["updates"]):
+            # A slot's next gradient is not begun before the one before it was applied.
+            if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
+                raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
+            last[slot], taken[slot] = place, taken[slot] + 1
+        least = steps if config.remembers else 1  # others may stop early
+        if not all(least <= number <= steps for number in taken.values()):
+            raise _undecidable(iteration, f"{len(line['updates'])} updates")
 
 
 def _undecidable(iteration: int, what: object) -> LedgerError:
@@ -66,7 +106,7 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
 
     Args:
         run: its folder.
-        layout: of the repetition: inline (also the default) or split.
+        layout: of the repetition: inline (also the default), or any other that the recorded decisions allow.
         options: where the repetition is kept and how it is shown.
 
     Raises:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from lockstep.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.clock import Clock
+    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
 class Scheme:
     """How collection and learning are coupled. Part of the experiment: it changes what is learned."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"gradient_lag", "max_gradient_lag", "preempt"})
+    """See settings.to_json."""
 
     shards: int = 4
     """Units that environments, randomness and gradients are divided into; a power of two. A run can use at most
@@ -29,6 +37,19 @@ class Scheme:
     acting_batch: int = 0
     """Environments per inference call, a multiple of a shard's; 0 means one shard's. Larger calls are more
     efficient, smaller ones let more processes share the work without padding."""
+    gradient_lag: int | Literal["async"] = 0
+    """A gradient is applied so many gradient steps after the one that computed it, and the first steps apply none: the
+    staleness of asynchronous learners, without chance. 0 applies it at once; higher makes gradients staler. With one
+    gradient step an iteration (A2C, IMPALA) the unit is versions. async has every shard's slice of a minibatch give an
+    update of its own, applied when it is ready: learners wait for no other, and what timing decided is recorded."""
+    max_gradient_lag: int = 8
+    """With gradient_lag async: updates that may come between the parameters that a gradient is computed with and those
+    that it changes. Higher has learners wait less for slow ones, lower keeps gradients fresher; with 0 they take
+    turns."""
+    preempt: float = 1.0
+    """Once this share of the other shards has its rollouts, a shard that has not is cut where it is, and learned
+    from as far as it got (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for all of them.
+    Timing decides who is cut: that is recorded."""
 
     @property
     def slabs(self) -> int:
@@ -39,6 +60,23 @@ class Scheme:
     def free_running(self) -> bool:
         """Whether timing decides which version collects what, and what an iteration learns from."""
         return self.lag == "async"
+
+    @property
+    def timing_decides(self) -> bool:
+        """Whether a run can be repeated from its record alone, and not from its settings."""
+        return self.free_running or self.gradient_lag == "async" or self.preempt < 1
+
+    @property
+    def enough(self) -> int:
+        """Other shards that have to have collected a rollout for one to be cut."""
+        return math.ceil(self.preempt * (self.shards - 1) - 1e-9)
+
+    def clock(self, experiment: Experiment) -> Clock:
+        """Which version collects what, and what an iteration learns from. For another schedule return a clock of your
+        own: `collects_with(i)` must lie between i - lag and i, and never fall."""
+        from lockstep.clock import Clock
+
+        return Clock(self.slabs - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -60,5 +98,31 @@ class Scheme:
                     f"scheme.{name}={getattr(self, name)} is for --scheme.lag async alone; with scheme.lag={self.lag} "
                     "it would do nothing. Leave it out, or let timing decide."
                 )
+        if self.gradient_lag != "async" and self.gradient_lag < 0:
+            raise SettingsError(
+                f"scheme.gradient_lag={self.gradient_lag} must be 0 (each gradient is applied at once), more (a number "
+                "of gradient steps), or async."
+            )
+        if self.max_gradient_lag < 0:
+            raise SettingsError(
+                f"scheme.max_gradient_lag={self.max_gradient_lag} must be at least 0. With 0, learners take turns; "
+                "with 8, up to nine compute at the same time."
+            )
+        if self.gradient_lag != "async" and self.max_gradient_lag != Scheme.max_gradient_lag:
+            raise SettingsError(
+                f"scheme.max_gradient_lag={self.max_gradient_lag} is for --scheme.gradient-lag async alone; with "
+                f"scheme.gradient_lag={self.gradient_lag} it would do nothing. Leave it out."
+            )
+        if not 0 < self.preempt <= 1:
+            raise SettingsError(
+                f"scheme.preempt={self.preempt} must lie above 0 and not above 1: the share of the other shards that "
+                "have to be done before a shard is cut. DD-PPO used 0.6, PyTorchRL uses 0.8; 1 cuts nobody."
+            )
+        if self.preempt < 1 and (self.free_running or self.shards == 1):
+            raise SettingsError(
+                f"scheme.preempt={self.preempt} cuts the shards that an iteration would wait for. With scheme.lag="
+                f"{self.lag} and scheme.shards={self.shards} it waits for none: leave --scheme.preempt out, or use "
+                "--scheme.lag 0 and 2 or more shards."
+            )
         if self.acting_batch < 0:
             raise SettingsError(f"scheme.acting_batch={self.acting_batch} must be 0 (one shard) or more.")

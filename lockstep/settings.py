@@ -151,9 +151,15 @@ _TYPE = "$type"
 
 
 def to_json(value: Any) -> Any:
-    """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it."""
+    """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
+
+    Settings that a class lists as `later` are left out while they have their default value: they came when there were
+    runs already, whose experiments stay what they were.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        later = getattr(type(value), "later", frozenset())
+        present = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value)}
+        fields = {name: to_json(x) for name, (x, default) in present.items() if name not in later or x != default}
         return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}

@@ -31,6 +31,7 @@ from lockstep.graphs import cuda_graph
 from lockstep.handover import OwnRollouts, Rollouts, slabs_of
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
+from lockstep.preemption import preemption
 from lockstep.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
@@ -69,7 +70,7 @@ class Job:
     checkpoint: Path | None = None
     stop_after: int | None = None
     recorded: Recorded | None = None
-    """What a free-running run recorded, to be repeated."""
+    """What a run recorded of what timing decided, to be repeated."""
 
     @property
     def clock(self) -> Clock:
@@ -96,7 +97,7 @@ def train(
         layout: how to spread the work; it cannot change the result. Default: inline.
         options: where the run is kept and how it is shown.
         stop_after: end after so many iterations, without changing the schedules that total_steps defines.
-        recorded: what a free-running run recorded, to do the same again (see lockstep.replay).
+        recorded: what a run recorded of what timing decided, to do the same again (see lockstep.replay).
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
@@ -185,11 +186,30 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             "--layout cpu:a1-l1 (one collector, one learner) or more of them, or --scheme.lag 1, which overlaps "
             "collecting and learning too and gives the same result on any layout."
         )
-    if recorded is not None and layout.backend not in ("inline", "split"):
+    if free and recorded is not None and layout.backend not in ("inline", "split"):
         raise SettingsError(
             f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
             "cpu:aC-lL with C collectors and L learners."
         )
+    if experiment.scheme.preempt < 1 and layout.backend not in ("inline", "processes", "split"):
+        raise SettingsError(
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: who is late shows in memory that "
+            "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+            "or leave --scheme.preempt out."
+        )
+    Clock.of(experiment)
+    if experiment.scheme.gradient_lag == "async":
+        if layout.backend not in ("inline", "processes", "split"):
+            raise SettingsError(
+                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in memory "
+                "that they share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+                "or --scheme.gradient-lag 1, which gives stale gradients on any layout."
+            )
+        if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
+            raise SettingsError(
+                f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
+                "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
+            )
     return experiment
 
 
@@ -242,11 +262,14 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
     if seat.link is None:
         slots = block(experiment.scheme.shards, group.size, group.rank)
         arena = PrivateArena(pinned=agent.device.type != "cpu")
-        collectors = Collectors(agent, slabs_of(agent, slots, clock, arena, ahead=False), job.layout, alive)
+        slabs = slabs_of(agent, slots, clock, arena, ahead=False)
+        cuts = preemption(experiment.scheme, job.recorded, group.collected)
+        collectors = Collectors(agent, slabs, job.layout, alive, cuts)
         rollouts = OwnRollouts(collectors, slots, clock, versions)
     else:
         rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
-    worker = Worker(agent, rollouts, versions, group, alive, cuda_graph if job.layout.graphs else None)
+    capture = cuda_graph if job.layout.graphs else None
+    worker = Worker(agent, rollouts, versions, group, alive, capture, job.recorded)
     book = None
     try:
         resumed = _begin(job, worker)
@@ -322,7 +345,8 @@ def _begin(job: Job, worker: Worker) -> Resumed:
 def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
     agent, clock = _agent(job, "collector", link.index), job.clock
-    collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive)
+    cuts = preemption(job.experiment.scheme, job.recorded, link.admission)
+    collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive, cuts)
     end = CollectorEnd(agent, link, collectors, clock, free=job.free)
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
     try:

@@ -179,5 +179,5 @@ def checkpoint_digest(path: Path) -> str | None:
     if not path.is_dir():
         return None
     tensors, _ = checkpoint.open_checkpoint(path).part("learner")
-    covered = ("parameter.", "target.", "optimizer.", "normalizer.")
+    covered = ("parameter.", "target.", "optimizer.", "in_flight.", "normalizer.")
     return ledger.state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from lockstep.agent import Agent, Version
-from lockstep.clock import Versions
+from lockstep.asynchronous import AsyncLearner
+from lockstep.clock import Recorded, Versions
 from lockstep.graphs import Capture
 from lockstep.handover import Arrival, Rollouts
 from lockstep.learn import Learner, LearningReport
@@ -31,12 +32,18 @@ class Worker:
         group: Group,
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
-        shards = agent.experiment.scheme.shards
+        scheme = agent.experiment.scheme
+        shards = scheme.shards
         self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
         self.slots = block(shards, group.size, group.rank)
         self._tree = TreeSum(shards, group)
-        self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
+        if scheme.gradient_lag == "async":
+            updates = () if recorded is None else recorded.updates
+            self._learner = AsyncLearner(agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates)
+        else:
+            self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
 
     @property
     def learning_seconds(self) -> float:
@@ -67,15 +74,13 @@ class Worker:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that `digest:` covers, in named tensors."""
-        optimizer = {f"optimizer.{name}": tensor for name, tensor in self._learner.update.state().items()}
-        return self.agent.state() | optimizer
+        return self.agent.state() | self._learner.state()
 
     def restore(self, saved: Checkpoint) -> None:
         """Load a learner's part that save wrote, under any layout, with the versions that are still due to collect."""
         tensors, meta = saved.part("learner")
         self.agent.load(tensors)
-        optimizer = {name.removeprefix("optimizer."): t for name, t in tensors.items() if name.startswith("optimizer.")}
-        self._learner.update.load(optimizer)
+        self._learner.load(tensors)
         for slot in self.slots:
             self._learner.batches.restore(slot, saved)
         for number in meta["versions"]:

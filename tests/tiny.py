@@ -144,6 +144,9 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "cartpole-8-shards": lambda: cut(
         recipes.ppo_cartpole, rollout=32, env={"num_envs": 16, "adapter": "gymnasium"}, scheme={"shards": 8}
     ),
+    "cartpole-gradient-lag-3": lambda: cut(
+        recipes.ppo_cartpole, env={"adapter": "gymnasium"}, scheme={"lag": 1, "gradient_lag": 3}
+    ),
     "dqn-prioritized-frames": lambda: replaying(recipes.dqn_atari, replay={"prioritized": True}),
     "hindsight": lambda: single_steps(replaying(recipes.her_bitflip, replay={"recency": 0.996, "recency_least": 24})),
     "rainbow-lag-1": lambda: replaying(
@@ -173,6 +176,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     ),
     "sac-discrete": lambda: replaying(discrete_sac, replay={}),
     "td3": lambda: replaying(recipes.td3_mujoco, replay={}),
+    "td3-gradient-lag-2": lambda: replaying(recipes.td3_mujoco, replay={}, scheme={"gradient_lag": 2}),
     "ddpg-drifting-noise": lambda: replaying(recipes.ddpg_mujoco, replay={}, algorithm={"noise_theta": 0.15}),
     "mpo": lambda: replaying(recipes.mpo_mujoco, replay={}),
     "mpc-lag-1": planning,

@@ -140,6 +140,14 @@ class OnPolicyConfig(AlgorithmConfig):
                 f"divisor of {items}, or change env.num_envs, scheme.shards or algorithm.rollout."
             )
 
+    def validate_with(self, experiment: Experiment) -> None:
+        """Raise SettingsError for what does not go with the experiment's other settings."""
+        if experiment.scheme.preempt < 1 and self.rnd.coef:
+            raise SettingsError(
+                f"scheme.preempt={experiment.scheme.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
+                "rewards every step of them, those behind the cut too. Leave one of them out."
+            )
+
     def gradient_steps(self, samples: int) -> tuple[int, int]:
         return self.epochs * self.minibatches, samples // self.minibatches
 

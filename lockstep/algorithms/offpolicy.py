@@ -152,6 +152,11 @@ class OffPolicyConfig(AlgorithmConfig):
                 "scheme.max_lag=0 with replay: an iteration that takes no rollout would make those in flight too old. "
                 "Use --scheme.max-lag 1 or more, or --scheme.lag 0."
             )
+        if experiment.scheme.preempt < 1:
+            raise SettingsError(
+                f"scheme.preempt={experiment.scheme.preempt:g} cuts rollouts, which replay needs in full. Leave it "
+                "out; with --scheme.lag async an iteration waits for no shard either."
+            )
         if not experiment.scheme.free_running and self.replay.slack != ReplayConfig.slack:
             raise SettingsError(
                 f"algorithm.replay.slack={self.replay.slack} is for --scheme.lag async alone; with "

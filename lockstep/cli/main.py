@@ -30,7 +30,7 @@ VERBS = {
     "report": ("lockstep.cli.report", "write one web page about some runs: curves, scores, speed, settings, proof"),
     "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
     "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
-    "replay": ("lockstep.cli.check", "repeat a free-running run with every decision that timing made in it"),
+    "replay": ("lockstep.cli.check", "repeat a run with every decision that timing made in it"),
     "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
     "bench": ("lockstep.cli.speed", "measure how near training comes to this machine's limit, and what takes the rest"),
     "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),

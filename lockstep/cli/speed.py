@@ -98,17 +98,17 @@ def tune(arguments: list[str]) -> int:
 
     with progress_to_stderr():
         tuned = run(given.experiment, budget=given.budget, begin=BEGAN, say=say)
-    free = given.experiment.scheme.free_running
+    timing = given.experiment.scheme.timing_decides
     if given.json:
-        say_json({**tuned.to_json(), "may_change_results": free, "machine": _machine()})
+        say_json({**tuned.to_json(), "may_change_results": timing, "machine": _machine()})
         return 0
     width = max(len(str(each.layout)) for each in tuned.candidates)
     for each in tuned.candidates:
         rate = f"{each.rate:>12,.0f} samples/s in {len(each.rates)} turn{'s' * (len(each.rates) != 1)}"
         say(f"{each.layout!s:<{width}}  {rate if each.rates else each.note.splitlines()[0]}")
     say(
-        "Timing decides here what is learned from when (--scheme.lag async): another layout may change the result."
-        if free
+        "Timing decides part of what is learned here (an async lag, or --scheme.preempt): another layout may change it."
+        if timing
         else "The layout cannot change the result, only the speed."
     )
     say(f"layout: {tuned.best}")

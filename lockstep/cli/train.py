@@ -136,8 +136,8 @@ def load_recipe(name: str) -> Experiment:
 
 def derived_facts(experiment: Experiment) -> dict[str, Any]:
     """What follows from the settings of a resolved experiment."""
-    algorithm, scheme = experiment.algorithm, experiment.scheme
-    updates, step = algorithm.gradient_steps(experiment.samples_per_iteration)
+    scheme = experiment.scheme
+    updates, step = experiment.gradient_steps
     return {
         "iterations": experiment.iterations,
         "samples_per_iteration": experiment.samples_per_iteration,

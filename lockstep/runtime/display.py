@@ -51,7 +51,7 @@ class Status:
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds of an iteration, recent mean: of learners for `rollouts`, of collectors for `parameters`, if these are
     processes of their own."""
-    free_running: bool = False
+    timing_decides: bool = False
     """Whether timing decides, so that another layout gives another result."""
     torch_threads: int = 1
     """That each process computes with."""
@@ -116,7 +116,7 @@ def _balance(status: Status) -> str:
     """The same for collectors and learners of their own: who waits for whom."""
     layout, seconds = status.layout, max(1e-9, status.iteration_seconds)
     rollouts, parameters = (status.waits[name] / seconds for name in ("rollouts", "parameters"))
-    result = "may change the result" if status.free_running else "gives the same result"
+    result = "may change the result" if status.timing_decides else "gives the same result"
     roles = {
         "rollouts": (rollouts, "Learners wait {} of the time for rollouts", "collectors", layout.collectors),
         "parameters": (parameters, "Collectors wait {} of the time for parameters", "learners", layout.learners),
@@ -145,7 +145,7 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
         busy_cores: cores that other programs had been using when the run began.
     """
     layout = status.layout
-    result = "may change the result" if status.free_running else "gives the same result"
+    result = "may change the result" if status.timing_decides else "gives the same result"
     idle = int(available_cores - busy_cores)
     best, reason = "", ""
     waiting = status.shares.get("waiting", 0.0)
@@ -160,7 +160,7 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
         steps = status.updates / max(1, status.iteration)
         if more > 1 and status.iteration_seconds / (1 + steps) > _EXCHANGE_PAYS:
             best, reason = f"processes:{more}", f"one of {idle} idle cores is used"
-    elif layout.backend == "split" and status.policy_lag == 0 and not status.free_running:
+    elif layout.backend == "split" and status.policy_lag == 0 and not status.timing_decides:
         best = f"processes:{min(status.shards, layout.processes)}"
         reason = "with --scheme.lag 0 collectors and learners take turns, and one side always idles"
     elif crowded:

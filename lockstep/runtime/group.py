@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from lockstep.runtime.shared import SharedMemory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,6 +24,10 @@ class Group:
 
     rank = 0
     size = 1
+    shared: SharedMemory | None = None
+    """Memory that all map, for what learners do without waiting for each other; None if they cannot have any."""
+    collected: SharedMemory | None = None
+    """The same for what they collect (lockstep.preemption)."""
 
     def __init__(self) -> None:
         self.waited = 0.0

@@ -51,10 +51,15 @@ class Ends:
     """By the rank of the other process."""
     outgoing: dict[int, SharedMemory]
     incoming: dict[int, SharedMemory]
+    shared: SharedMemory
+    """Of all, for learners."""
+    collected: SharedMemory
+    """Of all, for collectors."""
 
     def close(self) -> None:
         """Forget them: whoever started the processes has no use for them."""
-        for end in (*self.pipes.values(), *self.outgoing.values(), *self.incoming.values()):
+        memories = (*self.outgoing.values(), *self.incoming.values(), self.shared, self.collected)
+        for end in (*self.pipes.values(), *memories):
             end.close()
 
 
@@ -64,7 +69,8 @@ def join(context: Any, size: int, pairs: set[tuple[int, int]]) -> list[Ends]:
     Args:
         pairs: of ranks that will talk to each other, beside rank 0, which talks to all.
     """
-    ends = [Ends(rank, size, {}, {}, {}) for rank in range(size)]
+    shared, collected = SharedMemory(), SharedMemory()
+    ends = [Ends(rank, size, {}, {}, {}, shared, collected) for rank in range(size)]
     joined = sorted({(min(pair), max(pair)) for pair in pairs} | {(0, rank) for rank in range(1, size)})
     _allow_files(4 * len(joined))
     for a, b in joined:
@@ -90,6 +96,7 @@ class LocalGroup(Group):
     def __init__(self, ends: Ends) -> None:
         super().__init__()
         self.rank, self.size = ends.rank, ends.size
+        self.shared, self.collected = ends.shared, ends.collected
         self._peers = {
             rank: _Peer(pipe, ends.outgoing[rank], ends.incoming[rank], _SPIN if self.size <= cores() else 0.0)
             for rank, pipe in ends.pipes.items()
@@ -132,6 +139,9 @@ class LocalGroup(Group):
     def close(self) -> None:
         for peer in self._peers.values():
             peer.pipe.close()
+        for memory in (self.shared, self.collected):
+            if memory is not None:
+                memory.close()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -40,7 +40,8 @@ class Batches(Protocol):
         ...
 
     def slice(self, slot: int, step: int) -> Slice:
-        """A slot's part of one gradient step's minibatch. Steps are asked for in order, slots in order within one."""
+        """A slot's part of one gradient step's minibatch. A slot's steps are asked for in order; slots, too, within
+        one, unless gradients are asynchronous."""
         ...
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:

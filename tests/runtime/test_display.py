@@ -131,7 +131,11 @@ def test_plain_line_is_one_line_with_the_same_facts() -> None:
             r"Learners wait 40% of the time for rollouts: more collectors \(1 now\).*gives the same result",
         ),
         (
-            {"waits": {"rollouts": 0.0, "parameters": 0.3}, "layout": Layout.parse("cpu:a2-l1"), "free_running": True},
+            {
+                "waits": {"rollouts": 0.0, "parameters": 0.3},
+                "layout": Layout.parse("cpu:a2-l1"),
+                "timing_decides": True,
+            },
             2,
             r"Collectors wait 30%.*more learners \(1 now\).*may change the result",
         ),
@@ -250,7 +254,7 @@ def test_a_layout_that_wastes_the_machine_is_told_what_is_better(
         ({"layout": FOUR, "shares": shares(0.75)}, 8, 4.0),  # others make them wait
         ({"layout": SPLIT, "waits": WAITS}, 4, 0.0),
         (
-            {"layout": SPLIT, "policy_lag": 0.0, "free_running": True, "waits": {"rollouts": 0.3, "parameters": 0.2}},
+            {"layout": SPLIT, "policy_lag": 0.0, "timing_decides": True, "waits": {"rollouts": 0.3, "parameters": 0.2}},
             4,
             0.0,
         ),
