@@ -29,16 +29,17 @@ from workers import Ran, Workers, ran_of
 from lockstep import ledger, recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.algorithms.base import LossOutput, ParameterGroup
-from lockstep.asynchronous import AsyncLearner, in_time
+from lockstep.asynchronous import AsyncLearner, SharedParameters, in_time
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.learn import Learner, Update
+from lockstep.learn import Learner, Update, UpdateRule
 from lockstep.ledger import LedgerError
 from lockstep.parameters import FlatParameters
 from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.runtime.group import Group
+from lockstep.runtime.shared import SharedMemory
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, from_json, to_json
 from lockstep.storage.batches import Slice
@@ -242,6 +243,58 @@ def test_the_bound_holds_and_somebody_may_always_go_on(learners: int, bound: int
 )
 def test_gradients_are_in_time_if_they_are_in_order(count: int, bases: list[int], bound: int, fine: bool) -> None:
     assert in_time(count, bases, bound) is fine
+
+
+# ------------------------------------------------------------------------------------------------- shared memory
+
+
+def one_number() -> tuple[UpdateRule, Tensor]:
+    """A model of one number, 1, and what changes it."""
+    model = nn.Module()
+    model.w = nn.Parameter(torch.ones(1))
+    flat = FlatParameters(model)
+    return UpdateRule(recipes.ppo_cartpole(), flat), flat.vector.detach()
+
+
+def pull(rule: UpdateRule) -> Callable[[int], float]:
+    return lambda place: rule.apply(torch.ones(16), (ParameterGroup("", 0.25),))
+
+
+@pytest.mark.parametrize("device", ["cpu", "elsewhere"])
+def test_learners_see_each_others_updates(device: str) -> None:
+    """Two in one process, by turns. On a CPU the optimizer's state is in the shared memory; elsewhere it is copied."""
+    memory = SharedMemory()
+
+    def learner(rank: int) -> tuple[SharedParameters, UpdateRule, Tensor]:
+        rule, vector = one_number()
+        agent: Any = SimpleNamespace(vectors=[vector], device=SimpleNamespace(type=device), round=lambda: None)
+        group: Any = SimpleNamespace(rank=rank, size=2, shared=memory, waited=0.0, barrier=lambda: None)
+        return SharedParameters(agent, rule, group, bound=1), rule, vector
+
+    (a, rule_a, w_a), (b, rule_b, w_b) = learner(0), learner(1)
+    a.open()
+    b.open()
+    a.read(0)
+    b.read(0)
+    assert a.change(pull(rule_a))[:2] == (0, 0)
+    assert w_a[0] != 1 and w_b[0] == 1
+    assert b.change(pull(rule_b))[:2] == (1, 1)
+    a.read(0)
+    assert torch.equal(w_a, w_b)
+    assert a.change(pull(rule_a))[:2] == (2, 0)
+    a.close()
+    b.close()
+    rule, w = one_number()
+    for place in range(3):
+        pull(rule)(place)
+    for mine, of in ((w_a, rule_a), (w_b, rule_b)):
+        assert torch.equal(mine, w)
+        assert {name: x.tolist() for name, x in of.state().items()} == {n: x.tolist() for n, x in rule.state().items()}
+    a.open()
+    b.open()
+    b.read(0)
+    assert b.change(pull(rule_b))[:2] == (0, 0), "counted within the iteration"
+    memory.close()
 
 
 # ------------------------------------------------------------------------------------------------ runs and records

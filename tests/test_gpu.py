@@ -39,6 +39,15 @@ def test_a_free_running_run_is_replayed(tmp_path: Path) -> None:
     assert found.ok, found.difference
 
 
+def test_asynchronous_gradients_are_replayed(tmp_path: Path) -> None:
+    for name, layout in (("ppo-bf16", "processes:2,device=0"), ("td3", "a0-l0,0")):
+        experiment = EXPERIMENTS[name]()
+        experiment = experiment.replace(scheme=experiment.scheme.__class__(shards=4, gradient_lag="async"))
+        train(experiment, Layout.parse(layout), options(tmp_path / name))
+        found = replay(tmp_path / name, Layout.parse("inline,device=0"), options(tmp_path / f"{name}-again"))
+        assert found.ok, found.difference
+
+
 def test_verify_on_another_layout(tmp_path: Path) -> None:
     result = train(EXPERIMENTS["ppo"](), Layout.parse("a0-l0"), options(tmp_path / "run"))
     assert verify(result.run, Layout.parse("inline,device=0"), "all").ok

@@ -43,23 +43,29 @@ def speed(runs: Sequence[Run]) -> str:
 
 
 def lag(runs: Sequence[Run]) -> str:
-    """How old the data was from which each run learned."""
+    """How old the data was from which each run learned, and the parameters that its gradients were computed with."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         counted = sorted(run.names("lag/share_"), key=lambda name: int(name.split("_")[1]))
         shares = {f"{name.split('_')[1]} behind": run.average(name) for name in counted}
-        names = ("policy_versions", "policy_versions_max", "gradient_steps", "versions_per_trajectory")
+        names = (
+            "policy_versions",
+            "policy_versions_max",
+            "gradient_steps",
+            "versions_per_trajectory",
+            "gradient_asynchrony",
+        )
         means = [run.average(f"lag/{name}") for name in names]
         cells = ["" if math.isnan(value) else readable(value) for value in means]
         told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
         bar = Html(f"{page.share_bar(shares)} {told}") if shares else ""
         alike.setdefault((str(run.settings.get("scheme.lag", "")), *cells, bar), []).append(run.name)
     header = ["Run", "scheme.lag", "Versions", "Versions, oldest", "Gradient steps", "Versions in a trajectory"]
-    header.append("Distribution")
+    header += ["Gradient asynchrony", "Distribution"]
     rows = [[", ".join(names), *cells] for cells, names in alike.items()]
     text = (
-        "By how many versions the policy that collected was older than the one that learned, means over iterations. "
-        "Where the scheme fixes it, only the first number is recorded."
+        "By how many versions the policy that collected was older than the one that learned, and how many updates came "
+        "between the parameters of a gradient and its own update: means over iterations."
     )
     return page.table(header, rows) + page.paragraph(text, "note")
 
