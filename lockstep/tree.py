@@ -35,8 +35,9 @@ class TreeSum:
     """Reduces one tensor a shard to their global sum, known to every process of the group."""
 
     def __init__(self, shards: int, group: Group) -> None:
-        self._shards = shards
-        self.group = group
+        self.shards, self.group = shards, group
+        self.kept: dict[int, Tensor] = {}
+        """By shard: what a tree that does more than add remembers of it. Checkpoints hold it; here it is empty."""
         self._block = block(shards, group.size, group.rank)
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)
@@ -56,13 +57,13 @@ class TreeSum:
         subtrees = {(start, size): value for start, size, value in self._subtrees}
         self._subtrees = []
         if self.group.size == 1:
-            return subtrees[0, self._shards]
+            return subtrees[0, self.shards]
         subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
             return self._halve_and_double(total)
         like = next(iter(subtrees.values()))
-        total = self._climb(0, self._shards, subtrees, like)
+        total = self._climb(0, self.shards, subtrees, like)
         return self._broadcast(torch.empty_like(like) if total is None else total)
 
     def sum(self, values: dict[int, Tensor]) -> Tensor:
@@ -97,13 +98,13 @@ class TreeSum:
         if (start, size) in subtrees:
             return subtrees[start, size]
         workers = self.group.size
-        holders = {holder(self._shards, workers, shard) for shard in range(start, start + size)}
+        holders = {holder(self.shards, workers, shard) for shard in range(start, start + size)}
         if len(holders) == 1:
             return None
         half = size // 2
         left = self._climb(start, half, subtrees, like)
         right = self._climb(start + half, half, subtrees, like)
-        to, origin = holder(self._shards, workers, start), holder(self._shards, workers, start + half)
+        to, origin = holder(self.shards, workers, start), holder(self.shards, workers, start + half)
         if to != origin:
             if self.group.rank == origin:
                 assert right is not None

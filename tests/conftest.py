@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in worker processes
 
+import clusters
 import pytest
 import torch
 from children import Child
@@ -41,6 +42,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
     yield begin
     for child in children:
         child.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, the current one, where the stand-ins of Slurm's programs note what they were told."""
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{clusters.make(tmp_path)}:{os.environ['PATH']}")
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import RawArray, RawValue
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +38,9 @@ _GRACE = 5.0
 
 _EXPLAINING = 2.0
 """Seconds that whoever knows more gets to say it: of a broken connection, or of a standstill."""
+
+_VISIBLE = 60.0
+"""Seconds that a new file may take to be seen on other hosts: NFS remembers for a while what is in a folder."""
 
 _CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 
@@ -127,12 +132,33 @@ def run_torchrun(work: Work, job: Job) -> Result:
     layout.validate(job.experiment.scheme.shards)
     group = GlooGroup("env://", rank, size)
     try:
-        folder, checkpoint = group.broadcast((job.folder, job.checkpoint))
-        job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, layout=layout)
+        paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
+        path, checkpoint = group.broadcast(paths)
+        _meet(group, path / "run.json")
+        if rank:
+            job = dataclasses.replace(job, folder=dataclasses.replace(job.folder, path=path), checkpoint=checkpoint)
+        job = dataclasses.replace(job, layout=layout)
         with _stopping_on_signals(stop):
             return _result(work(job, Seat(group), stop))
     finally:
         group.close()
+
+
+def _meet(group: Group, file: Path) -> None:
+    """Raise SettingsError unless all processes see the file that learner 0 has written, since each writes its shards'
+    parts of checkpoints beside it."""
+    written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
+    deadline = time.monotonic() + _VISIBLE
+    while not (seen := file.is_file() and file.read_bytes() == written) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = group.gather(None if seen else socket.gethostname())
+    blind = group.broadcast(sorted({host for host in blind if host}) if blind is not None else None)
+    if blind:
+        raise SettingsError(
+            f"{file.parent} is not the same folder on all hosts: on {', '.join(blind)} it does not hold what the first "
+            "process wrote there. Every process writes its part of each checkpoint into it: put --run on a file system "
+            "that all hosts share, such as NFS, or use --nproc-per-node on one host."
+        )
 
 
 def _result(result: Result | None) -> Result:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.runtime.slurm import executor, script, submitit
 from lockstep.settings import SettingsError
 from lockstep.sweep.child import run_entry
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import needs_of
 from lockstep.sweep.slots import Needs
-
-_REQUEUES = 1000
-"""Times that a job which has used up its time is queued again."""
 
 
 class Job:
@@ -30,7 +26,7 @@ class Job:
 
     def checkpoint(self) -> Any:
         """The job that continues this one."""
-        return _submitit().helpers.DelayedSubmission(self)
+        return submitit().helpers.DelayedSubmission(self)
 
     __submitit_checkpoint__ = checkpoint
 
@@ -58,45 +54,22 @@ def submit(
         if queue.state(entry.name) == "waiting" and _job(queue, entry.name) not in known:
             by_needs.setdefault(needs_of(entry), []).append(entry)
     for wanted, waiting in by_needs.items():
-        executor = _executor(queue, wanted, options, dry_run=dry_run)
+        made = executor(queue.folder / "slurm", _settings(queue, wanted), options, dry_run=dry_run)
         if dry_run:
             say(f"{len(waiting)} job{'s' * (len(waiting) != 1)}: {', '.join(entry.name for entry in waiting)}")
-            say(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+            say(script(made))
             continue
-        with executor.batch():
-            jobs = [executor.submit(Job(str(queue.folder), entry.name)) for entry in waiting]
+        with made.batch():
+            jobs = [made.submit(Job(str(queue.folder), entry.name)) for entry in waiting]
         for entry, job in zip(waiting, jobs):
             write_json(_jobs(queue, make=True) / f"{entry.name}.json", {"job": job.job_id})
             say(f"job {job.job_id}: {entry.name}")
     return sum(map(len, by_needs.values()))
 
 
-def _submitit() -> Any:
-    if importlib.util.find_spec("submitit") is None:
-        raise SettingsError(
-            'A sweep on Slurm needs the package submitit, which is not installed: pip install "lockstep[slurm]". '
-            "Without --slurm the runs take this machine."
-        )
-    return importlib.import_module("submitit")
-
-
-def _executor(queue: Queue, wanted: Needs, options: dict[str, Any], *, dry_run: bool) -> Any:
-    slurm = _submitit().SlurmExecutor
-    if dry_run:  # a machine without Slurm can show what it would be asked for
-
-        class Shown(slurm):
-            @classmethod
-            def affinity(cls) -> int:
-                return 1
-
-        slurm = Shown
+def _settings(queue: Queue, wanted: Needs) -> dict[str, Any]:
     gpus = {"gpus_per_node": wanted.gpus} if wanted.gpus else {}
-    try:
-        executor = slurm(folder=queue.folder / "slurm", max_num_timeout=_REQUEUES)
-        executor.update_parameters(**{"job_name": queue.folder.name, "cpus_per_task": wanted.cores, **gpus, **options})
-    except (RuntimeError, ValueError) as error:
-        raise SettingsError(f"Slurm cannot be given these runs with --slurm-options {options}: {error}") from error
-    return executor
+    return {"job_name": queue.folder.name, "cpus_per_task": wanted.cores, **gpus}
 
 
 def _queued_jobs() -> set[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from children import ROOT, until
+from clusters import script
 from tiny import options
 
 from lockstep.cli.main import main
@@ -26,27 +27,6 @@ SMALL = (
     *("--total-steps", str(8 * 8 * 40), "--layout", "inline,learner_delay=0.05"),
 )
 SUBMIT = ("--slurm", "--slurm-options", "partition=long", "time=600")
-
-
-def script(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where the stand-ins of Slurm's programs note what they were told."""
-    pytest.importorskip("submitit")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    script(programs / "srun", "exit 1")
-    script(programs / "sbatch", f'cp "$1" {tmp_path}/submitted; echo "Submitted batch job 7"')
-    script(programs / "squeue", f"cat {tmp_path}/jobs")
-    script(programs / "scontrol", f'echo "$@" >> {tmp_path}/requeued')
-    (tmp_path / "jobs").touch()
-    return tmp_path
 
 
 @pytest.fixture

@@ -1,0 +1,211 @@
+"""Hosts on one machine: network namespaces, joined by a network of a latency and a bandwidth of one's choice.
+
+    python benchmarks/hosts.py                                       # as root: 2 hosts train with torchrun
+    python benchmarks/hosts.py --hosts 4 --delay 5 --bandwidth 1000  # 5 ms one way, 1 Gbit/s
+    python benchmarks/hosts.py -- ppo-atari --total-steps 20k        # another run
+
+The run is repeated in one process. Exit status 0: same digest and same ledger.
+
+Every host is a namespace with a TUN device. One process reads the packets of all, and hands each to the host that it is
+for when it would have come over a real link. The kernel does the rest: programs see ordinary TCP. Namespaces and
+devices belong to that process, and end with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import heapq
+import itertools
+import math
+import os
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.runtime import children
+from lockstep.speed.projection import Network
+
+DEVICE = "lockstep0"
+ROOT = Path(__file__).resolve().parents[1]
+_PORT = "29400"
+_PACKET = 65_520
+"""Bytes: the largest that a TUN device takes, so that Python handles as few as possible."""
+_CLONE_NEWNET, _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x40000000, 0x400454CA, 0x0001, 0x1000
+_TCP = {
+    "tcp_slow_start_after_idle": "0",
+    "tcp_congestion_control": "reno",
+    "tcp_rmem": "4096 33554432 67108864",
+    "tcp_wmem": "4096 33554432 67108864",
+}
+"""As one sets it where links are long: windows that grow fast, and stay large while nothing is sent."""
+_PREFIX = bytes([10, 77, 0])
+RUN = [
+    *("ppo-cartpole", "--env.adapter", "gymnasium", "--scheme.acting-batch", "0"),
+    *("--algorithm.rollout", "16", "--algorithm.epochs", "1", "--algorithm.minibatches", "2", "--total-steps", "768"),
+]
+
+
+def address(host: int) -> str:
+    return ".".join(map(str, [*_PREFIX, host + 1]))
+
+
+class Hosts:
+    """Namespaces on one network; needs root.
+
+    Raises:
+        OSError: the right to make them is missing.
+    """
+
+    def __init__(self, count: int, network: Network | None = None) -> None:
+        network = network or Network(0.0)
+        self.count = count
+        command = [sys.executable, __file__, "network", *map(str, (os.getpid(), count, *vars(network).values()))]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self._network = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._network.stdout is not None
+        self._namespaces = self._network.stdout.readline().split()
+        if len(self._namespaces) != count:
+            why = self._network.communicate()[1].strip().splitlines()
+            raise PermissionError(f"Hosts need root, ip and /dev/net/tun: {why[-1:]}")
+
+    def on(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command on a host."""
+        return ["nsenter", f"--net=/proc/{self._network.pid}/fd/{self._namespaces[host]}", *command]
+
+    def torchrun(self, arguments: Sequence[str], folder: Path, *, processes: int = 1, timeout: float = 600.0) -> str:
+        """Start torchrun on every host, and return what it printed on the first.
+
+        Args:
+            arguments: what torchrun shall run.
+            folder: current folder of all.
+            processes: on each host.
+        """
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nnodes", str(self.count), "--nproc-per-node", str(processes)]
+        command += ["--master-addr", address(0), "--master-port", _PORT]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
+        started = []
+        try:
+            for host in range(self.count):
+                there = self.on(host, [*command, "--node-rank", str(host), *arguments])
+                pipe = subprocess.PIPE
+                started.append(
+                    subprocess.Popen(there, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+                )
+            ended = [process.communicate(timeout=timeout) for process in started]
+        finally:
+            for process in started:
+                process.terminate()  # torchrun ends its processes then
+        for process, (_, errors) in zip(started, ended, strict=True):
+            if process.returncode:
+                raise RuntimeError(errors)
+        return ended[0][0]
+
+    def close(self) -> None:
+        self._network.kill()
+        self._network.communicate()
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(parent: int, count: int, network: Network) -> None:
+    """What the network's process does: make the hosts, say so, and carry their packets."""
+    children.die_with_parent(parent)
+    libc = ctypes.CDLL(None, use_errno=True)
+    namespaces, devices = [], []
+    for host in range(count):
+        if libc.unshare(_CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        namespaces.append(os.open("/proc/self/ns/net", os.O_RDONLY))
+        devices.append(_device(host))
+    print(*namespaces, flush=True)
+    _forward(devices, network)
+
+
+def _device(host: int) -> int:
+    """A TUN device in the present namespace."""
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+    for command in (
+        "link set lo up",
+        f"addr add {address(host)}/24 dev {DEVICE}",
+        f"link set {DEVICE} mtu {_PACKET} txqueuelen 10000 up",
+    ):
+        subprocess.run(["ip", *command.split()], check=True)
+    for setting, value in _TCP.items():
+        Path("/proc/sys/net/ipv4", setting).write_text(value)
+    return device
+
+
+def _forward(devices: list[int], network: Network) -> None:
+    """Carry packets for ever. A host sends one after the other, at the network's bandwidth."""
+    hosts, numbers = {device: host for host, device in enumerate(devices)}, itertools.count()
+    waiting: list[tuple[float, int, int, bytes]] = []
+    """By the time that they arrive: a number, the device, the packet."""
+    idle = [0.0] * len(devices)
+    """When each host has sent all that it has to send."""
+    while True:
+        now = time.perf_counter()
+        while waiting and waiting[0][0] <= now:
+            _, _, device, packet = heapq.heappop(waiting)
+            os.write(device, packet)
+        ready, _, _ = select.select(devices, [], [], max(0.0, waiting[0][0] - now) if waiting else None)
+        now = time.perf_counter()
+        for device in ready:
+            packet = os.read(device, _PACKET)
+            if packet[0] >> 4 == 4 and packet[16:19] == _PREFIX and 1 <= packet[19] <= len(devices):
+                host = hosts[device]
+                idle[host] = max(idle[host], now) + len(packet) / network.bandwidth
+                heapq.heappush(waiting, (idle[host] + network.latency, next(numbers), devices[packet[19] - 1], packet))
+
+
+def compare(hosts: int, network: Network, run: Sequence[str]) -> bool:
+    """Train on several hosts and in one process; whether digest and ledger are equal."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-hosts-") as name:
+        folder = Path(name)
+        train = ["lockstep", "train", *run, "--display", "none", "--no-tensorboard"]
+        with Hosts(hosts, network) as there:
+            begin = time.perf_counter()
+            apart = there.torchrun(["-m", "--", *train, "--run", "apart", "--layout", "torchrun"], folder).splitlines()[
+                -1
+            ]
+            seconds = time.perf_counter() - begin
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", *train, "--run", "alone"]
+        alone = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
+        equal = (folder / "apart/ledger.jsonl").read_bytes() == (folder / "alone/ledger.jsonl").read_bytes()
+        print(f"{hosts} hosts, {seconds:.1f} s: {apart}")
+        print(f"one process: {alone.stdout.splitlines()[-1]}")
+        print(f"ledgers {'equal' if equal else 'differ'}")
+        return equal and apart == alone.stdout.splitlines()[-1]
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["network"]:
+        parent, count, latency, bandwidth = sys.argv[2:]
+        _serve(int(parent), int(count), Network(float(latency), float(bandwidth)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds one way")
+    parser.add_argument("--bandwidth", type=float, default=math.inf, help="Mbit/s that a host can send")
+    parser.add_argument("run", nargs="*", default=RUN, help="recipe and flags, behind --")
+    given = parser.parse_args()
+    network = Network(given.delay / 1000, given.bandwidth * 1e6 / 8)
+    return 0 if compare(given.hosts, network, given.run) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Jobs of a Slurm cluster, through submitit: what sweeps and single runs share."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from lockstep.settings import SettingsError
+
+_REQUEUES = 1000
+"""Times that a job which has used up its time is queued again."""
+
+
+def submitit() -> Any:
+    """The package.
+
+    Raises:
+        SettingsError: it is not installed.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise SettingsError(
+            'Jobs on Slurm need the package submitit, which is not installed: pip install "lockstep[slurm]". '
+            "lockstep train, and lockstep sweep without --slurm, take this machine."
+        )
+    return importlib.import_module("submitit")
+
+
+def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *, dry_run: bool) -> Any:
+    """What hands jobs to Slurm.
+
+    Args:
+        folder: of submitit's files; all nodes must see it.
+        settings: of the jobs, by sbatch's names.
+        options: the user's, which take precedence.
+        dry_run: whether the jobs are only to be shown.
+
+    Raises:
+        SettingsError: submitit or Slurm is missing, or refuses the options.
+    """
+    slurm = submitit().SlurmExecutor
+    if dry_run:  # a machine without Slurm can show what it would be asked for
+
+        class Shown(slurm):
+            @classmethod
+            def affinity(cls) -> int:
+                return 1
+
+        slurm = Shown
+    try:
+        made = slurm(folder=folder, max_num_timeout=_REQUEUES)
+        made.update_parameters(**{**settings, **options})
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(f"Slurm does not take --slurm-options {options}: {error}") from error
+    return made
+
+
+def script(made: Any) -> str:
+    """The batch script that an executor would submit."""
+    return made._make_submission_file_text(made._submitit_command_str, "dry-run")
