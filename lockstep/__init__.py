@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lockstep import presets as presets
     from lockstep import recipes as recipes
     from lockstep.evaluation.scores import evaluate as evaluate
     from lockstep.experiment import Experiment as Experiment
@@ -39,6 +40,7 @@ _HOME = {
     "verify": "lockstep.verify",
     "replay": "lockstep.replay",
     "diff": "lockstep.verify",
+    "presets": "lockstep.presets",
     "recipes": "lockstep.recipes",
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "diff",
     "evaluate",
+    "presets",
     "recipes",
     "replay",
     "resume",

@@ -1,8 +1,9 @@
-"""`lockstep envs` and `lockstep recipes`."""
+"""`lockstep envs`, `lockstep recipes` and `lockstep schemes`."""
 
 from __future__ import annotations
 
 import inspect
+import textwrap
 from dataclasses import dataclass
 
 import tyro
@@ -24,6 +25,16 @@ class EnvsArguments:
 class RecipesArguments:
     """List recipes: complete experiments that train takes by name."""
 
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class SchemesArguments:
+    """Draw the presets that train takes: well-known schemes, and who waits for whom in them."""
+
+    preset: tyro.conf.Positional[str] = ""
+    """Draw only this one."""
     json: bool = False
     """Print JSON."""
 
@@ -64,4 +75,24 @@ def recipes(arguments: list[str]) -> int:
     for name, text in found.items():
         say(f"{name:<{width}}  {' '.join(text.split())}")
     say("\nlockstep train RECIPE --help lists a recipe's settings; --dry-run prints their values.")
+    return 0
+
+
+def schemes(arguments: list[str]) -> int:
+    """Run `lockstep schemes`."""
+    given = parse(SchemesArguments, "schemes", arguments)
+    from lockstep.presets import PRESETS
+
+    found = {name: inspect.getdoc(preset) or "" for name, preset in PRESETS.items() if given.preset in ("", name)}
+    if not found:
+        raise unknown("preset", given.preset, PRESETS, "lockstep schemes draws all of them.")
+    if given.json:
+        say_json(found)
+        return 0
+    names: dict[str, list[str]] = {}
+    for name, text in found.items():
+        names.setdefault(text, []).append(name)
+    for text, called in names.items():
+        say(f"{', '.join(called)}\n{textwrap.indent(text, '    ')}\n")
+    say("lockstep train RECIPE --preset NAME sets scheme and layout, which further flags change (docs/schemes.md).")
     return 0

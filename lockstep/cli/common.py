@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 from rich.console import Console
 from rich.text import Text
 
 from lockstep.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.experiment import Experiment
 
 T = TypeVar("T")
 
@@ -70,3 +74,22 @@ def progress_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def with_preset(experiment: Experiment, flags: list[str], layout: str = "inline") -> tuple[Experiment, str]:
+    """The experiment, and the layout by default, as the preset that the flags name composes them, if they name one.
+    Other flags can change both.
+
+    Raises:
+        SettingsError: there is no such preset, or the experiment does not go with it.
+    """
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    names = [name for flag, name in itertools.pairwise(words) if flag == "--preset"]
+    if not names:
+        return experiment, layout
+    from lockstep.presets import PRESETS
+
+    if names[-1] not in PRESETS:
+        raise unknown("preset", names[-1], PRESETS, "lockstep schemes draws them.")
+    composed = PRESETS[names[-1]](experiment)
+    return composed.experiment, str(composed.layout)

@@ -37,6 +37,7 @@ VERBS = {
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),
     "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),
+    "schemes": ("lockstep.cli.catalog", "draw the presets of schemes: who waits for whom in each"),
 }
 """Each verb's module, whose function of the verb's name (`eval` is `evaluate`) runs it, and what it does."""
 

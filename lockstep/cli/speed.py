@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json, with_preset
 from lockstep.cli.train import load_recipe, recipe_and_flags
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -22,6 +22,8 @@ class BenchArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     layout: str = "inline"
     """As for train: what is measured."""
+    preset: str | None = None
+    """As for train."""
     rounds: int = 3
     """Everything is measured once in each, in turn; medians and ranges are over rounds."""
     seconds: float = 3.0
@@ -40,7 +42,8 @@ def bench(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("bench", arguments)
     if recipe is None:
         return 0
-    given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(load_recipe(recipe)))
+    experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
+    given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(experiment, layout=layout_of_preset))
     if given.rounds < 1 or not given.seconds > 0:
         raise SettingsError(f"--rounds {given.rounds} and --seconds {given.seconds} must be positive, for example 3.")
     experiment, layout = given.experiment, Layout.parse(given.layout)
@@ -78,6 +81,8 @@ class TuneArguments:
     """Find the fastest layout for an experiment on this machine, by short trials of real training."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    preset: str | None = None
+    """As for train, but for its layout, which is to be found."""
     budget: float = 120.0
     """Seconds that it may take, everything included. More tries more layouts and compares them better."""
     json: bool = False
@@ -91,7 +96,8 @@ def tune(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("tune", arguments)
     if recipe is None:
         return 0
-    given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(load_recipe(recipe)))
+    experiment, _ = with_preset(load_recipe(recipe), flags)
+    given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(experiment))
     if not given.budget > 0:
         raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
     from lockstep.speed.tune import tune as run

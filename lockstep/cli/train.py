@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown, with_preset
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
@@ -31,7 +31,9 @@ class TrainArguments:
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
     """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs) or torchrun, with options as in
-    processes:2,env_threads=2. Changes the result only where timing decides (--scheme.lag async)."""
+    processes:2,env_threads=2. Changes the result only where timing decides (--scheme.lag async, …)."""
+    preset: str | None = None
+    """A well-known scheme with the layout for it: impala, ddppo, … (lockstep schemes). Further flags change both."""
     dry_run: bool = False
     """Print the resolved settings and what follows from them, and do nothing."""
     json: bool = False
@@ -58,7 +60,8 @@ def train(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("train", arguments)
     if recipe is None:
         return 0
-    given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe)))
+    experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
+    given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
     layout = Layout.parse(given.layout)
     given.options.validate()
     if given.dry_run:

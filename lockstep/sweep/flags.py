@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import parse
+from lockstep.cli.common import parse, with_preset
 from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
@@ -28,6 +28,8 @@ class RecipeArguments:
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
     """Of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy."""
+    preset: str | None = None
+    """As for train. Presets that differ in their layouts alone are one run."""
     sweep: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
 
 
@@ -36,6 +38,7 @@ _SINGLE = {
     "--" + f.name.replace("_", "-")
     for cls in (RunOptions, SweepOptions, RecipeArguments)
     for f in dataclasses.fields(cls)
+    if f.name != "preset"
 }
 """Flags that say nothing of what is learned, whose commas are their own."""
 
@@ -76,7 +79,9 @@ def runs_of(
     for name, recipe in recipes.items():
         for chosen in itertools.product(*(axis.alternatives for axis in others)):
             words = [word for alternative in chosen for word in alternative]
-            given = parse(RecipeArguments, f"sweep {folder} {name}", words, RecipeArguments(recipe, sweep=defaults))
+            experiment, layout = with_preset(recipe, words)
+            arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
+            given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
             varied = {axis.flag[2:]: _value(words) for axis, words in zip(others, chosen) if axis.varied}
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
