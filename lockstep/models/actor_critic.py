@@ -21,7 +21,7 @@ from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layers import reproducible_initialization
+from lockstep.models.layers import batched_linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
 from lockstep.settings import SettingsError
@@ -77,7 +77,7 @@ class MLPs(nn.Module):
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if index == last:
                 x = x.float()
-            x = torch.baddbmm(of(bias), x, of(weight))
+            x = batched_linear(x, of(weight), of(bias))
             if index == 0 and self.layer_norm:
                 x = torch.tanh(F.layer_norm(x, x.shape[-1:]) * of(self.gain) + of(self.shift))
             elif index < last:
