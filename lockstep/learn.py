@@ -177,6 +177,7 @@ class Learner:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
         self._slots, self._tree, self._alive = slots, tree, alive
         self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
+        self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
         self.update = UpdateRule(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
@@ -205,9 +206,9 @@ class Learner:
                 gradient = self._gradient(slot, step, numbered)
                 if step == 0:
                     digests[slot] = fast_digest(gradient)
-                self._tree.push(slot, gradient)
+                self.reduction.push(slot, gradient)
                 self._alive()
-            gradient, added = self._mean(self._tree.finish().to(agent.device))
+            gradient, added = self._mean(self.reduction.finish().to(agent.device))
             applied[updates] = Update(None, len(self._in_flight))
             updates += 1
             groups = algorithm.groups(before + updates, hyper)

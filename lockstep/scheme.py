@@ -11,6 +11,7 @@ from lockstep.settings import SettingsError
 if TYPE_CHECKING:
     from lockstep.clock import Clock
     from lockstep.experiment import Experiment
+    from lockstep.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,15 @@ class Scheme:
         from lockstep.clock import Clock
 
         return Clock(self.slabs - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
+
+    def reduction(self, tree: TreeSum, size: int) -> TreeSum:
+        """What adds up the shards' gradients; tree adds up everything else. To send gradients another way, compressed for
+        example, return one of your own, whose sums do not depend on where shards are.
+
+        Args:
+            size: numbers of a gradient. Behind these stand counts and sums of metrics, which must arrive as they are.
+        """
+        return tree
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

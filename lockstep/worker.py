@@ -83,6 +83,8 @@ class Worker:
         self._learner.load(tensors)
         for slot in self.slots:
             self._learner.batches.restore(slot, saved)
+            if f"reduction-{slot:03d}" in saved.parts:
+                self._learner.reduction.kept[slot] = saved.part(f"reduction-{slot:03d}")[0]["kept"]
         for number in meta["versions"]:
             prefix = f"version.{number}.normalizer."
             state = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
@@ -98,6 +100,8 @@ class Worker:
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
             parts += self._learner.batches.save(slot, directory, iterations)
+            if (kept := self._learner.reduction.kept.get(slot)) is not None:
+                parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
         if self.group.rank == 0:
             tensors, held = self.state(), self.versions.held()
             if self.agent.experiment.scheme.free_running:  # collectors go on with the newest

@@ -7,18 +7,28 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from workers import Workers
 
 import lockstep
+from lockstep import ledger
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli.main import VERBS, main
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.run import RunOptions
+from lockstep.run import RunFolder, RunOptions
+from lockstep.scheme import Scheme
 from lockstep.settings import load_object
+from lockstep.storage.replay import ReplayBatches
+from lockstep.train import Job, prepare
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = ("custom_model", "custom_env", "custom_algorithm")
+EXAMPLES = (
+    *("custom_model", "custom_env", "custom_algorithm"),
+    *("custom_storage", "custom_scheme", "gradient_compression"),
+)
 
 
 def short(*examples: str, iterations: int = 2) -> Experiment:
@@ -27,6 +37,9 @@ def short(*examples: str, iterations: int = 2) -> Experiment:
     for example, other in zip(examples[1:], others, strict=True):
         part = example.removeprefix("custom_")
         experiment = dataclasses.replace(experiment, **{part: getattr(other, part)})
+    if isinstance(experiment.algorithm, DQNConfig):
+        algorithm = dataclasses.replace(experiment.algorithm, warmup=0, batch_size=32)
+        experiment = experiment.replace(algorithm=algorithm)
     return dataclasses.replace(experiment, total_steps=iterations * experiment.samples_per_iteration)
 
 
@@ -59,6 +72,69 @@ def test_the_script_computes_what_train_computes(tmp_path: Path, capsys: pytest.
     digest = load_object(f"{ROOT}/examples/script.py:run")(experiment)
     assert digest == train(experiment, tmp_path / "run", "inline").digest
     assert capsys.readouterr().out.startswith("iteration")
+
+
+def job(experiment: Experiment, run: Path, layout: str, checkpoint: Path | None = None) -> Job:
+    """A run for processes that wait for one, its folder made."""
+    parsed, kept = Layout.parse(layout), RunOptions(run=str(run), display="none", tensorboard=False)
+    experiment = prepare(experiment, parsed)
+    return Job(RunFolder.create(experiment, parsed, kept), experiment, parsed, kept, checkpoint)
+
+
+PARTS = {
+    "custom_storage": (lambda: short("custom_storage", iterations=4), "algorithm", lambda own: DQNConfig(**vars(own))),
+    "custom_scheme": (lambda: short("custom_scheme", iterations=6), "scheme", lambda own: plain(own, "period")),
+    "gradient_compression": (lambda: short("gradient_compression"), "scheme", lambda own: plain(own, "share")),
+}
+"""Their experiments, what in them is the example's own part, and the library's in its place."""
+
+
+def plain(own: Scheme, added: str) -> Scheme:
+    return Scheme(**{name: value for name, value in vars(own).items() if name != added})
+
+
+@pytest.mark.parametrize("example", PARTS)
+def test_a_part_of_ones_own_decides_the_result_and_layouts_do_not(
+    example: str, workers: Workers, tmp_path: Path
+) -> None:
+    make, part, without = PARTS[example]
+    experiment = make()
+    layouts = ("processes:3", "cpu:a1-l2")
+    orders = [workers.start(job(experiment, tmp_path / layout.replace(":", "-"), layout)) for layout in layouts]
+    alone = train(experiment, tmp_path / "alone", "inline")
+    usual = experiment.replace(**{part: without(getattr(experiment, part))})
+    assert train(usual, tmp_path / "usual", "inline").digest != alone.digest
+    assert {workers.result(order).digest for order in orders} == {alone.digest}
+
+
+def test_the_storage_draws_the_newest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[int, Any]] = []
+    learned = ReplayBatches.slice
+
+    def noting(self: ReplayBatches, slot: int, step: int) -> Any:
+        taken = learned(self, slot, step)
+        assert self._drawn is not None
+        drawn.append((self._replays[slot]._newest(), self._drawn))
+        return taken
+
+    monkeypatch.setattr(ReplayBatches, "slice", noting)
+    train(short("custom_storage", iterations=6), tmp_path / "run", "inline")
+    newest = [{0, 1} <= set(environments[times == last]) for last, (times, environments) in drawn]
+    assert len(newest) > 50 and sum(newest) > 0.7 * len(newest), "all but where an episode ended just then"
+
+
+def test_the_scheme_keeps_a_version_for_four_rollouts(tmp_path: Path) -> None:
+    run = train(short("custom_scheme", iterations=10), tmp_path / "run", "inline").run
+    _, lines = ledger.read(RunFolder(run).ledger)
+    assert [line["collected_with"] for line in lines] == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8]
+
+
+def test_what_compression_keeps_for_later_is_in_checkpoints(tmp_path: Path) -> None:
+    experiment = short("gradient_compression", iterations=4)
+    whole = train(experiment, tmp_path / "whole", "inline")
+    options = RunOptions(run=str(tmp_path / "cut"), checkpoint_every=2, display="none", tensorboard=False)
+    lockstep.train(experiment, options=options, stop_after=2)
+    assert lockstep.resume(tmp_path / "cut").digest == whole.digest
 
 
 def commands() -> list[str]:
@@ -94,7 +170,12 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
             pytest.skip(f"{missing[1]} is not installed")
         assert code == 0, said
     else:
-        recipe = {"bench": ["ppo-cartpole"], "tune": ["ppo-cartpole"], "sweep": ["set", "ppo-cartpole"]}
+        recipe = {
+            "bench": ["ppo-cartpole"],
+            "tune": ["ppo-cartpole"],
+            "submit": ["ppo-cartpole"],
+            "sweep": ["set", "ppo-cartpole"],
+        }
         main([verb, *recipe.get(verb, []), "--help"])
         help_text = capsys.readouterr().out
         for flag in (argument for argument in arguments if argument.startswith("--")):

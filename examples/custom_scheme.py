@@ -1,0 +1,51 @@
+"""A scheme of your own: collectors take new parameters once in some versions, as where sending them is slow.
+
+lockstep train examples/custom_scheme.py:recipe --layout cpu:a2-l1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep import recipes
+from lockstep.clock import Clock
+from lockstep.experiment import Experiment
+from lockstep.scheme import Scheme
+from lockstep.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class PeriodicClock(Clock):
+    """Says which version collects a rollout, from its number alone: so every process comes to the same answer."""
+
+    period: int = 1
+
+    def collects_with(self, rollout: int) -> int:
+        newest = max(0, rollout - self.lag + self.period - 1)
+        return newest - newest % self.period
+
+
+@dataclass(frozen=True)
+class Periodic(Scheme):
+    """The rest of a scheme (shards, lag) is as ever. Every field becomes a flag, such as --scheme.period 8."""
+
+    period: int = 4
+    """Versions that collectors skip, plus one. Higher sends less, and learns from older data."""
+
+    @property
+    def slabs(self) -> int:
+        return super().slabs + self.period - 1  # for collectors may be as many versions further ahead
+
+    def clock(self, experiment: Experiment) -> Clock:
+        return PeriodicClock(self.slabs - 1, experiment.iterations, self.shards, period=self.period)
+
+    def validate(self) -> None:
+        super().validate()
+        if self.period < 1 or self.timing_decides:
+            raise SettingsError(f"scheme.period={self.period} must be at least 1, and scheme.lag a number.")
+
+
+def recipe() -> Experiment:
+    """PPO on CartPole that collects four rollouts with each version."""
+    experiment = recipes.ppo_cartpole()
+    return experiment.replace(scheme=Periodic(**vars(experiment.scheme)))
