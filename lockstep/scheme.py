@@ -80,8 +80,8 @@ class Scheme:
         return Clock(self.slabs - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
 
     def reduction(self, tree: TreeSum, size: int) -> TreeSum:
-        """What adds up the shards' gradients; tree adds up everything else. To send gradients another way, compressed for
-        example, return one of your own, whose sums do not depend on where shards are.
+        """What adds up the shards' gradients; tree adds up everything else. To send gradients another way, compressed
+        for example, return one of your own, whose sums do not depend on where shards are.
 
         Args:
             size: numbers of a gradient. Behind these stand counts and sums of metrics, which must arrive as they are.
