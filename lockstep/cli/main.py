@@ -21,6 +21,7 @@ VERBS = {
     "train": ("lockstep.cli.train", "train a recipe: lockstep train ppo-atari --env.id Breakout --total-steps 10M"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
     "sweep": ("lockstep.cli.sweep", "run many experiments as one durable queue over this machine, or on Slurm"),
+    "submit": ("lockstep.cli.submit", "hand one run to Slurm, on one node or several, or print the job"),
     "eval": ("lockstep.cli.evaluate", "play episodes with a trained policy and report raw scores"),
     "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),
     "export": ("lockstep.cli.share", "write a trained policy as one file: torch.export, TorchScript or ONNX"),
@@ -36,8 +37,8 @@ VERBS = {
     "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),
-    "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),
     "schemes": ("lockstep.cli.catalog", "draw the presets of schemes: who waits for whom in each"),
+    "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),
 }
 """Each verb's module, whose function of the verb's name (`eval` is `evaluate`) runs it, and what it does."""
 

@@ -70,7 +70,7 @@ def train(arguments: list[str]) -> int:
 
     with progress_to_stderr() if given.json else contextlib.nullcontext():
         result = run(given.experiment, layout, given.options)
-    return _report(result, json=given.json)
+    return report(result, json=given.json)
 
 
 def resume(arguments: list[str]) -> int:
@@ -92,7 +92,7 @@ def resume(arguments: list[str]) -> int:
         )
     with progress_to_stderr() if given.json else contextlib.nullcontext():
         result = run(given.run, layout, given.options, from_checkpoint=given.checkpoint)
-    return _report(result, json=given.json)
+    return report(result, json=given.json)
 
 
 def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -212,7 +212,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return lines
 
 
-def _report(result: Result, *, json: bool) -> int:
+def report(result: Result, *, json: bool) -> int:
     if json:
         say_json({**dataclasses.asdict(result), "run": str(result.run)})
     else:

@@ -1,0 +1,164 @@
+"""`lockstep submit RECIPE …`: one run as a Slurm job, on one node or several."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lockstep.cli.common import is_main_process, parse, progress_to_stderr, say, say_json, with_preset
+from lockstep.cli.train import load_recipe, recipe_and_flags, report
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime.slurm import executor, script, submitit
+from lockstep.settings import Options, SettingsError, from_json, look_for_files_in, to_json
+
+
+@dataclass(frozen=True)
+class SubmitArguments:
+    """Hand one run to Slurm: lockstep submit ppo-atari --nodes 2 --tasks-per-node 4 --run runs/pong
+
+    The job trains, or goes on if the run exists already.
+    """
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    layout: str = "torchrun"
+    """torchrun: every task is a process that collects and learns. Or any layout of a single task, such as processes:8.
+    Options follow, as in torchrun,env_threads=2."""
+    preset: str | None = None
+    """As for train."""
+    nodes: int = 1
+    """Nodes of the job. More than one need --layout torchrun."""
+    tasks_per_node: int = 1
+    """Processes on each node. In all there can be as many as there are shards."""
+    slurm_options: Options = field(default_factory=dict)
+    """Further options of the job, by sbatch's names: partition=cpu time=600 (minutes) mem=16GB."""
+    dry_run: bool = False
+    """Print the batch script, and submit nothing."""
+    json: bool = False
+    """Print one JSON document to standard output; progress goes to standard error."""
+
+
+@dataclass
+class RunJob:
+    """What every task of the job does. Short before its time is up, submitit queues it again, to go on from the newest
+    checkpoint."""
+
+    experiment: dict[str, Any]
+    layout: str
+    options: dict[str, Any]
+    directory: str
+    """Where it was submitted: what the paths of files and of the run begin from."""
+    command: list[str]
+    """What the run records as its command."""
+
+    def __call__(self) -> str:
+        from lockstep.train import resume, train
+
+        layout, options = Layout.parse(self.layout), RunOptions(**self.options)
+        if layout.backend == "torchrun":
+            submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        os.chdir(self.directory)
+        look_for_files_in(self.directory)
+        sys.argv[:] = self.command
+        # The others follow learner 0, which alone looks into the folder: it may have changed until they do.
+        if is_main_process() and _is_run(Path(str(options.run))):
+            result = resume(str(options.run), layout, options)
+        else:
+            result = train(from_json(self.experiment), layout, options)
+        report(result, json=False)
+        return result.digest
+
+    def checkpoint(self) -> Any:
+        """The job that continues this one."""
+        return submitit().helpers.DelayedSubmission(self)
+
+    __submitit_checkpoint__ = checkpoint
+
+
+def submit(arguments: list[str]) -> int:
+    """Run `lockstep submit`."""
+    recipe, flags = recipe_and_flags("submit", arguments)
+    if recipe is None:
+        return 0
+    experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
+    given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        layout = Layout.parse(given.layout)
+        job = _job(given, layout)
+        run = Path(str(given.options.run))
+        settings = _settings(given, layout)
+        made = executor(run.with_name(f"{run.name}.slurm"), settings, given.slurm_options, dry_run=given.dry_run)
+        text = script(made)
+        submitted = None if given.dry_run else made.submit(job)
+    if given.json:
+        say_json({"run": str(run), "job": submitted and submitted.job_id, "script": text})
+    elif submitted is None:
+        say(text)
+    else:
+        say(f"job {submitted.job_id}: {run}\nlog: {submitted.paths.stdout}")
+    return 0
+
+
+def _job(given: SubmitArguments, layout: Layout) -> RunJob:
+    """The job, after checking all that can be checked before it runs."""
+    from lockstep.train import prepare
+
+    processes = given.nodes * given.tasks_per_node
+    if given.nodes < 1 or given.tasks_per_node < 1:
+        raise SettingsError(f"--nodes {given.nodes} and --tasks-per-node {given.tasks_per_node} must be at least 1.")
+    if layout.backend != "torchrun" and processes > 1:
+        raise SettingsError(
+            f"--layout {layout} starts its processes itself, on one machine, so that --nodes {given.nodes} "
+            f"--tasks-per-node {given.tasks_per_node} would start it {processes} times. Use --layout torchrun, or "
+            "leave them out."
+        )
+    if given.options.run is None:
+        raise SettingsError(
+            "submit needs --run FOLDER, on a file system that all nodes share: the job's processes meet there, and a "
+            "job that is queued again goes on there."
+        )
+    given.options.validate()
+    # The GPUs are those of the nodes, not of this machine.
+    anywhere = dataclasses.replace(
+        layout,
+        workers=processes if layout.backend == "torchrun" else layout.workers,
+        collectors=("cpu",) * len(layout.collectors),
+        learners=("cpu",) * len(layout.learners),
+        device="cpu",
+        graphs=0,
+    )
+    experiment = prepare(given.experiment, anywhere)
+    run = Path(given.options.run)
+    if _is_run(run) and RunFolder(run).experiment().identity() != experiment.identity():
+        raise SettingsError(f"--run {run} holds a run of another experiment. Choose another folder.")
+    if not _is_run(run) and run.exists() and any(run.iterdir()):
+        raise SettingsError(f"--run {run} exists and is not empty. Nothing was overwritten: choose another folder.")
+    return RunJob(to_json(experiment), str(layout), dataclasses.asdict(given.options), os.getcwd(), list(sys.argv))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "experiment.json").exists()
+
+
+def _settings(given: SubmitArguments, layout: Layout) -> dict[str, Any]:
+    """What the job needs, by sbatch's names."""
+    from lockstep.sweep.slots import needs
+
+    wanted = needs(layout, given.experiment.torch_threads)
+    gpus = {"gpus_per_task" if layout.backend == "torchrun" else "gpus_per_node": wanted.gpus} if wanted.gpus else {}
+    return {
+        "job_name": Path(str(given.options.run)).name,
+        "nodes": given.nodes,
+        "ntasks_per_node": given.tasks_per_node,
+        "cpus_per_task": wanted.cores,
+        **gpus,
+    }

@@ -1,0 +1,132 @@
+"""One run as a Slurm job. Slurm's programs are scripts here; submitit, and what the tasks do, are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from children import ROOT, until
+
+from lockstep.cli.main import main
+from lockstep.run import RunFolder
+
+RUN = (
+    *("ppo-cartpole", "--env.adapter", "gymnasium", "--scheme.acting-batch", "0", "--algorithm.rollout", "8"),
+    *("--algorithm.epochs", "1", "--algorithm.minibatches", "1", "--checkpoint-every", "2", "--no-tensorboard"),
+    *("--total-steps", str(8 * 8 * 40), "--display", "none"),
+)
+TASKS = ("--nodes", "2", "--tasks-per-node", "2")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["submit", *RUN, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["submit", *RUN, *arguments]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_the_script_is_shown(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--slurm-options", "partition=long", "time=600", "--dry-run")
+    text = shown(capsys, "--run", "runs/one", *TASKS, "--layout", "torchrun,env_processes=3", *options)
+    wanted = ("nodes=2", "ntasks-per-node=2", "cpus-per-task=3", "job-name=one", "partition=long", "time=600")
+    for line in wanted:
+        assert f"#SBATCH --{line}\n" in text
+    assert text.splitlines()[0] == "#!/bin/bash" and "srun" in text
+    assert not (cluster / "submitted").exists() and not Path("runs").exists()
+    text = shown(capsys, "--run", "runs/one", "--layout", "cpu:a2-l1", "--scheme.lag", "async", *options)
+    assert "#SBATCH --cpus-per-task=3\n" in text and "#SBATCH --ntasks-per-node=1\n" in text
+    text = shown(capsys, "--run", "runs/one", *TASKS, "--layout", "torchrun,device=0", "--dry-run")
+    assert "#SBATCH --gpus-per-task=1\n" in text, "the nodes have GPUs, whatever this machine has"
+    text = shown(capsys, "--run", "runs/one", *TASKS, "--dry-run", "--json")
+    assert "#SBATCH --nodes=2\n" in json.loads(text)["script"]
+
+
+def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "needs --run FOLDER" in refused(capsys, *TASKS)
+    run = ("--run", "runs/one")
+    assert "starts its processes itself" in refused(capsys, *run, *TASKS, "--layout", "processes:4")
+    assert "8 processes for scheme.shards=4" in refused(capsys, *run, "--nodes", "4", "--tasks-per-node", "2")
+    assert "can only run freely in processes of their own" in refused(capsys, *run, *TASKS, "--scheme.lag", "async")
+    assert "must be at least 1" in refused(capsys, *run, "--nodes", "0")
+    assert "partiton" in refused(capsys, *run, "--slurm-options", "partiton=long")
+    Path("full").mkdir()
+    Path("full/file").touch()
+    assert "exists and is not empty" in refused(capsys, "--run", "full")
+    assert not (cluster / "submitted").exists()
+
+
+@pytest.fixture
+def tasks(cluster: Path) -> Iterator[Callable[[], list[subprocess.Popen[str]]]]:
+    """Starts the two tasks of job 7 as Slurm would."""
+    started: list[subprocess.Popen[str]] = []
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+
+    def begin() -> list[subprocess.Popen[str]]:
+        for rank in range(2):
+            slurm = {
+                "SUBMITIT_EXECUTOR": "slurm",
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "localhost",
+                "SLURM_JOB_NUM_NODES": "1",
+                "SLURM_NTASKS": "2",
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": str(rank),
+                "MASTER_PORT": str(port),
+            }
+            path = os.pathsep.join([str(ROOT), *sys.path])
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "submitit.core._submit", str(cluster / "runs/one.slurm")],
+                    env={**os.environ, **slurm, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        return started[-2:]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_job_trains_and_goes_on_after_it_was_canceled(
+    cluster: Path, tasks: Callable[[], list[subprocess.Popen[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ("--run", "runs/one", "--tasks-per-node", "2", "--layout", "torchrun,learner_delay=0.05")
+    assert "job 7: runs/one\n" in shown(capsys, *run)
+    assert "#SBATCH --ntasks-per-node=2" in (cluster / "submitted").read_text()
+
+    first = tasks()
+    until(lambda: any(Path("runs/one/checkpoints").glob("0*")), "a checkpoint")
+    for process in first:
+        process.terminate()  # as scancel does
+    stopped = [process.communicate(timeout=120)[0] for process in first]
+    assert [process.returncode for process in first] == [0, 0]
+    assert "go on with: lockstep resume runs/one" in stopped[0]
+    second = tasks()
+    printed, other = (process.communicate(timeout=120)[0].splitlines() for process in second)
+    assert [process.returncode for process in second] == [0, 0]
+
+    assert main(["train", *RUN, "--run", "alone"]) == 0
+    digest = capsys.readouterr().out.splitlines()[-1]
+    assert digest.startswith("digest: ") and digest in printed
+    assert digest not in other, "only the first task speaks"
+    ledgers = [RunFolder(Path(name)).ledger.read_bytes() for name in ("runs/one", "alone")]
+    assert ledgers[0] == ledgers[1]
+
+    assert "another experiment" in refused(capsys, *run, "--seed", "2")
