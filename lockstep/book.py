@@ -50,7 +50,7 @@ def part_of(worker: Worker, arrivals: dict[int, list[Arrival]], learned: Learnin
 
 def _waits(parts: list[Part], layout: Layout) -> dict[str, float]:
     """Seconds that a learner, the one that did so longest, waited for collectors, and these on average for versions."""
-    if layout.backend != "split":
+    if not layout.split:
         return {}
     collectors = [times["waiting"] for part in parts for times in part.times[1:]]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from lockstep.settings import SettingsError
 
 _HELP = (
     "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
-    "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), or torchrun "
-    "(under torchrun only)."
+    "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), ray:N or "
+    "ray:aC-lL (the same on a Ray cluster), or torchrun (under torchrun only)."
 )
 _OPTIONS = {
     "device": str,
@@ -24,6 +25,8 @@ _OPTIONS = {
     "stall_timeout": float,
     "jitter": float,
     "learner_delay": float,
+    "restarts": int,
+    "compress": int,
 }
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
@@ -33,7 +36,7 @@ _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?
 class Layout:
     """Which process does what for which shards. Any layout gives the same bits."""
 
-    backend: Literal["inline", "processes", "split", "torchrun"] = "inline"
+    backend: Literal["inline", "processes", "split", "torchrun", "ray"] = "inline"
     workers: int = 1
     """Processes that collect and learn, each for a contiguous block of shards."""
     collectors: tuple[str, ...] = ()
@@ -59,11 +62,17 @@ class Layout:
     decides nothing, or what it decides."""
     learner_delay: float = 0.0
     """Seconds that learners sleep before each iteration: to see what slower hardware would do."""
+    restarts: int = 3
+    """On Ray: processes that a run may lose, with their nodes or alone, before it gives up. More suit long runs on
+    machines that come and go; 0 ends the run with the first."""
+    compress: int = 0
+    """On Ray: 1 compresses rollouts on their way to learners. It takes time of both sides, and pays where the network
+    is slow and observations are images; 0 sends them as they are."""
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Read `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2` or `torchrun`, each with options as in
-        `processes:2,env_threads=2`.
+        """Read `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each with
+        options as in `processes:2,env_threads=2`.
 
         Raises:
             SettingsError: the text is none of these.
@@ -85,10 +94,11 @@ class Layout:
 
     def __str__(self) -> str:
         text = self.backend
-        if self.backend == "processes":
-            text = f"processes:{self.workers}"
-        elif self.backend == "split" and set(self.collectors + self.learners) == {"cpu"}:
-            text = f"cpu:a{len(self.collectors)}-l{len(self.learners)}"
+        if self.backend in ("processes", "ray") and not self.split:
+            text = f"{self.backend}:{self.workers}"
+        elif self.split and set(self.collectors + self.learners) == {"cpu"}:
+            where = "ray" if self.backend == "ray" else "cpu"
+            text = f"{where}:a{len(self.collectors)}-l{len(self.learners)}"
         elif self.backend == "split":
             text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
         default = Layout()
@@ -101,14 +111,24 @@ class Layout:
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
         """torch's name of the device that a process computes on; index: among the processes of its role."""
         device = self.device
-        if self.backend == "split":
+        if self.split:
             device = (self.collectors if role == "collector" else self.learners)[index]
         return device if device == "cpu" else f"cuda:{device}"
 
     @property
+    def split(self) -> bool:
+        """Whether collectors and learners have processes of their own."""
+        return bool(self.collectors)
+
+    @property
+    def learning(self) -> int:
+        """Processes that learn."""
+        return len(self.learners) or self.workers
+
+    @property
     def processes(self) -> int:
         """Processes that this layout starts, beside the one that watches them."""
-        return len(self.collectors) + len(self.learners) if self.backend == "split" else self.workers
+        return len(self.collectors) + len(self.learners) if self.split else self.workers
 
     def check(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -127,18 +147,36 @@ class Layout:
         for device in devices:
             if not (device == "cpu" or device.isdigit()):
                 raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
-        if self.device != "cpu" and self.backend == "split":
+        if self.device != "cpu" and self.split:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         if (
             self.workers < 1
-            or (self.backend == "split") != bool(self.collectors)
+            or (self.backend != "ray" and (self.backend == "split") != self.split)
             or bool(self.collectors) != bool(self.learners)
         ):
             raise SettingsError(f"Layout {self} does not state its processes correctly. {_HELP}")
+        if self.backend == "ray":
+            if self.device != "cpu" or self.pin:
+                raise SettingsError(
+                    f"Layout {self}: on Ray, processes compute on the CPU and Ray says where, so leave device= and "
+                    "pin= out. On the GPUs of one machine use a0-l1."
+                )
+            if self.restarts < 0 or self.compress not in (0, 1):
+                raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
+        elif self.restarts != Layout.restarts or self.compress:
+            raise SettingsError(
+                f"Layout {self}: restarts and compress are for ray:N and ray:aC-lL. Elsewhere nothing is replaced, and "
+                "rollouts stay in memory that is shared: leave them out."
+            )
 
     def validate(self, shards: int) -> None:
         """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
         self.check()
+        if self.backend == "ray" and importlib.util.find_spec("ray") is None:
+            raise SettingsError(
+                f'Layout {self} needs Ray, which is not installed. Install it with: pip install "lockstep[ray]". '
+                "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
+            )
         for count, role in (
             (self.workers, "processes"),
             (len(self.collectors), "collectors"),
@@ -166,12 +204,12 @@ def _head(head: str, text: str) -> Layout:
     if head in ("inline", "torchrun"):
         return Layout(backend=head)  # type: ignore[arg-type]
     backend, _, rest = head.partition(":")
-    if backend == "processes" and rest.isdigit() and int(rest):
-        return Layout(backend="processes", workers=int(rest))
-    cpu = backend == "cpu" and bool(rest)
+    if backend in ("processes", "ray") and rest.isdigit() and int(rest):
+        return Layout(backend=backend, workers=int(rest))  # type: ignore[arg-type]
+    cpu = backend in ("cpu", "ray") and bool(rest)
     split = _SPLIT.fullmatch(rest if cpu else head)
     if split is None:
-        if backend in ("processes", "inline", "torchrun", "cpu"):
+        if backend in ("processes", "inline", "torchrun", "cpu", "ray"):
             raise SettingsError(f"Layout {text!r} does not state its processes correctly. {_HELP}")
         raise SettingsError(f"Unknown layout {text!r}. {_HELP}")
     collectors, learners = (_devices(split[role], cpu, text) for role in ("collectors", "learners"))
@@ -181,17 +219,19 @@ def _head(head: str, text: str) -> Layout:
     gpus = [int(device) for device in collectors + learners if device != "cpu"]
     step = max(gpus) + 1 if gpus else 0
     return Layout(
-        backend="split",
+        backend="ray" if backend == "ray" else "split",
         collectors=tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
         learners=tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
     )
 
 
 def _devices(listed: str, cpu: bool, text: str) -> tuple[str, ...]:
-    """`2` behind `cpu:` is a count; elsewhere `0,1,cpu` are devices."""
+    """`2` behind `cpu:` or `ray:` is a count; elsewhere `0,1,cpu` are devices."""
     if cpu:
         if not listed.isdigit() or not int(listed):
-            raise SettingsError(f"Layout {text!r}: behind cpu: stand numbers of processes, as in cpu:a2-l2. {_HELP}")
+            raise SettingsError(
+                f"Layout {text!r}: behind cpu: and ray: stand numbers of processes, as in cpu:a2-l2. {_HELP}"
+            )
         return ("cpu",) * int(listed)
     devices = tuple(listed.split(","))
     if not all(device == "cpu" or device.isdigit() for device in devices):

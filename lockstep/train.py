@@ -31,12 +31,14 @@ from lockstep.graphs import cuda_graph
 from lockstep.handover import OwnRollouts, Rollouts, slabs_of
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
+from lockstep.mail import Collection, MailedRollouts
 from lockstep.preemption import preemption
 from lockstep.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.channels import Link
 from lockstep.runtime.memory import keep_freed_memory
+from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
 from lockstep.settings import SettingsError
@@ -140,11 +142,11 @@ def resume(
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
     with _writing(folder, layout):
-        path = _resumable(folder, from_checkpoint) if _leads(layout) else None
+        path = resumable(folder, from_checkpoint) if _leads(layout) else None
         return _start(Job(folder, experiment, layout, options, path, stop_after))
 
 
-def _resumable(folder: RunFolder, name: str | None) -> Path | None:
+def resumable(folder: RunFolder, name: str | None) -> Path | None:
     """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again."""
     directory = folder.checkpoints
     checkpoint.recover(directory)
@@ -214,10 +216,12 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
 
 
 def _shards_here(experiment: Experiment, layout: Layout) -> int:
-    """Shards on this machine; torchrun alone spreads them over several, evenly."""
+    """Shards on this machine at the least; torchrun spreads them over several, evenly, and Ray as it likes."""
     machines = 1
     if layout.backend == "torchrun":
         machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if layout.backend == "ray":
+        machines = layout.learning
     return -(-experiment.scheme.shards // max(1, machines))
 
 
@@ -227,7 +231,13 @@ def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
 
 
 def _start(job: Job) -> Result:
-    runners = {"inline": run_inline, "processes": run_processes, "split": run_processes, "torchrun": run_torchrun}
+    runners = {
+        "inline": run_inline,
+        "processes": run_processes,
+        "split": run_processes,
+        "torchrun": run_torchrun,
+        "ray": run_ray,
+    }
     return runners[job.layout.backend](work, job)
 
 
@@ -259,15 +269,17 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
     agent, clock = _agent(job, "learner", group.rank), job.clock
     versions: Versions[Version] = Versions(clock)
     rollouts: Rollouts
-    if seat.link is None:
+    if seat.link is not None:
+        rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
+    elif seat.mailbox is not None:
+        rollouts = MailedRollouts(agent, seat.mailbox, group, clock, versions, len(job.layout.collectors))
+    else:
         slots = block(experiment.scheme.shards, group.size, group.rank)
         arena = PrivateArena(pinned=agent.device.type != "cpu")
         slabs = slabs_of(agent, slots, clock, arena, ahead=False)
         cuts = preemption(experiment.scheme, job.recorded, group.collected)
         collectors = Collectors(agent, slabs, job.layout, alive, cuts)
         rollouts = OwnRollouts(collectors, slots, clock, versions)
-    else:
-        rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
     capture = cuda_graph if job.layout.graphs else None
     worker = Worker(agent, rollouts, versions, group, alive, capture, job.recorded)
     book = None
@@ -358,3 +370,14 @@ def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
                 serve(end, collectors, clock, clock.ticks(begin, job.stop_after))
     finally:
         collectors.close()
+
+
+def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
+    """A collector that is asked for each of its rollouts, in a process of its own."""
+    keep_freed_memory()
+    torch.set_num_threads(job.experiment.torch_threads)
+    agent = _agent(job, "collector", index)
+    shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
+    slabs = slabs_of(agent, shards, job.clock, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
+    collectors = Collectors(agent, slabs, job.layout, _paced(alive, job.layout.jitter))
+    return Collection(agent, collectors, compress=bool(job.layout.compress))

@@ -22,6 +22,8 @@ from lockstep.settings import SettingsError
         "cpu:a1-l1,env_processes=2,jitter=0.01,learner_delay=0.5",
         "inline,device=0",
         "processes:2,pin=1",
+        "ray:2",
+        "ray:a2-l3,restarts=5,compress=1",
     ],
 )
 def test_text_and_layout_are_two_forms_of_one_thing(text: str) -> None:
@@ -41,6 +43,14 @@ def test_roles_and_devices() -> None:
     assert Layout.parse(str(layout)) == layout
     assert Layout.parse("inline,device=1").device_of("learner", 0) == "cuda:1"
     assert Layout.parse("processes:2").device_of("learner", 1) == "cpu"
+
+
+def test_roles_on_ray() -> None:
+    layout = Layout.parse("ray:a2-l3")
+    assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", True, 5, 3)
+    assert layout.device_of("learner", 2) == "cpu"
+    layout = Layout.parse("ray:3")
+    assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", False, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +75,13 @@ def test_roles_and_devices() -> None:
         ("processes:2,pin=2", "must be 0 or 1"),
         ("inline,device=gpu", "must be cpu, or the number"),
         ("cpu:a1-l1,device=0", "names its devices already"),
+        ("ray", "does not state"),
+        ("ray:0", "does not state"),
+        ("ray:a0-l1", "numbers of processes"),
+        ("ray:2,device=0", "Ray says where"),
+        ("ray:2,compress=2", "compress 0 or 1"),
+        ("ray:2,restarts=-1", "at least 0"),
+        ("processes:2,restarts=1", "are for ray:N"),
     ],
 )
 def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:

@@ -30,8 +30,9 @@ class TrainArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
-    """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs) or torchrun, with options as in
-    processes:2,env_threads=2. Changes the result only where timing decides (--scheme.lag async, …)."""
+    """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray
+    cluster) or torchrun, with options as in processes:2,env_threads=2. Changes the result only where timing decides
+    (--scheme.lag async, …)."""
     preset: str | None = None
     """A well-known scheme with the layout for it: impala, ddppo, … (lockstep schemes). Further flags change both."""
     dry_run: bool = False

@@ -160,7 +160,7 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
         steps = status.updates / max(1, status.iteration)
         if more > 1 and status.iteration_seconds / (1 + steps) > _EXCHANGE_PAYS:
             best, reason = f"processes:{more}", f"one of {idle} idle cores is used"
-    elif layout.backend == "split" and status.policy_lag == 0 and not status.timing_decides:
+    elif layout.split and status.policy_lag == 0 and not status.timing_decides:
         best = f"processes:{min(status.shards, layout.processes)}"
         reason = "with --scheme.lag 0 collectors and learners take turns, and one side always idles"
     elif crowded:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from lockstep.runtime.shared import SharedMemory
 
@@ -57,6 +58,16 @@ class Group:
         """Leave the group."""
 
 
+def meeting_point(host: str, port: int = 0) -> tuple[Store, tuple[str, int]]:
+    """Where the processes of a GlooGroup find each other. The first of them makes it, on its own host; the others join.
+
+    Args:
+        port: of the one to join; 0 makes one, at any port that is free.
+    """
+    store = dist.TCPStore(host, port, is_master=port == 0, wait_for_workers=False)  # type: ignore[attr-defined]
+    return store, (host, store.port)
+
+
 class GlooGroup(Group):
     """Processes joined by torch.distributed's gloo backend, point to point.
 
@@ -65,9 +76,10 @@ class GlooGroup(Group):
     supervisor to judge, who sees its progress.
     """
 
-    def __init__(self, init_method: str, rank: int, size: int) -> None:
+    def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
         super().__init__()
-        dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=size, timeout=_PATIENCE)
+        url, store = (meeting, None) if isinstance(meeting, str) else (None, meeting)
+        dist.init_process_group("gloo", url, _PATIENCE, size, rank, store)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def send(self, value: Tensor, to: int) -> None:

@@ -29,6 +29,7 @@ from lockstep.settings import SettingsError
 from lockstep.tree import partners
 
 if TYPE_CHECKING:
+    from lockstep.mail import Mailbox
     from lockstep.train import Job, Result
 
 Work = Callable[["Job", "Seat", "StopRequest"], "Result | None"]
@@ -42,7 +43,7 @@ _EXPLAINING = 2.0
 _VISIBLE = 60.0
 """Seconds that a new file may take to be seen on other hosts: NFS remembers for a while what is in a folder."""
 
-_CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 
 
 class WorkerError(RuntimeError):
@@ -56,7 +57,9 @@ class Seat:
     group: Group = dataclasses.field(default_factory=Group)
     """Those that learn together."""
     link: Link | None = None
-    """To the other role, in a split layout."""
+    """To the other role, in a split layout of one machine."""
+    mailbox: Mailbox | None = None
+    """What comes from collectors, and is for them, on several machines."""
 
 
 class StopRequest:
@@ -78,9 +81,13 @@ class StopRequest:
         """Count one step of progress."""
         self._progress[self._rank] += 1
 
+    def steps(self) -> int:
+        """Steps so far."""
+        return int(self._progress[self._rank])
+
 
 @contextlib.contextmanager
-def _stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into a stop request; a second one ends at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -113,7 +120,7 @@ def run_inline(work: Work, job: Job) -> Result:
     threads = torch.get_num_threads()
     stop = StopRequest()
     try:
-        with _stopping_on_signals(stop):
+        with stopping_on_signals(stop):
             return _result(work(job, Seat(), stop))
     finally:
         torch.set_num_threads(threads)
@@ -138,7 +145,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
         if rank:
             job = dataclasses.replace(job, folder=dataclasses.replace(job.folder, path=path), checkpoint=checkpoint)
         job = dataclasses.replace(job, layout=layout)
-        with _stopping_on_signals(stop):
+        with stopping_on_signals(stop):
             return _result(work(job, Seat(group), stop))
     finally:
         group.close()
@@ -207,7 +214,7 @@ def run_processes(work: Work, job: Job) -> Result:
     processes: list[Any] = []
     stop = StopRequest(flag)
     try:
-        with _stopping_on_signals(stop):
+        with stopping_on_signals(stop):
             if job.options.display != "none":
                 print(f"Starting {len(places)} processes …", file=sys.stderr, flush=True)
             for index, place in enumerate(places):
@@ -287,7 +294,7 @@ def _first_cause(
     an error of another kind explains more than that."""
 
     def follows(text: str) -> bool:
-        return any(phrase in text for phrase in _CONSEQUENCES)
+        return any(phrase in text for phrase in CONSEQUENCES)
 
     deadline = time.monotonic() + _EXPLAINING
     while all(map(follows, failures.values())) and time.monotonic() < deadline:

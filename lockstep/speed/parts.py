@@ -93,7 +93,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
     learners = len(layout.learners) or layout.workers
     collecting = _collecting(experiment, layout, costs, collectors)
     learning = costs.learning / learners
-    overlap = layout.backend == "split" and experiment.scheme.slabs > 1
+    overlap = layout.split and experiment.scheme.slabs > 1
     seconds = max(collecting, learning) if overlap else collecting + learning
     on_cpu = costs.env
     if layout.device_of("collector", 0) == "cpu":

@@ -33,7 +33,7 @@ class Share:
 def needs(layout: Layout, torch_threads: int) -> Needs:
     """One core for each thread that a layout keeps busy; GPUs up to the highest number that it names."""
     helpers = max(layout.env_threads, layout.env_processes)
-    if layout.backend == "split":
+    if layout.split:
         cores = len(layout.collectors) * max(torch_threads, helpers) + len(layout.learners) * torch_threads
     else:
         cores = layout.workers * max(torch_threads, helpers)

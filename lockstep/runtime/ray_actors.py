@@ -1,0 +1,106 @@
+"""The processes of a run on a Ray cluster, as actors (lockstep.runtime.ray_conductor tells them what to do)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from lockstep.mail import Collection, Mailbox, Parcel, Published, State
+from lockstep.runtime.group import GlooGroup, Group, meeting_point
+from lockstep.runtime.supervisor import Seat, StopRequest, Work
+from lockstep.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.train import Job, Result
+
+
+class _Process:
+    """What the one that conducts can ask every process for, at any time."""
+
+    def __init__(self, job: Job, directory: str) -> None:
+        self._job, self._stop, self._thread = job, StopRequest(), 0
+        with contextlib.suppress(OSError):  # files that settings name are looked for from where the run was started
+            os.chdir(directory)
+
+    def progress(self) -> int:
+        """Steps so far."""
+        return self._stop.steps()
+
+    def stack(self) -> str:
+        """Where the thread stands that works."""
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "not at work\n"
+
+
+class RayLearner(_Process):
+    """A process that learns, and also collects unless collectors have processes of their own."""
+
+    def __init__(self, job: Job, directory: str, rank: int) -> None:
+        super().__init__(job, directory)
+        self._rank, self._mailbox, self._store = rank, Mailbox(job.clock.lag + 1), None
+
+    def meeting(self) -> tuple[str, int]:
+        """Host and port where learners find each other."""
+        import ray
+
+        self._store, place = meeting_point(ray.util.get_node_ip_address())
+        return place
+
+    def work(self, work: Work, meeting: tuple[str, int] | None) -> Result | None:
+        """Take part in the run from beginning to end."""
+        self._thread = threading.get_ident()
+        layout, folder = self._job.layout, self._job.folder.path
+        if not (folder / "experiment.json").is_file():
+            raise SettingsError(
+                f"The run's folder {folder} is not there on {socket.gethostname()}, which is to learn. On several "
+                "machines put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."
+            )
+        group = Group()
+        if meeting is not None:
+            group = GlooGroup(self._store or meeting_point(*meeting)[0], self._rank, layout.learning)
+        try:
+            return work(self._job, Seat(group, mailbox=self._mailbox if layout.split else None), self._stop)
+        finally:
+            group.close()
+
+    def stop(self) -> None:
+        """End after this iteration, with a checkpoint."""
+        self._stop.request()
+
+    def deliver(self, parcel: Parcel) -> None:
+        self._mailbox.deliver(parcel)
+
+    def states(self, shards: list[int], number: int) -> dict[int, State]:
+        return self._mailbox.states(shards, number)
+
+    def version(self, number: int) -> Published:
+        return self._mailbox.version(number)
+
+    def started(self, collector: int, ready: tuple[int, int]) -> None:
+        self._mailbox.started(collector, ready)
+
+
+class RayCollector(_Process):
+    """A process that collects what it is asked for."""
+
+    def __init__(self, job: Job, directory: str, index: int) -> None:
+        super().__init__(job, directory)
+        self._index = index
+        self._collection: Collection | None = None
+
+    def start(self, *states: dict[int, State]) -> tuple[int, int]:
+        from lockstep.train import collection
+
+        self._thread = threading.get_ident()
+        self._collection = collection(self._job, self._index, self._stop.alive)
+        return self._collection.start({shard: state for some in states for shard, state in some.items()})
+
+    def collect(self, number: int, version: Published, before: Any) -> list[Parcel | None]:
+        """A parcel for each shard, and something that the next call can wait for."""
+        assert self._collection is not None
+        return [*self._collection.collect(number, version), None]

@@ -1,0 +1,100 @@
+"""Runs on a Ray cluster: every process is an actor in a place of its own (lockstep.runtime.ray_conductor)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep.layout import Layout
+from lockstep.runtime.display import cores
+from lockstep.runtime.ray_conductor import Conductor, Lost, allow, cpus, say
+from lockstep.runtime.supervisor import StopRequest, Work, stopping_on_signals
+from lockstep.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.train import Job, Result
+
+
+def run_ray(work: Work, job: Job) -> Result:
+    """Workers, or learners and collectors, as actors of a Ray cluster: of the one that RAY_ADDRESS names, or that this
+    process is connected to, else of one on this machine that is started for the run.
+
+    Raises:
+        SettingsError: the cluster is too small.
+        WorkerError: a process raised or stalled, or more were lost than the layout allows.
+    """
+    from lockstep.train import resumable
+
+    ray = _library()
+    stop, losses = StopRequest(), 0
+    told = dataclasses.replace(
+        job,
+        folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
+        # What an actor prints, Ray prints here, line by line.
+        options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
+    )
+    with _cluster(ray, job.layout, job.layout.processes * cpus(job)), stopping_on_signals(stop):
+        while True:
+            conductor = Conductor(ray, work, told, stop, losses)
+            try:
+                return dataclasses.replace(conductor.run(), run=job.folder.path)
+            except Lost as lost:
+                losses = conductor.losses + 1
+                allow(losses, job.layout, str(lost))
+                bound = f"{losses} of restarts={job.layout.restarts}"
+                say(f"{lost}. All begin again from the newest checkpoint ({bound}).")
+                told = dataclasses.replace(told, checkpoint=resumable(told.folder, None))
+
+
+def _library() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else it would leave out the lines of most iterations
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of what lost processes owed; they are mourned anyway
+    import ray
+    import ray.util.scheduling_strategies
+
+    return ray
+
+
+@contextlib.contextmanager
+def _cluster(ray: Any, layout: Layout, needed: int) -> Iterator[None]:
+    """Be connected to a cluster that is large enough."""
+    if ray.is_initialized():
+        _require(ray, layout, needed)
+        yield
+        return
+    temporary = None
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level="WARNING")
+        else:
+            # Below /tmp, since the names of sockets can have a hundred characters, and Ray adds seventy.
+            temporary = tempfile.mkdtemp(prefix="lockstep-ray-", dir="/tmp")
+            ray.init(
+                "local",
+                num_cpus=max(cores(), needed),
+                include_dashboard=False,
+                logging_level="WARNING",
+                _temp_dir=temporary,
+                _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
+            )
+        _require(ray, layout, needed)
+        yield
+    finally:
+        ray.shutdown()
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _require(ray: Any, layout: Layout, needed: int) -> None:
+    there = int(ray.cluster_resources().get("CPU", 0))
+    if there < needed:
+        raise SettingsError(
+            f"Layout {layout} needs {needed} CPUs, and the Ray cluster has {there} in all. Add nodes to it, or use "
+            "fewer processes (the result is the same). Without RAY_ADDRESS a local one is started that has enough."
+        )
