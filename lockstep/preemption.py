@@ -1,7 +1,7 @@
 """Preemption: whoever collects more slowly than the others ends its rollout early.
 
-Once the share `scheme.preempt` of the other shards has collected the rollout of that number, a shard that has not yet
-is cut after the step that it is in, so that learning need not wait for stragglers (DD-PPO, Wijmans et al. 2020,
+Once the share `scheme.preempt` of the shards of other processes has collected the rollout of that number, a shard that
+has not is cut after the step that it is in, so that learning need not wait for stragglers (DD-PPO, Wijmans et al. 2020,
 https://arxiv.org/abs/1911.00357, section 3, which cuts workers). Its episodes go on in its next rollout. Timing decides
 where it is cut; the ledger says so, and a repetition cuts there again.
 """
@@ -39,13 +39,13 @@ class Stragglers:
     No lock is needed: each number is written by one process alone, and only grows.
     """
 
-    def __init__(self, memory: SharedMemory, scheme: Scheme) -> None:
+    def __init__(self, memory: SharedMemory, scheme: Scheme, own: int) -> None:
         def layout(arena: Arena) -> Tensor:
             return arena.zeros((scheme.shards,), torch.int64)
 
         self._collected: np.ndarray = memory.map(layout).numpy()
         """By shard: rollouts from 0 on that it has collected."""
-        self._enough = scheme.enough
+        self._enough = scheme.enough(own)
 
     def cut(self, fill: Fill, t: int) -> bool:
         return int(np.count_nonzero(self._collected > fill.number)) >= self._enough
@@ -68,15 +68,16 @@ class RecordedCuts:
         pass
 
 
-def preemption(scheme: Scheme, recorded: Recorded | None, memory: SharedMemory | None) -> Preemption | None:
+def preemption(scheme: Scheme, recorded: Recorded | None, memory: SharedMemory | None, own: int) -> Preemption | None:
     """What a process that collects decides by; None if it cuts nothing.
 
     Args:
         recorded: what is to be repeated, if anything is.
-        memory: of all processes that collect; None if there is one alone, whose shards are all equally fast.
+        memory: of all processes that collect; None if there is one alone.
+        own: shards of this process, which are all equally fast.
     """
     if scheme.preempt == 1:
         return None
     if recorded is not None:
         return RecordedCuts(recorded.cut_after)
-    return None if memory is None else Stragglers(memory, scheme)
+    return None if memory is None or own == scheme.shards else Stragglers(memory, scheme, own)

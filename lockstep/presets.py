@@ -33,7 +33,7 @@ class CollectorSet:
     lag: int | Literal["async"] = 0
     """Whom they wait for: 0 for the newest version, k for the one k versions before it, async for nobody."""
     preempt: float = 1.0
-    """The share of the other shards whose rollouts are enough to cut those that are late."""
+    """The share of other processes' shards whose rollouts are enough to cut those that are late."""
     device: str = "cpu"
     """Where they compute: cpu, or the number of a GPU."""
 

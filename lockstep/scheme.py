@@ -48,7 +48,7 @@ class Scheme:
     that it changes. Higher has learners wait less for slow ones, lower keeps gradients fresher; with 0 they take
     turns."""
     preempt: float = 1.0
-    """Once this share of the other shards has its rollouts, a shard that has not is cut where it is, and learned
+    """Once this share of other processes' shards has its rollouts, a shard that has not is cut where it is, and learned
     from as far as it got (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for all of them.
     Timing decides who is cut: that is recorded."""
 
@@ -67,10 +67,10 @@ class Scheme:
         """Whether a run can be repeated from its record alone, and not from its settings."""
         return self.free_running or self.gradient_lag == "async" or self.preempt < 1
 
-    @property
-    def enough(self) -> int:
-        """Other shards that have to have collected a rollout for one to be cut."""
-        return math.ceil(self.preempt * (self.shards - 1) - 1e-9)
+    def enough(self, own: int) -> int:
+        """Shards of other processes that have to have collected a rollout for those of one to be cut, which has
+        `own`."""
+        return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
     def clock(self, experiment: Experiment) -> Clock:
         """Which version collects what, and what an iteration learns from. For another schedule return a clock of your
@@ -125,8 +125,8 @@ class Scheme:
             )
         if not 0 < self.preempt <= 1:
             raise SettingsError(
-                f"scheme.preempt={self.preempt} must lie above 0 and not above 1: the share of the other shards that "
-                "have to be done before a shard is cut. DD-PPO used 0.6, PyTorchRL uses 0.8; 1 cuts nobody."
+                f"scheme.preempt={self.preempt} must lie above 0 and not above 1: the share of other processes' shards "
+                "that have to be done before a shard is cut. DD-PPO used 0.6, PyTorchRL uses 0.8; 1 cuts nobody."
             )
         if self.preempt < 1 and (self.free_running or self.shards == 1):
             raise SettingsError(

@@ -277,7 +277,7 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
         slots = block(experiment.scheme.shards, group.size, group.rank)
         arena = PrivateArena(pinned=agent.device.type != "cpu")
         slabs = slabs_of(agent, slots, clock, arena, ahead=False)
-        cuts = preemption(experiment.scheme, job.recorded, group.collected)
+        cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
         collectors = Collectors(agent, slabs, job.layout, alive, cuts)
         rollouts = OwnRollouts(collectors, slots, clock, versions)
     capture = cuda_graph if job.layout.graphs else None
@@ -357,7 +357,8 @@ def _begin(job: Job, worker: Worker) -> Resumed:
 def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
     agent, clock = _agent(job, "collector", link.index), job.clock
-    cuts = preemption(job.experiment.scheme, job.recorded, link.admission)
+    own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
+    cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
     collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive, cuts)
     end = CollectorEnd(agent, link, collectors, clock, free=job.free)
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)

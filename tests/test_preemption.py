@@ -227,7 +227,7 @@ def check_cuts(run: Ran) -> None:
 @pytest.mark.parametrize(
     ("of", "layout", "other"),
     [
-        (experiment(iterations=10), "processes:2,jitter=0.01", "cpu:a2-l1"),
+        (experiment(iterations=10, preempt=0.8), "processes:2,jitter=0.01", "cpu:a2-l1"),
         (experiment(iterations=10, impala=True, lag=1), "cpu:a2-l1,jitter=0.01", "processes:2"),
     ],
     ids=["together", "apart"],
@@ -247,7 +247,7 @@ def test_stragglers_are_cut_and_the_run_is_repeated(of: Experiment, layout: str,
 
 @pytest.mark.parametrize(
     "cuts",
-    [[[9, 3]], [[1, 0]], [[1, STEPS]], [[1, 3], [0, 3]], [[1, 3], [1, 4]], [[0, 3], [1, 3], [2, 3]]],
+    [[[9, 3]], [[1, 0]], [[1, STEPS]], [[1, 3], [0, 3]], [[1, 3], [1, 4]], [[s, 3] for s in range(4)]],
     ids=["shard", "nothing", "everything", "order", "twice", "all"],
 )
 def test_cuts_that_cannot_have_been_decided_are_refused(cuts: list[list[int]]) -> None:
@@ -268,8 +268,8 @@ def test_cuts_that_cannot_have_been_decided_are_refused(cuts: list[list[int]]) -
 
 def test_a_shard_is_cut_once_enough_others_have_collected_as_many() -> None:
     memory, scheme = SharedMemory(), Scheme(shards=8, preempt=0.8)
-    one, other = Stragglers(memory, scheme), Stragglers(memory, scheme)
-    assert scheme.enough == 6, "80% of 7"
+    one, other = Stragglers(memory, scheme, 1), Stragglers(memory, scheme, 1)
+    assert scheme.enough(1) == 6, "80% of 7"
     for shard in range(6):
         assert not other.cut(Fill(7, 0), 1)
         one.collected(Fill(shard, 0))
@@ -280,17 +280,21 @@ def test_a_shard_is_cut_once_enough_others_have_collected_as_many() -> None:
     memory.close()
 
 
-@pytest.mark.parametrize(("shards", "share", "enough"), [(2, 0.8, 1), (4, 0.8, 3), (4, 0.6, 2), (16, 0.8, 12)])
-def test_enough_is_a_share_of_the_others(shards: int, share: float, enough: int) -> None:
-    assert Scheme(shards=shards, preempt=share).enough == enough
+@pytest.mark.parametrize(
+    ("shards", "own", "share", "enough"),
+    [(2, 1, 0.8, 1), (4, 1, 0.8, 3), (4, 1, 0.6, 2), (16, 1, 0.8, 12), (4, 2, 0.8, 2), (8, 2, 0.8, 5), (4, 2, 0.5, 1)],
+)
+def test_enough_is_a_share_of_what_others_collect(shards: int, own: int, share: float, enough: int) -> None:
+    assert Scheme(shards=shards, preempt=share).enough(own) == enough <= shards - own
 
 
 def test_who_decides() -> None:
     scheme = Scheme(preempt=0.5)
     memory = SharedMemory()
-    assert preemption(Scheme(), None, memory) is None and preemption(scheme, None, None) is None
-    assert isinstance(preemption(scheme, None, memory), Stragglers)
-    assert preemption(scheme, recorded(experiment(), BY_HAND), memory) == RecordedCuts(
+    assert preemption(Scheme(), None, memory, 2) is None and preemption(scheme, None, None, 4) is None
+    assert preemption(scheme, None, memory, 4) is None, "nobody is faster"
+    assert isinstance(preemption(scheme, None, memory, 2), Stragglers)
+    assert preemption(scheme, recorded(experiment(), BY_HAND), memory, 2) == RecordedCuts(
         {Fill(0, 0): 5, Fill(1, 0): 9, Fill(1, 2): 1, Fill(3, 2): 15, Fill(2, 3): 7}
     )
     memory.close()
