@@ -80,7 +80,7 @@ class Linear(nn.Linear):
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """C layers side by side: x [C, n, I], weight [C, I, O], bias [C, 1, O], in one precision -> [C, n, O]"""
     least = _LARGE if len(x) == 1 else _LARGE_BATCHED
-    if x[0].numel() * weight.shape[-1] < least or not _onednn(x):
+    if not _onednn(x) or x[0].numel() * weight.shape[-1] < least:
         return torch.baddbmm(bias, x, weight)
     return torch.stack([_Product.apply(*each) for each in zip(x, weight.transpose(1, 2), bias.squeeze(1), strict=True)])  # type: ignore[arg-type]
 

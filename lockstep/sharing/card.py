@@ -41,7 +41,7 @@ def card(
     """
     experiment = folder.experiment()
     head, lines = ledger.read(folder.ledger)
-    name = f"{experiment.algorithm.name} on {experiment.env.id}"
+    name = f"{experiment.algorithm.name.upper()} on {experiment.env.id}"
     scores = "\n".join(f"| {_interval(result)} | {result.protocol} |" for result in evaluations)
     pictures = f"![Learning curve]({CURVE})\n\n" if CURVE in shown else ""
     film = f"A video of it is in [{VIDEO}]({VIDEO}).\n\n" if VIDEO in shown else ""
@@ -57,7 +57,7 @@ def card(
 
 # {name}
 
-Trained with lockstep, whose results do not depend on the hardware that computes them: everything here can be repeated.
+Trained with lockstep: everything here can be repeated, bit by bit.
 
 | score (95% interval) | protocol |
 |---|---|

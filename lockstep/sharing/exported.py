@@ -18,7 +18,7 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import RecurrentCore
 from lockstep.models.distributions import Categorical, EpsilonGreedy, Gaussian, Joint
-from lockstep.models.layers import PixelConv2d
+from lockstep.models.layers import Linear, PixelConv2d
 from lockstep.models.policy import Trunk
 from lockstep.settings import SettingsError
 
@@ -166,10 +166,13 @@ class _OneStep(nn.Module):
 
 
 def _plain(model: PolicyModel) -> PolicyModel:
-    """Replace what is written for speed: cores with autograd of their own, and blocks of pixels seen as words."""
+    """Replace what is written for speed: cores with autograd of their own, blocks of pixels seen as words, and layers
+    that take another library above some size, which would fix that size."""
     for module in list(model.modules()):
         if isinstance(module, PixelConv2d):
             module.block = 1
+        elif isinstance(module, Linear):
+            module.__class__ = nn.Linear
         elif isinstance(module, Trunk) and module.core is not None:
             module.core = _OneStep(module.core)  # type: ignore[assignment]
     return model

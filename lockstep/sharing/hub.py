@@ -105,7 +105,7 @@ def push(
                 *(CommitOperationAdd(path, data) for path, data in files.items()),
                 *(CommitOperationDelete(path) for path in outdated),
             ],
-            commit_message=f"{experiment.algorithm.name} on {experiment.env.id}, iteration {checkpoints[0].iteration}",
+            commit_message=f"{experiment.env.id}, iteration {checkpoints[0].iteration}",
         )
     size = sum(len(data) if isinstance(data, bytes) else data.stat().st_size for data in files.values())
     return Pushed(f"{hub.endpoint}/{repo}", done.oid, list(files), size, notes)

@@ -41,7 +41,7 @@ class StandIn(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         """Large files by their SHA-256."""
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,))
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
