@@ -172,7 +172,7 @@ def _plain(model: PolicyModel) -> PolicyModel:
         if isinstance(module, PixelConv2d):
             module.block = 1
         elif isinstance(module, Linear):
-            module.__class__ = nn.Linear
+            module.__class__ = nn.Linear  # type: ignore[assignment]
         elif isinstance(module, Trunk) and module.core is not None:
             module.core = _OneStep(module.core)  # type: ignore[assignment]
     return model
