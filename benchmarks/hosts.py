@@ -14,6 +14,7 @@ devices belong to that process, and end with it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -68,8 +69,9 @@ def change(network: Network) -> None:
 
 
 def go_first() -> None:
-    """Let this process have a core whenever it wants one, whatever else the machine does."""
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    """Let this process have a core whenever it wants one, whatever else the machine does, where that is allowed."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 class Hosts:
