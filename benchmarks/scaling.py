@@ -93,8 +93,10 @@ CHECKED = {"PPO, MLP": cartpole, "A2C, CNN": breakout}
 """Runs that are timed on slow networks."""
 
 
-NAMES = {preset: name for name, preset in reversed(presets.PRESETS.items())}
-"""Each once, by the first of its names."""
+NAMES: dict[Callable[..., presets.Composed], str] = {}
+"""Of the presets: the first of each one's."""
+for each, function in presets.PRESETS.items():
+    NAMES.setdefault(function, each)
 
 
 def _of_size(preset: Callable[..., presets.Composed], experiment: Experiment, workers: int) -> presets.Composed:
