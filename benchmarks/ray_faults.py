@@ -1,6 +1,6 @@
 """Whether a run survives the loss of machines: a Ray cluster of three nodes, all here, of which one is killed mid-run.
 
-    python benchmarks/ray_faults.py [--kills 10] [--seed 0]
+    python benchmarks/ray_faults.py [--kills 10] [--kinds Collector Learner] [--seed 0]
 
 The first node only conducts; processes are spread over the others, of which either has room for all. At a random moment
 the node is killed (SIGKILL to all of its processes) on which a collector, or a learner, is; then a new one joins. The
@@ -128,6 +128,7 @@ class Kill(threading.Thread):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10, help="of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="what is to be lost")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +139,7 @@ def main() -> None:
         ray.init(cluster.address, log_to_driver=False)
         rows = []
         try:
-            for kind in ("Collector", "Learner"):
+            for kind in given.kinds:
                 for number in range(given.kills):
                     draw = random.Random(f"{given.seed} {kind} {number}")
                     os.makedirs(f"{kind}-{number}")
