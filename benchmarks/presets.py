@@ -3,8 +3,8 @@
     python benchmarks/presets.py run ppo     # PPO on CartPole; writes benchmarks/presets/ppo.json and .md
     python benchmarks/presets.py run sac     # SAC on MuJoCo's InvertedPendulum
 
-Every preset that suits the agent, with as many processes as it has by itself (DD-PPO with four, since of two none is
-ever late enough to be cut), three seeds; finished runs are kept below runs/presets and not repeated. Policy lag (PL)
+Every preset that suits the agent, with as many processes as it has by itself (DD-PPO with four, of which three cut the
+fourth), three seeds; finished runs are kept below runs/presets and not repeated. Policy lag (PL)
 and gradient asynchrony (GA) are those of the PyTorchRL paper (arXiv:2007.02622): gradient steps between the parameters
 that acted, or that a gradient was computed with, and those that learned.
 """

@@ -226,7 +226,8 @@ class AsyncLearner(Learner):
         bound = agent.experiment.scheme.max_gradient_lag
         self._parameters: Parameters
         if tree.group.size == 1:
-            self._parameters = OwnParameters(agent, bound if recorded else 0)
+            oldest = max((behind for updates in recorded for _, behind in updates), default=0)
+            self._parameters = OwnParameters(agent, oldest)
         else:
             self._parameters = SharedParameters(agent, self.update, tree.group, bound)
 
