@@ -55,10 +55,14 @@ def one(agent: str, preset: str, seed: int, runs: Path) -> dict[str, float] | No
         print(f"{agent} {preset}: {error}")
         return None
     path = runs / f"{agent}-{preset}-s{seed}"
-    if not (path / "checkpoints").exists():
+    if not (path / "ended").exists():
         try:
             options = RunOptions(run=str(path), display="none", tensorboard=False)
-            lockstep.train(experiment.replace(seed=seed), layout, options)
+            if path.exists():
+                lockstep.resume(path, layout, options)
+            else:
+                lockstep.train(experiment.replace(seed=seed), layout, options)
+            (path / "ended").touch()
         except SettingsError as error:
             print(f"{agent} {preset}: {error}")
             return None

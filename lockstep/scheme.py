@@ -123,6 +123,11 @@ class Scheme:
                 f"scheme.max_gradient_lag={self.max_gradient_lag} is for --scheme.gradient-lag async alone; with "
                 f"scheme.gradient_lag={self.gradient_lag} it would do nothing. Leave it out."
             )
+        if self.gradient_lag == "async" and type(self).reduction is not Scheme.reduction:
+            raise SettingsError(
+                f"{type(self).__name__} adds up gradients in a way of its own, but with scheme.gradient_lag=async none "
+                "are added up: each is applied alone. Use a number as --scheme.gradient-lag."
+            )
         if not 0 < self.preempt <= 1:
             raise SettingsError(
                 f"scheme.preempt={self.preempt} must lie above 0 and not above 1: the share of other processes' shards "

@@ -20,7 +20,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.scheme import Scheme
-from lockstep.settings import load_object
+from lockstep.settings import SettingsError, load_object
 from lockstep.storage.replay import ReplayBatches
 from lockstep.train import Job, prepare
 
@@ -135,6 +135,12 @@ def test_what_compression_keeps_for_later_is_in_checkpoints(tmp_path: Path) -> N
     options = RunOptions(run=str(tmp_path / "cut"), checkpoint_every=2, display="none", tensorboard=False)
     lockstep.train(experiment, options=options, stop_after=2)
     assert lockstep.resume(tmp_path / "cut").digest == whole.digest
+
+
+def test_what_is_not_added_up_cannot_be_compressed() -> None:
+    scheme = dataclasses.replace(short("gradient_compression").scheme, gradient_lag="async")
+    with pytest.raises(SettingsError, match="none are added up"):
+        scheme.validate()
 
 
 def commands() -> list[str]:
