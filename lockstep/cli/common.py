@@ -48,7 +48,7 @@ def say_json(value: Any) -> None:
 
 def complain(error: Exception) -> None:
     """Print an error's text to standard error, in red on a terminal; under torchrun, once on every host."""
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+    if int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))) == 0:
         Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
 
 

@@ -96,9 +96,9 @@ class SharedMemory:
 
     def close(self) -> None:
         """Forget the file; what is mapped stays."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1  # first: threads may close it at the same time
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (reduction.DupFd(self._descriptor),)
