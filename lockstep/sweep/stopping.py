@@ -64,7 +64,8 @@ class Curve:
         self._forget()
 
     def _forget(self) -> None:
-        self._file, self._read = 0, 0
+        self._read, self._last = 0, b""
+        """Bytes taken in, and the last line of them: no other has the same times."""
         self.samples = 0
         self.score: float | None = None
         """Mean of the last 100 episodes."""
@@ -77,13 +78,12 @@ class Curve:
         """Take in what was written since; end: the last lines alone, which is enough without marks."""
         try:
             with self._metrics.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._file or status.st_size < self._read:
-                    # A resumed run writes another file, without what it will repeat.
-                    self._forget()
-                    self._file = status.st_ino
-                if end and status.st_size - self._read > _END:
-                    file.seek(status.st_size - _END)
+                file.seek(self._read - len(self._last))
+                if file.read(len(self._last)) != self._last:
+                    self._forget()  # a resumed run has written another file, without what it will repeat
+                size = os.fstat(file.fileno()).st_size
+                if end and size - self._read > _END:
+                    file.seek(size - _END)
                     self._read = file.tell() + len(file.readline())
                 file.seek(self._read)
                 text = file.read()
@@ -91,7 +91,8 @@ class Curve:
             return
         text = text[: text.rfind(b"\n") + 1]
         self._read += len(text)
-        for line in text.splitlines():
+        for line in text.splitlines(keepends=True):
+            self._last = line
             values = json.loads(line)
             self.samples = values["samples"]
             self.score = values.get("score/mean", self.score)

@@ -184,8 +184,11 @@ def test_a_curve_is_read_as_it_grows(tmp_path: Path) -> None:
     assert (curve.samples, curve.score, curve.marks) == (350, 2.0, [1.0, 2.0, 2.0])
 
 
-def test_a_curve_follows_a_run_that_was_resumed(tmp_path: Path) -> None:
-    metrics, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+@pytest.mark.parametrize("same_file", [False, True])
+def test_a_curve_follows_a_run_that_was_resumed(tmp_path: Path, same_file: bool) -> None:
+    """A new file may have the number of the one before, which was deleted."""
+    metrics = tmp_path / "metrics.jsonl"
+    other = metrics if same_file else tmp_path / "other"
     metrics.write_text(line(100, 1.0) + line(200, 2.0))
     curve = Curve(metrics, every=100)
     curve.read()
