@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent
+from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import OffPolicy, drifting
 from lockstep.arrays import map_structure
 from lockstep.clock import Fill
@@ -251,7 +251,7 @@ class ActingBatch:
     def load(self, seat: ShardSeat, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
         """Restore what state returned, replaying the environments' actions; returns the steps replayed."""
         slab, rows, seat.last = self._open.slab, seat.rows, -1
-        env_state = {name[4:]: t.numpy() for name, t in tensors.items() if name.startswith("env.")}
+        env_state = {name: tensor.numpy() for name, tensor in below("env.", tensors).items()}
         replayed = seat.env.load_state_dict(env_state, self._open.rows(-1, seat), alive)
         slab.whole.start[-1, rows] = tensors["start"]
         self._state[rows] = tensors["core_state"]

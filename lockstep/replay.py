@@ -76,12 +76,10 @@ def _check_cuts(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
 
 
 def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
-    scheme, config = experiment.scheme, experiment.algorithm
+    scheme, config, samples = experiment.scheme, experiment.algorithm, experiment.samples_per_iteration
+    replaying = config.build() if isinstance(config, OffPolicyConfig) else None
     for iteration, line in enumerate(lines):
-        samples = experiment.samples_per_iteration
-        steps, _ = config.gradient_steps(samples)
-        if isinstance(config, OffPolicyConfig):
-            steps = config.build().updates_in(iteration, samples)
+        steps = replaying.updates_in(iteration, samples) if replaying else config.gradient_steps(samples)[0]
         last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
         for place, (slot, behind) in enumerate(line["updates"]):
             # A slot's next gradient is not begun before the one before it was applied.

@@ -124,7 +124,7 @@ class RunFolder:
             SettingsError: there is no run at that path.
         """
         path = Path(path)
-        if not (path / "experiment.json").is_file():
+        if not is_run(path):
             what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
             near = path if path.is_dir() else path.parent
             runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
@@ -191,15 +191,25 @@ def version(distribution: str) -> str | None:
         return None
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, completely made."""
+    return (folder / "experiment.json").is_file()
+
+
+def require_empty(requested: str) -> None:
+    """Raise SettingsError unless a run can be made in a folder."""
+    path = Path(requested)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or " if is_run(path) else ""
+        raise SettingsError(
+            f"--run {requested} exists and is not empty. Nothing was overwritten: {advice}choose another folder."
+        )
+
+
 def _new_folder(experiment: Experiment, requested: str | None) -> Path:
     if requested is not None:
+        require_empty(requested)
         path = Path(requested)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or "
-            advice = advice if (path / "experiment.json").is_file() else ""
-            raise SettingsError(
-                f"--run {requested} exists and is not empty. Nothing was overwritten: {advice}choose another folder."
-            )
         path.mkdir(parents=True, exist_ok=True)
         return path
     task = re.sub(r"[^A-Za-z0-9.]+", "-", Path(experiment.env.id.removesuffix(".py")).name).strip("-.")

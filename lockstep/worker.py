@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent, Version, below
 from lockstep.asynchronous import AsyncLearner
 from lockstep.clock import Recorded, Versions
 from lockstep.graphs import Capture
@@ -86,8 +86,7 @@ class Worker:
             if f"reduction-{slot:03d}" in saved.parts:
                 self._learner.reduction.kept[slot] = saved.part(f"reduction-{slot:03d}")[0]["kept"]
         for number in meta["versions"]:
-            prefix = f"version.{number}.normalizer."
-            state = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+            state = below(f"version.{number}.normalizer.", tensors)
             vector = tensors[f"version.{number}.parameters"]
             self.versions.publish(number, Version(number, vector, self.agent.normalizers.loaded(state)))
 

@@ -53,6 +53,20 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go where nothing else is."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def processes_are_there_already(workers: Workers) -> Iterator[None]:
+    """Runs of all layouts of several processes are those of workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lockstep.train.run_processes", workers.run)
+        yield
+
+
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
     """Processes for the runs of all tests that ask for them."""

@@ -11,7 +11,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from test_replay import forge, free, remembering
 from tiny import EXPERIMENTS, cut, options, replaying
 from torch import Tensor, nn
-from workers import Ran, Workers, ran_of
+from workers import Ran, ran_of
 
 from lockstep import ledger, recipes
 from lockstep.algorithms import PPOConfig
@@ -49,17 +49,7 @@ from lockstep.verify import verify
 
 INLINE = Layout()
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _processes_are_there_already(workers: Workers) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.train.run_processes", workers.run)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("processes_are_there_already", "own_folder")
 
 
 # ------------------------------------------------------------------------------------- on a model of one number

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import cut, options, replaying
-from workers import Ran, Workers, ran_of
+from workers import Ran, ran_of
 
 from lockstep import ledger, recipes
 from lockstep.agent import Agent
@@ -37,14 +36,7 @@ from lockstep.verify import verify
 
 STEPS = 16
 
-
-@pytest.fixture(autouse=True)
-def _own_folder_and_processes_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
-) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.train.run_processes", workers.run)
-    yield
+pytestmark = pytest.mark.usefixtures("processes_are_there_already", "own_folder")
 
 
 def experiment(rollout: int = STEPS, iterations: int = 4, *, impala: bool = False, **scheme: Any) -> Experiment:

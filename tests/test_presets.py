@@ -7,13 +7,12 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny import ITERATIONS, cut, discrete_sac, options, replaying
-from workers import Workers
 
 from lockstep import presets, recipes
 from lockstep.algorithms import A2CConfig, IMPALAConfig
@@ -27,18 +26,9 @@ from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError
 from lockstep.train import Result, train
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("processes_are_there_already", "own_folder")]
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _own_folder_and_processes_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
-) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.train.run_processes", workers.run)
-    yield
 
 
 def ppo() -> Experiment:

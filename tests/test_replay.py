@@ -9,14 +9,14 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import Child
 from tiny import cut, options, replaying
-from workers import Ran, Workers, ran_of
+from workers import Ran, ran_of
 
 from lockstep import ledger, recipes
 from lockstep.algorithms import APPOConfig, DQNConfig, IMPALAConfig
@@ -122,16 +122,7 @@ FREE: dict[str, tuple[Callable[[], Experiment], str, str]] = {
 """Each with the layout that it ran on, and another to repeat it on."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _processes_are_there_already(workers: Workers) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.train.run_processes", workers.run)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("processes_are_there_already", "own_folder")
 
 
 @pytest.fixture(scope="module")

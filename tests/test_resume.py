@@ -32,9 +32,7 @@ FLAGS = (
 ADAPTERS = ["gymnasium", pytest.param("envpool", marks=pytest.mark.envpool)]
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def outcome(result: Result) -> tuple[str, bytes]:

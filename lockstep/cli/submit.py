@@ -16,7 +16,7 @@ from lockstep.cli.common import is_main_process, parse, progress_to_stderr, say,
 from lockstep.cli.train import load_recipe, recipe_and_flags, report
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions
+from lockstep.run import RunFolder, RunOptions, is_run, require_empty
 from lockstep.runtime.slurm import executor, script, submitit
 from lockstep.settings import Options, SettingsError, from_json, look_for_files_in, to_json
 
@@ -70,7 +70,7 @@ class RunJob:
         look_for_files_in(self.directory)
         sys.argv[:] = self.command
         # The others follow learner 0, which alone looks into the folder: it may have changed until they do.
-        if is_main_process() and _is_run(Path(str(options.run))):
+        if is_main_process() and is_run(Path(str(options.run))):
             result = resume(str(options.run), layout, options)
         else:
             result = train(from_json(self.experiment), layout, options)
@@ -138,15 +138,11 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     )
     experiment = prepare(given.experiment, anywhere)
     run = Path(given.options.run)
-    if _is_run(run) and RunFolder(run).experiment().identity() != experiment.identity():
+    if not is_run(run):
+        require_empty(given.options.run)
+    elif RunFolder(run).experiment().identity() != experiment.identity():
         raise SettingsError(f"--run {run} holds a run of another experiment. Choose another folder.")
-    if not _is_run(run) and run.exists() and any(run.iterdir()):
-        raise SettingsError(f"--run {run} exists and is not empty. Nothing was overwritten: choose another folder.")
     return RunJob(to_json(experiment), str(layout), dataclasses.asdict(given.options), os.getcwd(), list(sys.argv))
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "experiment.json").exists()
 
 
 def _settings(given: SubmitArguments, layout: Layout) -> dict[str, Any]:

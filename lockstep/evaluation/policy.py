@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep import envs
+from lockstep.agent import below
 from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.experiment import Experiment
@@ -92,9 +93,7 @@ def load_policy(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"parameter.{name}"])
-    prefix = "normalizer."
-    statistics = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
-    Normalizers.initial(experiment, model).loaded(statistics).apply(model)
+    Normalizers.initial(experiment, model).loaded(below("normalizer.", tensors)).apply(model)
     return Policy(model, experiment, found.iteration)
 
 

@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from lockstep.mail import Collection, Mailbox, Parcel, Published, State
+from lockstep.run import is_run
 from lockstep.runtime.group import GlooGroup, Group, meeting_point
 from lockstep.runtime.supervisor import Seat, StopRequest, Work
 from lockstep.settings import SettingsError
@@ -55,7 +56,7 @@ class RayLearner(_Process):
         """Take part in the run from beginning to end."""
         self._thread = threading.get_ident()
         layout, folder = self._job.layout, self._job.folder.path
-        if not (folder / "experiment.json").is_file():
+        if not is_run(folder):
             raise SettingsError(
                 f"The run's folder {folder} is not there on {socket.gethostname()}, which is to learn. On several "
                 "machines put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."

@@ -19,7 +19,7 @@ from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
-from lockstep.run import RunFolder
+from lockstep.run import RunFolder, is_run
 from lockstep.runtime.checkpoint import Checkpoint, latest, open_checkpoint
 from lockstep.settings import SettingsError
 from lockstep.sharing.card import CURVE, VIDEO, card, public_facts
@@ -141,7 +141,7 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             for name in filter(_OURS.fullmatch, (entry.rfilename for entry in found.siblings or ())):
                 hub.hf_hub_download(repo, name, revision=found.sha, local_dir=scratch)
         shutil.rmtree(scratch / ".cache", ignore_errors=True)
-        if not (scratch / "experiment.json").is_file():
+        if not is_run(scratch):
             raise SettingsError(
                 f"{repo} holds no run of lockstep (it has no experiment.json). Pull what push uploaded."
             )

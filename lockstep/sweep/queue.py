@@ -201,11 +201,14 @@ class Queue:
         """What a run prints."""
         return self._logs / f"{name}.txt"
 
+    def begun(self, name: str) -> bool:
+        """Whether a run's folder is completely made. As lockstep.run.is_run, without importing torch."""
+        return (self.run(name) / "experiment.json").is_file()
+
     def discard_unfinished_folder(self, name: str) -> None:
         """Remove a run's folder that its process did not finish making."""
-        folder = self.run(name)
-        if not (folder / "experiment.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        if not self.begun(name):
+            shutil.rmtree(self.run(name), ignore_errors=True)
 
     @property
     def _queue(self) -> Path:

@@ -132,7 +132,7 @@ class Runner:
                     env=environment,
                     start_new_session=True,  # Ctrl-C is for the sweep, which tells its runs
                 )
-            begun = (self._queue.run(entry.name) / "experiment.json").exists()
+            begun = self._queue.begun(entry.name)
             curve = self._curves.get(entry.name) or self._curve(entry)
             self._running.append(_Running(entry, share, process, curve))
             self._states[entry.name] = "running"

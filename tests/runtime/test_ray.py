@@ -53,9 +53,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def actors(kind: str = "") -> list[int]:

@@ -33,13 +33,11 @@ SMALL = (
     *("--checkpoint-every", "2", "--no-tensorboard"),
 )
 SHORT, LONG = (("--total-steps", str(8 * 8 * iterations)) for iterations in (3, ITERATIONS))
-pytestmark = pytest.mark.timeout(400)  # starting a run takes seconds, and a busy machine many more
+pytestmark = [
+    pytest.mark.usefixtures("own_folder"),
+    pytest.mark.timeout(400),  # starting a run takes seconds, and a busy machine many more
+]
 two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def outcomes() -> dict[int, tuple[str, str | None]]:
