@@ -89,7 +89,7 @@ CASES = {
         f"appo-breakout-{count}": Case(lambda count=count: appo_breakout(count), "processes:2", ("sample-factory",))
         for count in (16, 32, 64, 128, 320, 640)
     },
-    "appo-battle-32": Case(lambda: appo_battle(32), "processes:2", ("sample-factory",)),
+    "appo-battle-32": Case(lambda: appo_battle(32), "processes:2,pin=1", ("sample-factory",)),
     "ppo-cartpole-32": Case(lambda: ppo_cartpole("envpool", Scheme(shards=1, lag=1)), "cpu:a1-l1,pin=1", _ALL),
     "ppo-cartpole-32-lag-0": Case(lambda: ppo_cartpole("envpool", Scheme(shards=1)), "inline", _ALL),
     "ppo-cartpole-32-gymnasium": Case(lambda: ppo_cartpole("gymnasium", Scheme(shards=1)), "inline", _ALL),

@@ -57,8 +57,10 @@ def candidates(experiment: Experiment, available: int, gpus: int) -> list[Layout
     for gpu_text in _with_gpus(experiment, available, gpus):
         texts.insert(0, gpu_text)
     found = [Layout.parse(text) for text in dict.fromkeys(texts)]
+    # Processes that the system moves between cores find their caches cold, a game's engines above all.
+    pinned = [dataclasses.replace(each, pin=1) for each in found if 1 < each.processes == available]
     helped = [each for layout in found for each in _with_helpers(experiment, layout, available)]
-    return _valid(experiment, [*found, *helped])
+    return _valid(experiment, [*found, *pinned, *helped])
 
 
 def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
@@ -212,8 +214,13 @@ def tune(
     finalists = [each for each in measured if len(each.rates) == len(measured[0].rates)]
     fastest = max(finalists, key=lambda each: each.rate)
     alike = [each for each in finalists if each.rate > (1 - _ALIKE) * fastest.rate]
-    best = min(alike, key=lambda each: each.layout.processes + each.layout.env_threads + each.layout.env_processes)
+    best = min(alike, key=lambda each: _size(each.layout))
     return Tuned(best.layout, tuple(ranked), time.perf_counter() - begin, load)
+
+
+def _size(layout: Layout) -> int:
+    """How much a layout asks of a machine and of its reader."""
+    return layout.processes + layout.env_threads + layout.env_processes + layout.pin
 
 
 def _first_turns(

@@ -34,7 +34,9 @@ def scheme(experiment: Experiment, **changes: Any) -> Experiment:
 def test_candidates_are_what_the_experiment_allows() -> None:
     cartpole, memory = (prepare(RECIPES[name](), Layout()) for name in ("ppo-cartpole", "ppo-memory"))
     assert texts(cartpole, 1) == ["inline"]
-    assert texts(memory, 2) == ["processes:2", "inline", "processes:2,env_processes=2", "inline,env_processes=2"]
+    helped = ["processes:2,env_processes=2", "inline,env_processes=2"]
+    assert texts(memory, 2) == ["processes:2", "inline", "processes:2,pin=1", *helped]
+    assert not any("pin" in text for text in texts(memory, 16)), "cores are left over"
     assert {"processes:4", "processes:2", "inline", "inline,env_processes=16"} <= set(texts(memory, 16))
     assert not any("processes:8" in text or "-l" in text for text in texts(memory, 16)), "4 shards, no overlap"
     assert "cpu:a1-l1" in texts(scheme(memory, lag=1), 2)
@@ -130,19 +132,21 @@ def test_the_fastest_wins_although_its_first_turn_was_slow(fake: type[FakeTrial]
     fake.speeds = {
         "processes:2": iter([90.0, *[150.0] * 9]),
         "inline": constant(100.0),
+        "processes:2,pin=1": constant(15.0),
         "processes:2,env_processes=2": constant(10.0),
         "inline,env_processes=2": constant(20.0),
     }
     tuned = tune(recipes.ppo_memory(), budget=120.0, say=silent)
     assert str(tuned.best) == "processes:2" and tuned.seconds <= 120.0 and not fake.open
     turns = {str(each.layout): len(each.rates) for each in tuned.candidates}
-    assert turns["inline"] == turns["processes:2"] > turns["inline,env_processes=2"] == 1
+    assert turns["inline"] == turns["processes:2"] > turns["processes:2,env_processes=2"] == 1
 
 
 def test_of_equally_fast_layouts_the_simplest_is_taken(fake: type[FakeTrial]) -> None:
     fake.speeds = {
         "processes:2": constant(1000.0),
         "inline": constant(990.0),
+        "processes:2,pin=1": constant(15.0),
         "processes:2,env_processes=2": constant(1010.0),
         "inline,env_processes=2": constant(10.0),
     }
@@ -154,7 +158,7 @@ def test_a_short_budget_tries_fewer_layouts_and_is_kept(fake: type[FakeTrial]) -
     fake.start_seconds = 20.0
     tuned = tune(recipes.ppo_memory(), budget=80.0, say=silent)
     assert str(tuned.best) == "inline" and tuned.seconds <= 80.0
-    assert [each.note for each in tuned.candidates if not each.rates] == ["not tried: no time left"] * 2
+    assert [each.note for each in tuned.candidates if not each.rates] == ["not tried: no time left"] * 3
     fake.start_seconds = 100.0
     with pytest.raises(SettingsError, match="--budget"):
         tune(recipes.ppo_memory(), budget=80.0, say=silent)
@@ -165,6 +169,7 @@ def test_a_layout_that_fails_is_left_out_with_its_reason(fake: type[FakeTrial]) 
     fake.speeds = {
         "processes:2": constant(-1.0),
         "inline": iter([20.0, *[-1.0] * 9]),
+        "processes:2,pin=1": constant(7.0),
         "processes:2,env_processes=2": constant(10.0),
         "inline,env_processes=2": constant(5.0),
     }
