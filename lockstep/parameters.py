@@ -26,20 +26,21 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, tail: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self._slices: dict[str, tuple[int, torch.Size]] = {}
-        self._gaps: list[slice] = []
-        """Between the parameters, where every vector is 0."""
+        self._spans: dict[str, slice] = {}
+        self._pieces: list[int] = []
+        """Numbers of each parameter and of the gap behind it, where every vector is 0; at last those of the tail."""
         size = 0
         named = dict(module.named_parameters())
         for name, parameter in named.items():
             assert parameter.dtype == torch.float32, name
             self._slices[name] = (size, parameter.shape)
-            end = size + parameter.numel()
-            size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-            if size > end:
-                self._gaps.append(slice(end, size))
+            gap = -parameter.numel() % _ALIGNMENT
+            self._pieces += [parameter.numel(), gap]
+            size += parameter.numel() + gap
         self.vector = nn.Parameter(torch.zeros(size, device=next(iter(named.values())).device))
         self._parameters = named
         self._tail = tail
+        self._pieces.append(tail)
         for name, parameter in named.items():
             self._view(self.vector.data, name).copy_(parameter.data)
             parameter.data = self._view(self.vector.data, name)
@@ -54,11 +55,14 @@ class FlatParameters:
 
     def span(self, prefix: str) -> slice:
         """Where the parameters are whose names begin with a prefix, which must stand side by side."""
-        names = list(self._slices)
-        within = [index for index, name in enumerate(names) if name.startswith(prefix)]
-        assert within and within == list(range(within[0], within[-1] + 1)), f"{prefix} is not one block of {names}"
-        after = names[within[-1] + 1 :]
-        return slice(self._slices[names[within[0]]][0], self._slices[after[0]][0] if after else self.vector.numel())
+        if prefix not in self._spans:
+            names = list(self._slices)
+            within = [index for index, name in enumerate(names) if name.startswith(prefix)]
+            assert within and within == list(range(within[0], within[-1] + 1)), f"{prefix} is not one block of {names}"
+            after = names[within[-1] + 1 :]
+            end = self._slices[after[0]][0] if after else self.vector.numel()
+            self._spans[prefix] = slice(self._slices[names[within[0]]][0], end)
+        return self._spans[prefix]
 
     def round(self) -> None:
         """Let layers that keep rounded parameters take the present ones."""
@@ -80,15 +84,16 @@ class FlatParameters:
         """The last backward pass's gradient with the tail's numbers behind it, in a vector of its own."""
         gathered = self._empty() if self._gathered is None else self._gathered
         self._gathered = None
-        for name, parameter in self._parameters.items():
-            view, gradient = self._view(gathered, name), parameter.grad
+        *pieces, end = gathered.split(self._pieces)
+        for (name, parameter), piece in zip(self._parameters.items(), pieces[::2], strict=True):
+            gradient = parameter.grad
             if gradient is None:
-                view.zero_()
-            elif name not in self._rounded or gradient.data_ptr() != view.data_ptr():  # else it was put there
-                view.copy_(gradient)
-        for gap in self._gaps:
-            gathered[gap] = 0.0
-        torch.stack(tail, out=gathered[self.vector.numel() :])
+                piece.zero_()
+            elif name not in self._rounded or gradient.data_ptr() != piece.data_ptr():  # else it was put there
+                piece.view(gradient.shape).copy_(gradient)
+        for gap in pieces[1::2]:
+            gap.zero_()
+        torch.stack(tail, out=end)
         return gathered
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,27 +6,23 @@ P distribution parameters.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import gymnasium
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layers import batched_linear, reproducible_initialization
+from lockstep.models.layers import reproducible_initialization
+from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
 from lockstep.settings import SettingsError
-
-_ACTIVATIONS = {"tanh": torch.tanh, "relu": F.relu, "elu": F.elu}
 
 
 class Unchanged(nn.Module):
@@ -37,51 +33,6 @@ class Unchanged(nn.Module):
         self.out_features = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class MLPs(nn.Module):
-    """C multilayer perceptrons of one shape, side by side: a layer is one batched product.
-
-    Weights and biases begin uniform within ±1 / sqrt(fan_in), as torch's linear layers do. The last layer, in fp32, has
-    no activation.
-
-    Args:
-        count: C.
-        sizes: of the input, of the hidden layers and of the output.
-        activation: after hidden layers.
-        layer_norm: normalise the first hidden layer, and let tanh follow it (Acme's LayerNormMLP).
-    """
-
-    def __init__(
-        self, count: int, sizes: tuple[int, ...], activation: Literal["tanh", "relu", "elu"], layer_norm: bool
-    ):
-        super().__init__()
-        self.activation, self.layer_norm = _ACTIVATIONS[activation], layer_norm
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for into, out in pairwise(sizes):
-            bound = 1 / math.sqrt(into)
-            self.weights.append(nn.Parameter(torch.empty(count, into, out).uniform_(-bound, bound)))
-            self.biases.append(nn.Parameter(torch.empty(count, 1, out).uniform_(-bound, bound)))
-        if layer_norm:
-            self.gain = nn.Parameter(torch.ones(count, 1, sizes[1]))
-            self.shift = nn.Parameter(torch.zeros(count, 1, sizes[1]))
-
-    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """[N, F] -> fp32 [C, N, out]. frozen: without gradients of the parameters, but with those of x."""
-
-        def of(parameter: Tensor) -> Tensor:
-            return (parameter.detach() if frozen else parameter).to(x.dtype)
-
-        x, last = x.expand(len(self.weights[0]), -1, -1), len(self.weights) - 1
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if index == last:
-                x = x.float()
-            x = batched_linear(x, of(weight), of(bias))
-            if index == 0 and self.layer_norm:
-                x = torch.tanh(F.layer_norm(x, x.shape[-1:]) * of(self.gain) + of(self.shift))
-            elif index < last:
-                x = self.activation(x)
         return x
 
 

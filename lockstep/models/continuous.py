@@ -142,11 +142,7 @@ class SquashedGaussian(DiagonalGaussian):
 
     def sample_with_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """[..., P], [..., D] -> actions [..., D] and log-probabilities [...], both differentiable."""
-        mean, log_std = self.split(params)
-        normal = standard_normal(noise)
-        u = mean + log_std.exp() * normal
-        log_prob = (-0.5 * (normal.square() + _LOG_TWO_PI) - log_std - _log_slope(u)).sum(-1)
-        return torch.tanh(u), log_prob
+        return _SquashedSample.apply(*self.split(params), standard_normal(noise))  # type: ignore[no-any-return]
 
     def mode(self, params: Tensor) -> Tensor:
         return torch.tanh(super().mode(params))
@@ -162,6 +158,25 @@ class SquashedGaussian(DiagonalGaussian):
         u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * params.new_tensor(nodes)
         slope = (_log_slope(u) * params.new_tensor(weights / weights.sum())).sum(-1)
         return super().entropy(params) + slope.sum(-1)
+
+
+class _SquashedSample(torch.autograd.Function):
+    """a = tanh(u) of u = μ + σ ε, and its log-probability: [..., D] each -> [..., D], [...]. By hand, it is backwards a
+    third of the operations: the log slope of tanh has the derivative -2 a by u."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = log_std.exp() * normal
+        u = mean + scaled
+        action = torch.tanh(u)
+        ctx.save_for_backward(action, scaled)
+        return action, (-0.5 * (normal.square() + _LOG_TWO_PI) - log_std - _log_slope(u)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        (action, scaled), of_log_prob = ctx.saved_tensors, gradients[1].unsqueeze(-1)
+        of_mean = torch.addcmul(gradients[0] * (1 - action.square()), action, of_log_prob, value=2)
+        return of_mean, of_mean * scaled - of_log_prob, None
 
 
 def normal_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:

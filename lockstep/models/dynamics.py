@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.quasirandom import SobolEngine
 
-from lockstep.models.actor_critic import MLPs
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, standard_normal
 from lockstep.models.layers import reproducible_initialization
+from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import acting_copy
 from lockstep.settings import SettingsError

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_LARGE, _LARGE_BATCHED = 750_000, 60_000
-"""Multiplications from which on oneDNN computes a product; of several side by side, one of them."""
+_LARGE = 750_000
+"""Multiplications from which on oneDNN computes a product."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types as wide as a row of a pixel block, by its size."""
 
@@ -72,30 +72,25 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = cast(self.weight, input.dtype), self.bias.to(input.dtype)
-        if input.numel() * self.out_features < _LARGE or not _onednn(input):
+        if not onednn(input, input.numel() * self.out_features):
             return F.linear(input, weight, bias)
         return _Product.apply(input.reshape(-1, self.in_features), weight, bias).view(*input.shape[:-1], -1)  # type: ignore[union-attr]
 
 
-def batched_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """C layers side by side: x [C, n, I], weight [C, I, O], bias [C, 1, O], in one precision -> [C, n, O]"""
-    least = _LARGE if len(x) == 1 else _LARGE_BATCHED
-    if not _onednn(x) or x[0].numel() * weight.shape[-1] < least:
-        return torch.baddbmm(bias, x, weight)
-    return torch.stack([_Product.apply(*each) for each in zip(x, weight.transpose(1, 2), bias.squeeze(1), strict=True)])  # type: ignore[arg-type]
-
-
-def _onednn(x: Tensor) -> bool:
-    """Whether oneDNN computes the larger products with x, whose shapes alone decide. In fp32 on CPUs torch itself takes
-    MKL, half as fast on AMD's, and slower still for narrow products side by side; but a call of oneDNN costs more."""
-    if x.dtype != torch.float32 or x.device.type != "cpu" or not _AVAILABLE:
+def onednn(x: Tensor, multiplications: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Whether oneDNN computes a product with x that takes so many. In fp32 on CPUs torch itself takes MKL, half as fast
+    on AMD's; but a call of oneDNN costs more. In bf16 torch takes oneDNN anyway, which alone can apply an activation to
+    the result."""
+    if x.dtype not in dtypes or x.device.type != "cpu" or not _AVAILABLE:
         return False
-    return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # what is exported runs anywhere
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False  # what is exported runs anywhere, with any number of items
+    return multiplications >= _LARGE
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[n, k], [m, k], [m] -> a @ b.T + bias [n, m]"""
-    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None, then: Literal["none", "relu"] = "none") -> Tensor:
+    """[n, k], [m, k], [m] -> a @ b.T + bias [n, m], by oneDNN, and what is to be applied to it"""
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, then, [], "")
 
 
 class _Product(torch.autograd.Function):
@@ -104,17 +99,17 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x, weight), grad = ctx.saved_tensors, gradients[0].contiguous()
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        grad_weight = None
-        if of_weight:  # laid out as the weight is, so that nobody needs to copy it
-            upright = weight.stride(-1) == 1
-            grad_weight = _product(grad.t(), x.t()) if upright else _product(x.t(), grad.t()).t()
-        return _product(grad, weight.t()) if of_x else None, grad_weight, grad.sum(0) if of_bias else None
+        return (
+            product(grad, weight.t()) if of_x else None,
+            product(grad.t(), x.t()) if of_weight else None,
+            grad.sum(0) if of_bias else None,
+        )
 
 
 class Conv2d(nn.Conv2d):

@@ -23,8 +23,8 @@ from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.learn import UpdateRule
 from lockstep.models import ActorCritic, ActorCriticConfig
-from lockstep.models.actor_critic import MLPs
 from lockstep.models.continuous import standard_normal
+from lockstep.models.mlps import MLPs
 from lockstep.parameters import FlatParameters
 from lockstep.settings import SettingsError
 from lockstep.storage.transitions import Transitions
@@ -92,7 +92,7 @@ def run(layers: MLPs, member: int, x: Tensor) -> Tensor:
             x = (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt()
             x = torch.tanh(x * layers.gain[member, 0] + layers.shift[member, 0])
         elif index < len(layers.weights) - 1:
-            x = layers.activation(x)
+            x = {"relu": torch.relu, "elu": torch.nn.functional.elu}[layers.activation](x)
     return x
 
 

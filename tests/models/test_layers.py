@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.models import layers
-from lockstep.models.layers import Linear, batched_linear
+from lockstep.models.layers import Linear
 
 
 def differs(found: list[Tensor | None], expected: list[Tensor | None]) -> float:
@@ -33,29 +33,6 @@ def test_a_layer_equals_the_product_in_double_precision(batch: tuple[int, ...], 
     assert differs(found, [exact, exact_x.grad, weight.grad, bias.grad]) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("count", "rows", "into", "out"), [(2, 128, 64, 48), (2, 128, 256, 1), (1, 256, 64, 64), (3, 4, 5, 2)]
-)
-def test_layers_side_by_side_equal_products_in_double_precision(count: int, rows: int, into: int, out: int) -> None:
-    torch.manual_seed(0)
-    given = torch.randn(count, 1, out), torch.randn(count, rows, into), torch.randn(count, into, out)
-    bias, x, weight = (t.requires_grad_() for t in given)
-    y = batched_linear(x, weight, bias)
-    back = torch.randn_like(y)
-    y.backward(back)
-    assert weight.grad is not None and weight.grad.is_contiguous()
-    exact = [t.detach().double().requires_grad_() for t in given]
-    product = torch.baddbmm(*exact)
-    product.backward(back.double())
-    assert differs([y, *(t.grad for t in (bias, x, weight))], [product, *(t.grad for t in exact)]) < 1e-5
-
-
-def test_weights_that_are_frozen_get_no_gradient_and_inputs_do() -> None:
-    x, weight, bias = torch.randn(2, 64, 64, requires_grad=True), torch.randn(2, 64, 64), torch.randn(2, 1, 64)
-    batched_linear(x, weight, bias).sum().backward()
-    assert torch.allclose(x.grad, weight.sum(2).unsqueeze(1).expand_as(x), atol=1e-4)  # type: ignore[arg-type]
-
-
 def test_an_exported_layer_is_an_ordinary_one() -> None:
     exported = torch.export.export(Linear(128, 128), (torch.randn(256, 128),))
     assert "mkldnn" not in str(exported.graph)
@@ -64,8 +41,8 @@ def test_an_exported_layer_is_an_ordinary_one() -> None:
 @pytest.mark.skipif(not layers._AVAILABLE, reason="torch was built without oneDNN")
 def test_only_large_products_of_fp32_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
-    product = layers._product
-    monkeypatch.setattr(layers, "_product", lambda a, *rest: calls.append(tuple(a.shape)) or product(a, *rest))
+    product = layers.product
+    monkeypatch.setattr(layers, "product", lambda a, *rest: calls.append(tuple(a.shape)) or product(a, *rest))
     Linear(8, 8)(torch.randn(8, 8))
     Linear(128, 128)(torch.randn(128, 128, dtype=torch.bfloat16))
     assert not calls
