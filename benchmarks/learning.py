@@ -47,11 +47,12 @@ _RAINBOW = (
 )
 _MINATAR = "dqn-minatar --algorithm.epsilon-fraction 0.1 --total-steps 1M"
 _PONG = (
-    "--env.id Pong --env.num-envs 8 --algorithm.rollout 16 --algorithm.batch-size 64 --algorithm.n-step 3 "
-    "--algorithm.warmup 10k --algorithm.target-period 500 --algorithm.replay.capacity 200k"
+    "--env.id Pong --env.num-envs 8 --scheme.shards 1 --algorithm.rollout 16 --algorithm.batch-size 64 "
+    "--algorithm.n-step 3 --algorithm.warmup 10k --algorithm.target-period 500 --algorithm.replay.capacity 200k"
 )
-_HALFCHEETAH = "--env.id HalfCheetah-v4 --total-steps 300k"
+_HALFCHEETAH = "--env.id HalfCheetah-v4 --scheme.shards 1 --total-steps 300k"
 _BOTH_RATES = "--algorithm.learning-rate 1e-3 --algorithm.actor-learning-rate 1e-3"
+_SHORT = "ppo-rnd-minigrid --env.options max_episode_steps=50"
 _DOORKEY = "ppo-rnd-minigrid --env.id MiniGrid-DoorKey-8x8-v0 --total-steps 1.5M"
 _IMPALA = (
     f"impala-atari --env.id Pong {_ATARI} --env.num-envs 32 --algorithm.rollout 64 --algorithm.minibatches 8 "
@@ -132,6 +133,8 @@ PROOFS = {
     "pendulum-mpc": Proof("mpc-pendulum", 1),
     "empty-rnd": Proof("ppo-rnd-minigrid", 1),
     "empty-ppo": Proof("ppo-rnd-minigrid --algorithm.rnd.coef 0", 1),
+    "short-rnd": Proof(f"{_SHORT} --total-steps 400k", 1),
+    "short-ppo": Proof(f"{_SHORT} --algorithm.rnd.coef 0 --total-steps 1M", 1),
     "doorkey-rnd": Proof(_DOORKEY, 1),
     "doorkey-ppo": Proof(f"{_DOORKEY} --algorithm.rnd.coef 0", 1),
 }
