@@ -30,8 +30,8 @@ from lockstep.storage.transitions import Transitions
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that nothing is forgotten for good (Schaul et al. 2016, section 3.3)."""
-_AT_ONCE = 256
-"""Items that are taken out of replay together, for several gradient steps: each costs a fraction then."""
+_AT_ONCE = 16 << 20
+"""Bytes of observations that are taken out of replay together, for several gradient steps: an item costs less then."""
 _PLAIN = ""
 """Name of observations that are one tensor."""
 
@@ -58,6 +58,8 @@ class Replay:
         self._discounts = torch.tensor([config.discount**k for k in range(config.n_step + 1)])
         """By the number of steps that a return has."""
         self.size = experiment.envs_per_shard
+        self.item_bytes = 2 * sum(leaf[0, 0].nbytes for leaf in _entries(rollout.obs).values())
+        """Of an item's first and last observation."""
         self.steps = ring_steps(experiment)
         shape = (self.steps, self.size)
         self._rings = {
@@ -337,7 +339,7 @@ class ReplayBatches:
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
         several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
-        at_once = max(1, _AT_ONCE // self._items) if several else 1
+        at_once = max(1, _AT_ONCE // (self._items * self._replays[slot].item_bytes)) if several else 1
         index = step % at_once
         if index == 0:
             self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
