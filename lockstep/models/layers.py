@@ -71,10 +71,14 @@ class Linear(nn.Linear):
     """nn.Linear in the precision of its input."""
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = cast(self.weight, input.dtype), self.bias.to(input.dtype)
-        if not onednn(input, input.numel() * self.out_features):
-            return F.linear(input, weight, bias)
-        return _Product.apply(input.reshape(-1, self.in_features), weight, bias).view(*input.shape[:-1], -1)  # type: ignore[union-attr]
+        return linear(input, cast(self.weight, input.dtype), self.bias.to(input.dtype))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[..., I], [O, I], [O] -> [..., O], in the precision of all."""
+    if not onednn(x, x.numel() * len(weight)):
+        return F.linear(x, weight, bias)
+    return _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[union-attr]
 
 
 def onednn(x: Tensor, multiplications: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
@@ -97,7 +101,7 @@ class _Product(torch.autograd.Function):
     """x [n, I], weight [O, I], bias [O] -> x @ weight.T + bias [n, O], with oneDNN."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return product(x, weight, bias)
 

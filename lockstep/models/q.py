@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy
-from lockstep.models.layers import reproducible_initialization
+from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
 from lockstep.settings import SettingsError
@@ -38,14 +38,22 @@ class NoisyLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound))
         self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), sigma * bound))
         self.bias_sigma = nn.Parameter(torch.full((out_features,), sigma * bound))
-        self.noise: Tensor
-        self.register_buffer("noise", torch.zeros(in_features + out_features), persistent=False)
+        self.noise_numbers = in_features + out_features
+        self.weight_noise: Tensor
+        self.register_buffer("weight_noise", torch.zeros(out_features, in_features), persistent=False)
+        self.bias_noise: Tensor
+        self.register_buffer("bias_noise", torch.zeros(out_features), persistent=False)
+
+    def disturb(self, noise: Tensor) -> None:
+        """Take noise [noise_numbers] of inputs and outputs."""
+        into, out = noise.split((self.weight.shape[1], self.weight.shape[0]))
+        torch.outer(out, into, out=self.weight_noise)
+        self.bias_noise.copy_(out)
 
     def forward(self, x: Tensor) -> Tensor:
         """fp32 [..., F] -> [..., out_features]"""
-        into, out = self.noise.split((self.weight.shape[1], self.weight.shape[0]))
-        weight = self.weight + self.weight_sigma * out.unsqueeze(1) * into
-        return F.linear(x, weight, self.bias + self.bias_sigma * out)
+        weight = torch.addcmul(self.weight, self.weight_sigma, self.weight_noise)
+        return linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, self.bias_noise))
 
 
 class QHead(nn.Module):
@@ -132,7 +140,7 @@ class QModel(PolicyModel):
         self.atoms: Tensor | None
         self.register_buffer("atoms", support if isinstance(support, Tensor) else None, persistent=False)
         self._noisy = [module for module in self.modules() if isinstance(module, NoisyLinear)]
-        self.noise_numbers = sum(layer.noise.numel() for layer in self._noisy)
+        self.noise_numbers = sum(layer.noise_numbers for layer in self._noisy)
 
     def forward(
         self,
@@ -181,12 +189,12 @@ class QModel(PolicyModel):
         """Disturb noisy layers by noise that comes from Z numbers, uniform in (0, 1), or no longer (None)."""
         if uniform is None:
             for layer in self._noisy:
-                layer.noise.zero_()
+                layer.disturb(layer.bias.new_zeros(layer.noise_numbers))
             return
         normal = torch.special.ndtri(uniform.clamp(1e-7, 1 - 1e-7))
         scaled = normal.sign() * normal.abs().sqrt()
-        for layer, noise in zip(self._noisy, scaled.split([layer.noise.numel() for layer in self._noisy]), strict=True):
-            layer.noise.copy_(noise)
+        for layer, noise in zip(self._noisy, scaled.split([layer.noise_numbers for layer in self._noisy]), strict=True):
+            layer.disturb(noise)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         self.trunk.set_observation_statistics(mean, std)

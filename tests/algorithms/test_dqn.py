@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep import train
 from lockstep.agent import Networks
 from lockstep.algorithms.dqn import DQN, DQNConfig, project, quantile_huber
-from lockstep.models.q import ImplicitQHead, QModel, QModelConfig
+from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, QModelConfig
 from lockstep.recipes import RECIPES
 from lockstep.storage.transitions import Transitions
 
@@ -177,6 +177,22 @@ def test_noisy_layers_and_fractions_share_a_slices_noise() -> None:
         noise[changed] = 1 - noise[changed]
         losses.append(float(algorithm.loss(Networks(online, target), batch.replace(noise=noise), {}).total.detach()))
     assert len(set(losses)) == 4, "every part of the noise is used, each for something else"
+
+
+@pytest.mark.parametrize(("rows", "into", "out"), [(3, 4, 5), (40, 160, 128)])
+def test_a_noisy_layer_is_a_linear_one_with_disturbed_weights(rows: int, into: int, out: int) -> None:
+    torch.manual_seed(0)
+    layer, x, noise = NoisyLinear(into, out), torch.randn(2, rows, into, requires_grad=True), torch.randn(into + out)
+    layer.disturb(noise)
+    y, back = layer(x), torch.randn(2, rows, out)
+    found = [y, *torch.autograd.grad(y, [x, *layer.parameters()], back)]
+    exact = layer.double()
+    exact_x, (of_input, of_output) = x.detach().double().requires_grad_(), noise.double().split((into, out))
+    weight = exact.weight + exact.weight_sigma * of_output.outer(of_input)
+    expected = exact_x @ weight.T + exact.bias + exact.bias_sigma * of_output
+    wanted = [expected, *torch.autograd.grad(expected, [exact_x, *exact.parameters()], back.double())]
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a - b).detach().abs().max() / b.detach().abs().max()) < 1e-5
 
 
 def test_the_table_for_atari_shows_the_recipes_settings() -> None:
