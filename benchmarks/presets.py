@@ -37,8 +37,21 @@ def ppo() -> Experiment:
 
 def sac() -> Experiment:
     full = recipes.sac_mujoco()
-    env = replace(full.env, id="InvertedPendulum-v4")
-    return full.replace(env=env, algorithm=replace(full.algorithm, warmup=1000), total_steps=8_000)
+    algorithm = replace(
+        full.algorithm,
+        batch_size=128,
+        warmup=1000,
+        learning_rate=1e-3,
+        actor_learning_rate=1e-3,
+        temperature_learning_rate=1e-3,
+    )
+    return full.replace(
+        env=replace(full.env, id="InvertedPendulum-v4"),
+        model=replace(full.model, hidden_sizes=(64, 64)),
+        algorithm=algorithm,
+        scheme=replace(full.scheme, shards=2),
+        total_steps=16_000,
+    )
 
 
 AGENTS: dict[str, Callable[[], Experiment]] = {"ppo": ppo, "sac": sac}
