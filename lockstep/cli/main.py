@@ -20,7 +20,7 @@ BEGAN = time.perf_counter()
 VERBS = {
     "train": ("lockstep.cli.train", "train a recipe: lockstep train ppo-atari --env.id Breakout --total-steps 10M"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
-    "sweep": ("lockstep.cli.sweep", "run many experiments as one durable queue over this machine, or on Slurm"),
+    "sweep": ("lockstep.cli.sweep", "run many experiments, or a search, as a durable queue: here, on Ray, on Slurm"),
     "submit": ("lockstep.cli.submit", "hand one run to Slurm, on one node or several, or print the job"),
     "eval": ("lockstep.cli.evaluate", "play episodes with a trained policy and report raw scores"),
     "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -11,15 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.layout import Layout
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import LASTING, SweepOptions
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import Runner, needs_of
-from lockstep.sweep.slots import Machine
+from lockstep.sweep.slots import Machine, Needs, Place
 from lockstep.sweep.stopping import Curve
 
 if TYPE_CHECKING:
+    from lockstep.sweep.search import Search
     from lockstep.sweep.spec import Run
+    from lockstep.sweep.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -33,51 +38,65 @@ class SweepArguments:
     """The sweep's folder. Its runs are below FOLDER/runs."""
     what: tyro.conf.Positional[str] = ""
     """What to add to it: recipes with commas between, whose settings are then flags that may have several values, or
-    FILE.py:NAME, a list of runs. Default: nothing."""
+    FILE.py:NAME, a list of runs or a search. Default: nothing."""
     options: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
 
 
 def sweep(arguments: list[str]) -> int:
     """Run `lockstep sweep`."""
-    folder, runs, options = _read(arguments)
+    folder, runs, search, options = _read(arguments)
     options.validate()
     with progress_to_stderr() if options.json else contextlib.nullcontext():
-        for run in runs:
-            run.validate(here=not options.slurm)
+        for run in search.runs if search else runs:
+            run.validate(here=not (options.slurm or options.ray))
+        new = bool(runs or search)
         if options.dry_run or options.status:
-            queue = Queue(folder.resolve()) if runs else Queue.open(folder)
-            entries, code = queue.with_runs(runs), 0
-            _show(queue, entries, options)
+            queue, code = Queue(folder.resolve()) if new else Queue.open(folder), 0
+            entries, trials = queue.with_runs(runs), _trials(queue, search, options)
+            _show(queue, entries, trials, options)
         else:
-            queue = Queue.make(folder) if runs else Queue.open(folder)
+            queue = Queue.make(folder) if new else Queue.open(folder)
             with queue.locked():
-                code = _run(queue, runs, options)
+                trials = _trials(queue, search, options)
+                code = _run(queue, runs, trials, options)
             entries = queue.entries()
     if options.json:
-        say_json({"sweep": str(queue.folder), "runs": [_document(queue, entry) for entry in entries]})
+        found = {} if trials is None else {"search": _found(trials)}
+        say_json({"sweep": str(queue.folder), **found, "runs": [_document(queue, entry) for entry in entries]})
     return code
 
 
-def _read(arguments: list[str]) -> tuple[Path, list[Run], SweepOptions]:
-    """The folder, the runs that are added to it, and how."""
+def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | None, SweepOptions]:
+    """The folder, the runs that are added to it, or a search, and how."""
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     defaults = _defaults(Path(words[0])) if words else SweepOptions()
-    runs: list[Run] = []
+    found: Any = []
     if len(words) > 1:
         from lockstep.cli.train import load_recipe
-        from lockstep.sweep.flags import runs_of
+        from lockstep.experiment import Experiment
+        from lockstep.sweep.flags import runs_of, search_of
         from lockstep.sweep.spec import from_file
 
         what = words[1]
         found = from_file(what) if ":" in what else {name: load_recipe(name) for name in what.split(",")}
-        if not isinstance(found, list):
+        if isinstance(found, (dict, Experiment)):
             recipes = found if isinstance(found, dict) else {what: found}
-            return Path(words[0]), *runs_of(recipes, arguments[2:], words[0], defaults)
-        runs = found
+            given = recipes, arguments[2:], words[0], defaults
+            if any(word.partition("=")[0] == "--search" for word in arguments):
+                return Path(words[0]), [], *search_of(*given)
+            runs, options = runs_of(*given)
+            return Path(words[0]), runs, None, options
     given = parse(SweepArguments, "sweep", arguments, SweepArguments(tyro.MISSING, options=defaults))
-    if given.what and not runs:
+    if given.what and not found:
         raise SettingsError(f"What to run stands before all flags: lockstep sweep {given.folder} {given.what} [FLAGS].")
-    return Path(given.folder), runs, given.options
+    if given.options.search:
+        raise SettingsError(
+            "--search goes with a recipe: lockstep sweep FOLDER RECIPE --search SETTING=VALUES. In a Python file, "
+            "write a lockstep.sweep.Search; the search that a folder holds goes on without the flag."
+        )
+    if isinstance(found, list):
+        return Path(given.folder), found, None, given.options
+    return Path(given.folder), [], found, given.options
 
 
 def _defaults(folder: Path) -> SweepOptions:
@@ -87,24 +106,53 @@ def _defaults(folder: Path) -> SweepOptions:
     return SweepOptions(**{name: value for name, value in kept.items() if name in LASTING})
 
 
-def _run(queue: Queue, runs: list[Run], options: SweepOptions) -> int:
-    """Add runs, and run what waits, here or on Slurm."""
+def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trials | None:
+    """The search that begins, or goes on, in the folder, if there is one."""
+    if search is None and not (queue.folder / "search.json").exists():
+        return None
+    from lockstep.sweep.trials import Trials
+
+    before = Trials.open(queue)
+    search = search or (before and before.search)
+    assert search is not None
+    wanted = {"trials": options.trials, "objective": options.objective}
+    return Trials.make(queue, dataclasses.replace(search, **{name: value for name, value in wanted.items() if value}))
+
+
+def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
+    """Add runs, and run what waits, here, on Ray or on Slurm."""
+    if options.slurm and trials is not None:
+        raise SettingsError(f"{queue.folder} holds a search, which goes on here or on Ray (--ray), not on Slurm.")
     write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
     queue.add(runs)
     entries = queue.entries()
     if options.retry_failed:
         say(f"{queue.retry_failed()} failed runs wait again")
+    if trials is not None:
+        trials.begin()
+        entries = queue.entries()
     if options.slurm:
         from lockstep.sweep.slurm import submit
 
         count = submit(queue, entries, options.slurm_options, say)
         say(f"{count} jobs submitted; lockstep sweep {queue.folder} --status shows what becomes of them")
         return 0
-    machine = Machine.here(options.runs_per_gpu, gpus=any(needs_of(entry).gpus for entry in entries))
-    runner = Runner(queue, machine, options)
-    complete = runner.run()
+    layouts = [*(entry.layout for entry in entries), *(run.layout for run in (trials.search.runs if trials else ()))]
+    nested = next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None)
+    if options.ray and nested:
+        raise SettingsError(
+            f"A run of this sweep has --layout {nested}, which would wait for what the sweep itself has taken of "
+            "the cluster. With --ray, give the runs --layout inline or processes:N: each is on one node, and "
+            "the sweep spreads them."
+        )
+    needed = [*map(needs_of, entries), *([trials.needs] if trials else [])]
+    with _place(needed, options) as place:
+        runner = Runner(queue, place, options, trials)
+        complete = runner.run()
     say(runner.summary())
-    failed = sum(queue.state(entry.name) == "failed" for entry in entries)
+    if trials is not None:
+        say(trials.summary())
+    failed = sum(queue.state(entry.name) == "failed" for entry in queue.entries())
     if failed:
         say(f"go on from the checkpoints of the failed runs with: lockstep sweep {queue.folder} --retry-failed")
     elif not complete:
@@ -112,7 +160,19 @@ def _run(queue: Queue, runs: list[Run], options: SweepOptions) -> int:
     return 130 if runner.interrupted else 0 if complete else 1
 
 
-def _show(queue: Queue, entries: list[Entry], options: SweepOptions) -> None:
+@contextlib.contextmanager
+def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
+    """Where the runs go."""
+    if not options.ray:
+        yield Machine.here(options.runs_per_gpu, gpus=any(wanted.gpus for wanted in needed))
+        return
+    from lockstep.sweep.ray import cluster
+
+    with cluster(options.runs_per_gpu) as place:
+        yield place
+
+
+def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: SweepOptions) -> None:
     """What has become of each run, or would be done with it."""
     for document in (_document(queue, entry) for entry in entries):
         score = "" if document["score"] is None else f"{document['score']:.2f}"
@@ -120,10 +180,26 @@ def _show(queue: Queue, entries: list[Entry], options: SweepOptions) -> None:
         say(f"{document['state']:<8} {document['done']:>4.0%} {score:>9}  {digest:<12}  {document['name']}")
         if document["reason"]:
             say("    " + document["reason"].splitlines()[-1])
+    if trials is not None:
+        for name, space in trials.search.space.items():
+            say(f"{name}: {space}")
+        for trial in trials.all():
+            say(f"{trial.state:<8} {trial}")
+        say(trials.summary())
     if options.slurm and options.dry_run:
         from lockstep.sweep.slurm import submit
 
         submit(queue, entries, options.slurm_options, say, dry_run=True)
+
+
+def _found(trials: Trials) -> dict[str, Any]:
+    """A search for programs."""
+    best = trials.best()
+    return {
+        "objective": trials.search.objective,
+        "best": best and best.number,
+        "trials": [dataclasses.asdict(trial) for trial in trials.all()],
+    }
 
 
 def _document(queue: Queue, entry: Entry) -> dict[str, Any]:

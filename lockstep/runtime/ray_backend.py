@@ -30,7 +30,6 @@ def run_ray(work: Work, job: Job) -> Result:
     """
     from lockstep.train import resumable
 
-    ray = _library()
     stop, losses = StopRequest(), 0
     told = dataclasses.replace(
         job,
@@ -38,7 +37,9 @@ def run_ray(work: Work, job: Job) -> Result:
         # What an actor prints, Ray prints here, line by line.
         options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
     )
-    with _cluster(ray, job.layout, job.layout.processes * cpus(job)), stopping_on_signals(stop):
+    needed = job.layout.processes * cpus(job)
+    with connected(needed) as ray, stopping_on_signals(stop):
+        _require(ray, job.layout, needed)
         while True:
             conductor = Conductor(ray, work, told, stop, losses)
             try:
@@ -62,11 +63,12 @@ def _library() -> Any:
 
 
 @contextlib.contextmanager
-def _cluster(ray: Any, layout: Layout, needed: int) -> Iterator[None]:
-    """Be connected to a cluster that is large enough."""
+def connected(least: int) -> Iterator[Any]:
+    """Ray, connected to the cluster that this process is connected to, or that RAY_ADDRESS names; else to one on
+    this machine with at least so many CPUs, which is started for it."""
+    ray = _library()
     if ray.is_initialized():
-        _require(ray, layout, needed)
-        yield
+        yield ray
         return
     temporary = None
     try:
@@ -77,14 +79,13 @@ def _cluster(ray: Any, layout: Layout, needed: int) -> Iterator[None]:
             temporary = tempfile.mkdtemp(prefix="lockstep-ray-", dir="/tmp")
             ray.init(
                 "local",
-                num_cpus=max(cores(), needed),
+                num_cpus=max(cores(), least),
                 include_dashboard=False,
                 logging_level="WARNING",
                 _temp_dir=temporary,
                 _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
             )
-        _require(ray, layout, needed)
-        yield
+        yield ray
     finally:
         ray.shutdown()
         if temporary is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import traceback
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lockstep.runtime import children
@@ -15,6 +17,24 @@ INTERRUPTED = 130
 """Exit code of a run that was told to stop, and can go on."""
 ELSEWHERE = 75
 """Exit code if another process runs it."""
+LOST = 76
+"""In place of the exit code of a run that was lost with its machine, and can go on elsewhere."""
+
+
+def start(
+    queue: Queue, name: str, cores: Iterable[int], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the process of a run, which ends with this one; what it prints goes to the log of the run."""
+    command = [sys.executable, "-m", "lockstep.sweep.child", str(queue.folder), name, str(os.getpid())]
+    with open(queue.log(name), "ab") as log:
+        return subprocess.Popen(
+            [*command, ",".join(map(str, cores))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the sweep, which tells its runs
+        )
 
 
 def main(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 import tyro
@@ -15,6 +16,7 @@ from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.search import Between, OneOf, Search, space_of
 from lockstep.sweep.spec import Run, labelled, task
 
 
@@ -88,6 +90,28 @@ def runs_of(
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
     return runs, options
+
+
+def search_of(
+    recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
+) -> tuple[Search, SweepOptions]:
+    """The search that recipes and flags, with --search among them, stand for, and the sweep's own options.
+
+    Raises:
+        SettingsError: what is searched cannot be read, or is no setting.
+        SystemExit: as runs_of.
+    """
+    runs, options = runs_of(recipes, flags, folder, defaults)
+
+    def alternatives(name: str, values: str) -> list[Experiment]:
+        given = [*flags, "--" + name.replace("_", "-"), values]
+        return [run.experiment for run in runs_of(recipes, given, folder, defaults)[0]]
+
+    space: dict[str, Between | OneOf] = {}
+    for name, text in options.search.items():
+        path = name.replace("-", "_")
+        space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
+    return Search(tuple(runs), space), options
 
 
 def _value(words: list[str]) -> str:

@@ -20,6 +20,13 @@ class SweepOptions:
     stop_early: str = ""
     """Stop hopeless runs: median@200k stops, at every 200k samples, those whose score is below the median of the other
     runs of the same environment; 20@1M those whose score is below 20. For searching settings, not for evidence."""
+    search: Options = field(default_factory=dict)
+    """Settings to search with Optuna (needs the extra optuna), each within a range or among values:
+    algorithm.learning_rate=log:1e-5..1e-3 algorithm.epochs=1..8 model.core=none,lstm."""
+    trials: int | None = None
+    """Of a search; default: 20, or as many as it was begun with. More find better settings, and can follow later."""
+    objective: str | None = None
+    """Metric that a search maximizes (docs/metrics.md), averaged over the seeds of a trial; default: score/mean."""
     retry_failed: bool = False
     """Let runs that failed go on from their checkpoints."""
     status: bool = False
@@ -28,6 +35,8 @@ class SweepOptions:
     """Hand each run to Slurm as a job (needs the extra slurm), instead of running it here."""
     slurm_options: Options = field(default_factory=dict)
     """Further options of the jobs, by sbatch's names: partition=gpu time=600 (minutes) mem=16GB."""
+    ray: bool = False
+    """Run on a Ray cluster (needs the extra ray): the one that RAY_ADDRESS names, else one of this machine."""
     dry_run: bool = False
     """Print which runs there would be (with --slurm also the jobs), and do nothing."""
     overview: Literal["auto", "live", "plain", "none"] = "auto"
@@ -41,6 +50,11 @@ class SweepOptions:
             raise SettingsError(
                 f"--slots {self.slots} must be 0 (as many as fit) or more, and --runs-per-gpu {self.runs_per_gpu} at "
                 "least 1."
+            )
+        if self.slurm and (self.ray or self.search):
+            raise SettingsError(
+                f"--slurm hands runs over and ends, so it does not go with {'--ray' if self.ray else '--search'}. "
+                "Leave one of them out; a search can run on a Ray cluster (--ray)."
             )
         if self.stop_early:
             StopRule.parse(self.stop_early)

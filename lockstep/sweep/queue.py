@@ -132,15 +132,15 @@ class Queue:
                 time.sleep(0.05)
             yield mine
 
-    def add(self, runs: Sequence[Run]) -> None:
+    def add(self, runs: Sequence[Run], directory: str | None = None) -> None:
         """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
-        layout and options that are given now."""
+        layout and options that are given now; directory: where users' files lie, by default the current one."""
         before = {entry.name: entry for entry in self.entries()}
-        for entry in self.with_runs(runs):
+        for entry in self.with_runs(runs, directory):
             if entry != before.get(entry.name):
                 write_json(self._queue / f"{entry.name}.json", dataclasses.asdict(entry))
 
-    def with_runs(self, runs: Sequence[Run]) -> list[Entry]:
+    def with_runs(self, runs: Sequence[Run], directory: str | None = None) -> list[Entry]:
         """What would be queued if these runs were added."""
         known = {entry.identity: entry for entry in self.entries()}
         for run in runs:
@@ -155,7 +155,7 @@ class Queue:
                 experiment=to_json(run.experiment),
                 layout=run.layout,
                 options=dataclasses.asdict(run.options),
-                directory=os.getcwd(),
+                directory=directory or os.getcwd(),
             )
         return list(known.values())
 

@@ -1,25 +1,26 @@
-"""The sweep on this machine: starts a process for each run, watches them, and ends with them."""
+"""The sweep at work: starts a process for each run where there is room, watches them, and ends with them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
 from lockstep.sweep import child
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, make_overview
 from lockstep.sweep.queue import Entry, Outcome, Queue, State
-from lockstep.sweep.slots import Machine, Needs, Share, needs
+from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
+
+if TYPE_CHECKING:
+    from lockstep.sweep.trials import Trials
 
 _POLL = 0.1
 """Seconds between looks for processes that have ended."""
@@ -27,6 +28,8 @@ _LOOK = 1.0
 """Seconds between looks at the runs' metrics."""
 _LAST_LINES = 20
 """Of what a run printed, if it ended without a word."""
+_LOSSES = 3
+"""Machines that a run may lose."""
 
 
 def needs_of(entry: Entry) -> Needs:
@@ -37,8 +40,8 @@ def needs_of(entry: Entry) -> Needs:
 @dataclass
 class _Running:
     entry: Entry
-    share: Share
-    process: subprocess.Popen[bytes]
+    share: Any
+    process: Process
     curve: Curve
     objection: str = ""
     """Why it was told to stop early."""
@@ -53,33 +56,44 @@ class _Running:
 
 
 class Runner:
-    """Runs what waits in a queue, as much at a time as the machine holds, in the order of the queue."""
+    """Runs what waits in a queue, and then what a search adds, as much at a time as the place holds, in this order."""
 
-    def __init__(self, queue: Queue, machine: Machine, options: SweepOptions) -> None:
-        self._queue, self._machine = queue, machine
+    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Trials | None = None) -> None:
+        self._queue, self._place, self._search = queue, place, search
         self._slots = options.slots or sys.maxsize
         self._rule = StopRule.parse(options.stop_early) if options.stop_early else None
-        entries = queue.entries()
-        outcomes = {entry.name: queue.outcome(entry.name) for entry in entries}
-        self._states: dict[str, State] = {name: ended.state if ended else "waiting" for name, ended in outcomes.items()}
-        self._waiting = deque(entry for entry in entries if self._states[entry.name] == "waiting")
+        self._entries: list[Entry] = []
+        self._states: dict[str, State] = {}
+        self._curves: dict[str, Curve] = {}
+        """Of all runs, if there is a rule."""
+        self._waiting: deque[Entry] = deque()
         self._running: list[_Running] = []
-        for entry in self._waiting:
-            machine.check(needs_of(entry))
-        self._curves = {entry.name: self._curve(entry) for entry in entries} if self._rule else {}
-        for curve in self._curves.values():
-            curve.read()
-        self._entries = entries
+        self._losses: Counter[str] = Counter()
+        self._admit(queue.entries())
         self._asked = 0
         """How often the user asked to stop."""
         self._began = self._looked = time.monotonic()
         self._overview = make_overview(options.overview, self._picture, f"sweep {queue.folder.name}")
 
+    def _admit(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.name in self._states:
+                continue
+            outcome = self._queue.outcome(entry.name)
+            self._entries.append(entry)
+            self._states[entry.name] = outcome.state if outcome else "waiting"
+            if outcome is None:
+                self._place.check(needs_of(entry))
+                self._waiting.append(entry)
+            if self._rule:
+                self._curves[entry.name] = self._curve(entry)
+                self._curves[entry.name].read()
+
     def run(self) -> bool:
         """Run until nothing waits, or the user wants no more; whether all runs have ended, and none has failed."""
         try:
             with self._counting_signals():
-                while self._running or (self._waiting and not self._asked):
+                while self._running or (not self._asked and (self._waiting or not self._searched)):
                     self._start()
                     time.sleep(_POLL)
                     self._collect()
@@ -92,7 +106,7 @@ class Runner:
             for running in self._running:
                 running.process.wait()
             self._overview.close()
-        return set(self._states.values()) <= {"done", "stopped"}
+        return self._searched and set(self._states.values()) <= {"done", "stopped"}
 
     @property
     def interrupted(self) -> bool:
@@ -116,27 +130,29 @@ class Runner:
                 signal.signal(number, handler)
 
     def _start(self) -> None:
-        while self._waiting and not self._asked and len(self._running) < self._slots:
-            share = self._machine.take(needs_of(self._waiting[0]))
+        while not self._asked and len(self._running) < self._slots and (self._waiting or self._propose()):
+            share = self._place.take(needs_of(self._waiting[0]))
             if share is None:
                 return  # what waits behind might fit, but would keep the first waiting
             entry = self._waiting.popleft()
-            command = [sys.executable, "-m", child.__name__, str(self._queue.folder), entry.name]
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else None
-            with open(self._queue.log(entry.name), "ab") as log:
-                process = subprocess.Popen(
-                    [*command, str(os.getpid()), ",".join(map(str, share.cores))],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,  # Ctrl-C is for the sweep, which tells its runs
-                )
+            process = self._place.start(self._queue, entry.name, share)
             begun = self._queue.begun(entry.name)
             curve = self._curves.get(entry.name) or self._curve(entry)
             self._running.append(_Running(entry, share, process, curve))
             self._states[entry.name] = "running"
             self._overview.message(f"{'continue' if begun else 'start'} {entry.name} on {share}")
+
+    def _propose(self) -> bool:
+        """Have the search begin a trial once there is room for it, and not before: it learns from those that end."""
+        if self._search is None or self._searched or not self._place.has_room(self._search.needs):
+            return False
+        self._admit(self._search.next())
+        return bool(self._waiting)
+
+    @property
+    def _searched(self) -> bool:
+        """Whether no search adds anything any more."""
+        return self._search is None or self._search.complete
 
     def _curve(self, entry: Entry) -> Curve:
         """What a run has reached; its scores on the way matter only to a rule."""
@@ -147,10 +163,13 @@ class Runner:
         for running in [running for running in self._running if running.process.poll() is not None]:
             self._running.remove(running)
             running.curve.read()
-            self._machine.give_back(running.share)
+            self._place.give_back(running.share)
             name, code = running.entry.name, running.process.returncode
             outcome = self._queue.outcome(name)
-            resumable = code in (child.INTERRUPTED, child.ELSEWHERE) or (running.told and code < 0)
+            lost = code == child.LOST and not running.told
+            self._losses[name] += lost
+            resumable = code in (child.INTERRUPTED, child.ELSEWHERE, child.LOST) and self._losses[name] <= _LOSSES
+            resumable |= running.told and code < 0
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)
@@ -158,7 +177,10 @@ class Runner:
                 outcome = Outcome("stopped", score=running.curve.score, reason=running.objection)
                 self._queue.end(name, outcome)
             self._states[name] = outcome.state if outcome else "waiting"
-            if outcome is None and code == child.ELSEWHERE:
+            if outcome is None and lost:
+                self._waiting.appendleft(running.entry)
+                self._overview.message(f"lost {name} with its machine: it goes on elsewhere", "yellow")
+            elif outcome is None and code == child.ELSEWHERE:
                 self._overview.message(f"{name} is run by another process: left to it")
             elif outcome is None:
                 self._overview.message(f"interrupted {name}")
@@ -177,6 +199,8 @@ class Runner:
 
     def _obituary(self, name: str, code: int) -> str:
         how = f"ended without a word, with exit code {code}"
+        if code == child.LOST:
+            how = f"was lost with its machine {_LOSSES + 1} times"
         if code < 0:
             hint = ": the system may have run out of memory, see dmesg" if code == -signal.SIGKILL else ""
             how = f"was ended by {signal.Signals(-code).name}{hint}"

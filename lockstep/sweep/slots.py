@@ -1,13 +1,16 @@
-"""Which cores and GPUs of this machine a run gets, so that runs do not disturb each other."""
+"""Where runs go: which cores and GPUs of this machine each gets, so that they do not disturb each other."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from lockstep.layout import Layout
 from lockstep.settings import SettingsError
+from lockstep.sweep import child
+from lockstep.sweep.queue import Queue
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,41 @@ def needs(layout: Layout, torch_threads: int) -> Needs:
     return Needs(cores, max(gpus) + 1 if gpus else 0)
 
 
+class Process(Protocol):
+    """What runs a run, as of subprocess.Popen."""
+
+    returncode: Any
+
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+class Place(Protocol):
+    """Where runs go."""
+
+    def check(self, wanted: Needs) -> None:
+        """Raise SettingsError if a run can never have what it needs here."""
+        ...
+
+    def has_room(self, wanted: Needs) -> bool:
+        """Whether a run could begin now."""
+        ...
+
+    def take(self, wanted: Needs) -> Any:
+        """What a run gets, to be shown to people; None while there is no room."""
+        ...
+
+    def give_back(self, share: Any) -> None:
+        """The run has ended."""
+        ...
+
+    def start(self, queue: Queue, name: str, share: Any) -> Process:
+        """Start a run, with what it got."""
+        ...
+
+
 class Machine:
     """The cores and GPUs that a sweep may use, and which of them are taken."""
 
@@ -69,15 +107,17 @@ class Machine:
                 "another layout: the one that it was begun with, with another --layout."
             )
 
+    def has_room(self, wanted: Needs) -> bool:
+        """Whether enough cores and GPUs are free."""
+        return len(self._free) >= self._cores_of(wanted) and len(self._open()) >= wanted.gpus
+
     def take(self, wanted: Needs) -> Share | None:
         """Cores and GPUs for a run, neighbors as far as possible; None while too few are free. A run for more cores
         than there are gets all of them."""
-        cores = min(wanted.cores, len(self._cores))
-        room = [gpu for gpu, tenants in self._tenants.items() if tenants < self._runs_per_gpu]
-        if len(self._free) < cores or len(room) < wanted.gpus:
+        if not self.has_room(wanted):
             return None
-        gpus = sorted(room, key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
-        share = Share(self._neighbors(cores), tuple(gpus))
+        gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
+        share = Share(self._neighbors(self._cores_of(wanted)), tuple(gpus))
         self._free -= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] += 1
@@ -88,6 +128,18 @@ class Machine:
         self._free |= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] -= 1
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        """A process of this machine, which keeps to its share."""
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else None
+        return child.start(queue, name, share.cores, environment)
+
+    def _cores_of(self, wanted: Needs) -> int:
+        return min(wanted.cores, len(self._cores))
+
+    def _open(self) -> list[str]:
+        """GPUs that another run may share."""
+        return [gpu for gpu, tenants in self._tenants.items() if tenants < self._runs_per_gpu]
 
     def _neighbors(self, count: int) -> tuple[int, ...]:
         """The free cores that lie closest together: these share caches and memory."""

@@ -8,13 +8,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError, load_object
 from lockstep.train import prepare
+
+if TYPE_CHECKING:
+    from lockstep.sweep.search import Search
 
 _LONGEST = 120
 """Characters of a name's readable part."""
@@ -92,7 +95,7 @@ def grid(
     for combination in itertools.product(*axes.values()):
         changed = experiment
         for name, value in zip(axes, combination):
-            changed = _replaced(changed, name.replace("-", "_").split("."), value, name)
+            changed = replaced(changed, name, value)
         varied = {name: str(value) for name, value in zip(axes, combination) if len(axes[name]) > 1}
         begin = label or f"{task(changed)}-{experiment.algorithm.name}"
         runs.append(Run(changed, layout, options or RunOptions(), labelled(begin, varied)))
@@ -105,22 +108,44 @@ def labelled(begin: str, varied: Mapping[str, str]) -> str:
     return "-".join([begin, *values])
 
 
+def setting(experiment: Experiment, name: str) -> Any:
+    """The value of a setting, by its path. Raises SettingsError if there is none."""
+    value: Any = experiment
+    for part in _path(name):
+        value = _field(value, part, name)
+    return value
+
+
+def replaced(experiment: Experiment, name: str, value: Any) -> Experiment:
+    """The experiment with one setting, by its path, replaced. Raises SettingsError if there is none."""
+    return _replaced(experiment, _path(name), value, name)
+
+
+def _path(name: str) -> list[str]:
+    return name.replace("-", "_").split(".")
+
+
 def _replaced(settings: Any, path: list[str], value: Any, name: str) -> Any:
     """The dataclass with one setting, at a path inside it, replaced."""
-    known = [f.name for f in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
-    if path[0] not in known:
-        raise SettingsError(
-            f"A sweep cannot vary {name}: {type(settings).__name__} has no setting {path[0]}. It has: "
-            f"{', '.join(known) or 'none'}."
-        )
+    before = _field(settings, path[0], name)
     if len(path) > 1:
-        value = _replaced(getattr(settings, path[0]), path[1:], value, name)
+        value = _replaced(before, path[1:], value, name)
     changed: Any = dataclasses.replace(cast("Any", settings), **{path[0]: value})
     return changed
 
 
-def from_file(reference: str) -> list[Run] | Experiment:
-    """What `file.py:name` gives: runs, or one experiment, for flags to vary.
+def _field(settings: Any, part: str, name: str) -> Any:
+    known = [f.name for f in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
+    if part not in known:
+        raise SettingsError(
+            f"A sweep cannot vary {name}: {type(settings).__name__} has no setting {part}. It has: "
+            f"{', '.join(known) or 'none'}."
+        )
+    return getattr(settings, part)
+
+
+def from_file(reference: str) -> list[Run] | Search | Experiment:
+    """What `file.py:name` gives: runs, a search, or one experiment, for flags to vary.
 
     Raises:
         SettingsError: it gives something else.
@@ -128,7 +153,9 @@ def from_file(reference: str) -> list[Run] | Experiment:
     value = load_object(reference)
     if callable(value):
         value = value()
-    if isinstance(value, Experiment):
+    from lockstep.sweep.search import Search
+
+    if isinstance(value, (Experiment, Search)):
         return value
     listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     runs = [Run(each) if isinstance(each, Experiment) else each for each in listed]
@@ -136,7 +163,7 @@ def from_file(reference: str) -> list[Run] | Experiment:
     if wrong is not None or not runs:
         what = f"a {type(wrong).__name__}" if runs else "nothing"
         raise SettingsError(
-            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), or a "
-            "function without arguments that returns one; lockstep.sweep.grid makes such lists."
+            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), a "
+            "lockstep.sweep.Search, or a function without arguments that returns one; lockstep.sweep.grid makes lists."
         )
     return cast("list[Run]", runs)

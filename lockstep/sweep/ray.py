@@ -1,0 +1,177 @@
+"""The sweep on a Ray cluster: every run is an actor with cores and GPUs of its own, on whichever node has them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.runtime.display import cores
+from lockstep.settings import SettingsError
+from lockstep.sweep import child
+from lockstep.sweep.queue import Queue
+from lockstep.sweep.slots import Needs, Process
+
+_ENDING = 10.0
+"""Seconds that a run which was killed gets to be gone."""
+
+
+class SweepRun:
+    """The actor: it starts the process of a run, which ends with it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told, self._lock = False, threading.Lock()
+
+    def run(self, folder: str, name: str) -> int:
+        """The exit code of the run's process."""
+        queue = Queue(Path(folder))
+        if not queue.exists():
+            raise SettingsError(
+                f"The sweep's folder {folder} is not there on {socket.gethostname()}. Put it where all nodes reach it "
+                "by the same path: lockstep sweep /SHARED/FOLDER/NAME … --ray."
+            )
+        with self._lock:
+            self._process = child.start(queue, name, sorted(os.sched_getaffinity(0)))
+            if self._told:
+                self._process.terminate()
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Have the run end with a checkpoint."""
+        with self._lock:
+            self._told = True
+            if self._process is not None:
+                self._process.terminate()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What an actor gets."""
+
+    cpus: int
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"Ray, {self.cpus} CPU{'s' * (self.cpus != 1)}" + (f", {self.gpus:g} GPU" if self.gpus else "")
+
+
+class RayProcess:
+    """A run on the cluster, as if it were a process of this machine."""
+
+    def __init__(self, ray: Any, queue: Queue, name: str, bundle: Bundle) -> None:
+        # Two threads, so that a run can be told to stop.
+        kind = ray.remote(num_cpus=bundle.cpus, num_gpus=bundle.gpus, max_restarts=0, max_concurrency=2)(SweepRun)
+        self._ray, self._log, self._actor = ray, queue.log(name), kind.remote()
+        self._begun, self._ended = self._actor.__ray_ready__.remote(), self._actor.run.remote(str(queue.folder), name)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code of the run; LOST if it went with its node; None as long as it runs."""
+        if self.returncode is None and self._is_there(self._ended):
+            self.returncode = self._code()
+            self.kill()
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Have it end with a checkpoint; at once if Ray has found no place for it yet."""
+        if self._is_there(self._begun):
+            self._actor.stop.remote()
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._ray.kill(self._actor)
+
+    def wait(self) -> int:
+        """Give it some time to end."""
+        self._is_there(self._ended, _ENDING)
+        return self.poll() or 0
+
+    def _is_there(self, answer: Any, timeout: float = 0.0) -> bool:
+        return bool(self._ray.wait([answer], timeout=timeout)[0])
+
+    def _code(self) -> int:
+        try:
+            return self._ray.get(self._ended)
+        except self._ray.exceptions.RayActorError:
+            return child.LOST
+        except self._ray.exceptions.RayError as error:
+            with self._log.open("a", encoding="utf-8") as log:  # of which a failure shows the last lines
+                print(getattr(error, "cause", error), file=log)
+            return 1
+
+
+class RayCluster:
+    """The nodes of a cluster, as they come and go. Ray decides where a run goes."""
+
+    def __init__(self, ray: Any, runs_per_gpu: int = 1) -> None:
+        self._ray, self._runs_per_gpu = ray, runs_per_gpu
+        self._taken: list[Bundle] = []
+
+    def check(self, wanted: Needs) -> None:
+        """Raise SettingsError if no node has the GPUs that a run needs."""
+        largest = int(self._largest("GPU"))
+        if wanted.gpus > largest:
+            raise SettingsError(
+                f"A run of this sweep has a layout for {wanted.gpus} GPUs, but no node of the Ray cluster has more "
+                f"than {largest}. Add one that has (ray status shows what there is), or give the runs another --layout."
+            )
+
+    def has_room(self, wanted: Needs) -> bool:
+        """Whether the cluster has as much that this sweep has not taken."""
+        there, bundle = self._ray.cluster_resources(), self._bundle(wanted)
+        cpus = there.get("CPU", 0) - sum(taken.cpus for taken in self._taken)
+        gpus = there.get("GPU", 0) - sum(taken.gpus for taken in self._taken)
+        return cpus >= bundle.cpus > 0 and gpus >= bundle.gpus
+
+    def take(self, wanted: Needs) -> Bundle | None:
+        """Cores and GPUs of one node; None while too few are free. A run for more cores than any node has gets all of
+        one."""
+        if not self.has_room(wanted):
+            return None
+        self._taken.append(self._bundle(wanted))
+        return self._taken[-1]
+
+    def give_back(self, share: Bundle) -> None:
+        """The run has ended."""
+        self._taken.remove(share)
+
+    def start(self, queue: Queue, name: str, share: Bundle) -> Process:
+        """An actor, which begins when Ray has found a node for it."""
+        return RayProcess(self._ray, queue, name, share)
+
+    def _bundle(self, wanted: Needs) -> Bundle:
+        # Ray shares out single GPUs only.
+        gpus = 1 / self._runs_per_gpu if wanted.gpus == 1 else float(wanted.gpus)
+        return Bundle(min(wanted.cores, int(self._largest("CPU"))), gpus)
+
+    def _largest(self, resource: str) -> float:
+        """What the best node has."""
+        return max((node["Resources"].get(resource, 0) for node in self._ray.nodes() if node["Alive"]), default=0)
+
+
+@contextlib.contextmanager
+def cluster(runs_per_gpu: int = 1) -> Iterator[RayCluster]:
+    """The cluster that RAY_ADDRESS names, or that this process is connected to, else one of this machine alone.
+
+    Raises:
+        SettingsError: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise SettingsError(
+            '--ray needs the package ray, which is not installed: pip install "lockstep[ray]". Without --ray, a sweep '
+            "takes this machine."
+        )
+    from lockstep.runtime.ray_backend import connected
+
+    with connected(cores()) as ray:
+        yield RayCluster(ray, runs_per_gpu)

@@ -1,0 +1,166 @@
+"""A search for settings: what is tried, with which runs, and what makes a trial good."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.experiment import Experiment
+from lockstep.settings import SettingsError, parse_count, to_json
+from lockstep.sweep.spec import Run, replaced, setting, task
+
+OBJECTIVE, TRIALS = "score/mean", 20
+_DIGITS = 4
+"""Of a number that is tried: no curve tells more of them apart."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """Any number from low to high; a whole one if both are whole and the setting is."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Whether every order of magnitude is tried equally often."""
+
+    def near(self, value: float) -> float:
+        """The number with few digits that a value stands for."""
+        return value if isinstance(value, int) else min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some values, in no order."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Runs whose settings are searched for, trial by trial."""
+
+    runs: Sequence[Run]
+    """What every trial runs: experiments that differ in nothing but their seeds. More seeds tell good settings from
+    lucky ones, and each costs a run a trial."""
+    space: Mapping[str, Between | OneOf]
+    """What is tried, by a setting's path, such as {"algorithm.learning_rate": Between(1e-5, 1e-3, log=True)}."""
+    trials: int = TRIALS
+    """More find better settings. The first ten are drawn blindly."""
+    objective: str = OBJECTIVE
+    """The metric (docs/metrics.md) to maximize: a trial's value is the mean, over its runs, of the last one of each."""
+    seed: int = 0
+    """Of what is tried."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for mistakes that can be found before anything runs."""
+        if self.trials < 1 or not self.space or not self.runs:
+            raise SettingsError(
+                f"A search needs at least one trial (--trials {self.trials}), a run ({len(self.runs)} given) and a "
+                f"setting to search ({len(self.space)} given), as in --search algorithm.learning_rate=log:1e-5..1e-3."
+            )
+        first = self.runs[0].experiment
+        for name, space in self.space.items():
+            _check(name, space, setting(first, name))
+        if any(run.experiment.replace(seed=first.seed) != first for run in self.runs):
+            raise SettingsError(
+                "The runs of a search may differ in their seeds alone: scores of other tasks or settings do not add up "
+                "to the value of a trial. Give each flag but --seed one value, and search the others: "
+                "--search algorithm.epochs=2,4,8."
+            )
+
+    def trial(self, number: int, values: Mapping[str, Any]) -> list[Run]:
+        """The runs of a trial."""
+        runs = []
+        for run in self.runs:
+            experiment = run.experiment
+            for name, value in values.items():
+                experiment = replaced(experiment, name, value)
+            label = run.label or f"{task(experiment)}-{experiment.algorithm.name}"
+            runs.append(dataclasses.replace(run, experiment=experiment, label=f"{label}-t{number:03}"))
+        return runs
+
+    def identity(self) -> Any:
+        """All that decides what a trial tries, and how it is judged; not how many trials there are."""
+        experiments = [run.experiment.identity() for run in self.runs]
+        return experiments, to_json(dict(self.space)), self.objective, self.seed
+
+
+def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experiment]]) -> Between | OneOf:
+    """Read LOW..HIGH, log:LOW..HIGH, or values with commas between.
+
+    Args:
+        name: path of the setting that is searched.
+        alternatives: the experiments with each of the values, read as if they were given by the setting's own flag.
+
+    Raises:
+        SettingsError: it is none of them.
+    """
+    found = re.fullmatch(r"(log:)?(\S+?)\.\.(\S+)", text)
+    if found is None:
+        values: list[Any] = []
+        for experiment in alternatives():
+            if (value := setting(experiment, name)) not in values:
+                values.append(value)
+        return OneOf(tuple(values))
+    try:
+        return Between(_number(found[2]), _number(found[3]), found[1] is not None)
+    except ValueError:
+        raise SettingsError(
+            f"--search {name}={text} is no range of numbers. Write LOW..HIGH, log:LOW..HIGH, or the values themselves "
+            "with commas between."
+        ) from None
+
+
+def reached(metrics: Path, objective: str) -> tuple[float | None, int]:
+    """The last value of a metric in metrics.jsonl, None if there is none, and the samples so far."""
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    samples = None
+    for line in reversed([line for line in lines if line.endswith(b"\n")]):
+        known = json.loads(line)
+        samples = known["samples"] if samples is None else samples
+        if objective in known:
+            return known[objective], samples
+    return None, samples or 0
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """None if one of them is unknown, or no number."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _number(text: str) -> float:
+    try:
+        return parse_count(text)
+    except ValueError:
+        return float(text)
+
+
+def is_whole(space: Between, value: Any) -> bool:
+    """Whether only whole numbers of a range are tried, for a setting whose value is known."""
+    return isinstance(space.low, int) and isinstance(space.high, int) and not isinstance(value, float)
+
+
+def _check(name: str, space: Between | OneOf, value: Any) -> None:
+    """Raise SettingsError if a setting, whose value is known, cannot be searched so."""
+    if isinstance(space, OneOf):
+        wrong = "" if space.values else "holds no value"
+    elif isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
+        wrong = f"is a range of numbers, but the setting is {value!r}: list the values, with commas between"
+    elif isinstance(value, int) and not is_whole(space, value):
+        wrong = "is a range of fractions, but the setting is a whole number: give whole bounds"
+    elif not space.low < space.high or (space.log and space.low <= 0):
+        wrong = "must begin below its end, and above 0 if it is logarithmic"
+    else:
+        wrong = ""
+    if name == "seed":
+        wrong = "would search for luck: give several seeds to each trial, --seed 1..3"
+    if wrong:
+        raise SettingsError(f"The search of {name} over {space} {wrong}.")

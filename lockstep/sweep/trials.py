@@ -1,0 +1,212 @@
+"""The trials of a search: a file for each in the sweep's folder, and what Optuna makes of them (extra `optuna`)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lockstep.layout import Layout
+from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
+from lockstep.sweep.queue import Entry, Queue, read_json, write_json
+from lockstep.sweep.search import Between, Search, is_whole, mean, reached
+from lockstep.sweep.slots import Needs, needs
+from lockstep.sweep.spec import setting
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that were tried, or are."""
+
+    number: int
+    values: dict[str, Any]
+    """By the setting's path."""
+    runs: list[str]
+    """Names of its runs."""
+    state: Literal["running", "done", "stopped", "failed"]
+    """running: not all of its runs have ended; else that of the run that fared worst."""
+    value: float | None = None
+    """Of the objective; of a stopped trial, where it was stopped."""
+    samples: int = 0
+    """That all of its runs got to."""
+
+    def __str__(self) -> str:
+        value = "–" if self.value is None else f"{self.value:.4g}"
+        return f"trial {self.number}: {value} with {' '.join(f'{n}={v}' for n, v in self.values.items())}"
+
+
+class Trials:
+    """A search in the folder of a sweep.
+
+    search.json says what is searched, trials/NUMBER.json which values a trial has, and outcomes/, as of any run, how
+    its runs ended. What is tried next follows from these and the trial's number alone: so whatever ends this process,
+    the next one goes on as it would have.
+    """
+
+    def __init__(self, queue: Queue, search: Search, directory: str) -> None:
+        """directory: where the search was started, to which files of the user's own are relative."""
+        search.validate()
+        self.search = search
+        self._queue, self._directory, self._optuna = queue, directory, _library()
+
+    @staticmethod
+    def make(queue: Queue, search: Search) -> Trials:
+        """A search that begins in a folder, or goes on there.
+
+        Raises:
+            SettingsError: the folder holds another search; or Optuna is not installed.
+        """
+        before = Trials.open(queue)
+        if before is not None and before.search.identity() != search.identity():
+            raise SettingsError(
+                f"{queue.folder} holds another search: its trials would say nothing of this one. Choose another "
+                f"folder, or go on with that one, for more trials if wanted: lockstep sweep {queue.folder} --trials N"
+            )
+        return Trials(queue, search, before._directory if before else os.getcwd())
+
+    @staticmethod
+    def open(queue: Queue) -> Trials | None:
+        """The search in a folder, None if there is none."""
+        path = queue.folder / "search.json"
+        if not path.exists():
+            return None
+        kept = read_json(path)
+        look_for_files_in(kept["directory"])
+        return Trials(queue, from_json(kept["search"]), kept["directory"])
+
+    def begin(self) -> None:
+        """Keep the search, and queue what a kill kept from being queued."""
+        kept = {"directory": self._directory, "search": to_json(self.search)}
+        write_json(self._queue.folder / "search.json", kept)
+        self._folder.mkdir(exist_ok=True)
+        for number, (values, _) in self._kept().items():
+            self._queue.add(self.search.trial(number, values), self._directory)
+
+    @property
+    def needs(self) -> Needs:
+        """What each run occupies."""
+        run = self.search.runs[0]
+        return needs(Layout.parse(run.layout), run.experiment.torch_threads)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no further trial is wanted."""
+        return len(list(self._folder.glob("*.json"))) >= self.search.trials
+
+    def next(self) -> list[Entry]:
+        """Begin another trial; its runs."""
+        trials = self.all()
+        number = len(trials) + 1
+        values = self._proposed(number, trials)
+        runs = self.search.trial(number, values)
+        identities = [run.experiment.identity() for run in runs]
+        # First, so that a run that is queued belongs to a trial, whatever ends this process.
+        write_json(self._folder / f"{number:03}.json", {"values": to_json(values), "runs": identities})
+        self._queue.add(runs, self._directory)
+        return [entry for entry in self._queue.entries() if entry.identity in identities]
+
+    def all(self) -> list[Trial]:
+        """The trials so far."""
+        names = {entry.identity: entry.name for entry in self._queue.entries()}
+        return [
+            self._trial(number, values, [names[identity] for identity in identities if identity in names])
+            for number, (values, identities) in self._kept().items()
+        ]
+
+    def best(self) -> Trial | None:
+        """The one with the highest value, of those that came to their end."""
+        done = {trial.value: trial for trial in self.all() if trial.state == "done" and trial.value is not None}
+        return done[max(done)] if done else None
+
+    def summary(self) -> str:
+        """How far it is."""
+        search = self.search
+        done = f"{len(self.all())} of {search.trials} trials"
+        return f"{done}, runs in each: {len(search.runs)}; best by {search.objective}: {self.best() or 'none yet'}"
+
+    @property
+    def _folder(self) -> Path:
+        return self._queue.folder / "trials"
+
+    def _kept(self) -> dict[int, tuple[dict[str, Any], list[str]]]:
+        """By a trial's number: its values, and the identities of its runs' experiments."""
+        files = {int(path.stem): read_json(path) for path in self._folder.glob("*.json")}
+        return {number: (from_json(files[number]["values"]), files[number]["runs"]) for number in sorted(files)}
+
+    def _trial(self, number: int, values: dict[str, Any], names: list[str]) -> Trial:
+        outcomes = [self._queue.outcome(name) for name in names]
+        states = {outcome.state for outcome in outcomes if outcome is not None}
+        if None in outcomes or not states:
+            return Trial(number, values, names, "running")
+        ends = [reached(self._queue.run(name) / "metrics.jsonl", self.search.objective) for name in names]
+        state = "failed" if "failed" in states else "stopped" if "stopped" in states else "done"
+        value = None if state == "failed" else mean([value for value, _ in ends])
+        return Trial(number, values, names, state, value, min(samples for _, samples in ends))
+
+    def _proposed(self, number: int, trials: list[Trial]) -> dict[str, Any]:
+        """The values that Optuna would try next.
+
+        Its sampler (TPE: Bergstra et al. 2011, section 4) is made anew, with a seed of its own, for each trial: one
+        that lived on would end with this process. It takes running trials for bad ones, so that several at once differ.
+        """
+        done = [trial for trial in trials if trial.state == "done"]
+        if done and all(trial.value is None for trial in done):
+            raise SettingsError(
+                f"No run that has ended has the metric {self.search.objective} (--objective). docs/metrics.md lists "
+                "what there is; eval/score needs --eval-every N. Begin the search in another folder."
+            )
+        seed = int(np.random.SeedSequence([self.search.seed, number]).generate_state(1)[0])
+        sampler = self._optuna.samplers.TPESampler(seed=seed)
+        study = self._optuna.create_study(direction="maximize", sampler=sampler)
+        study.add_trials([self._told(trial) for trial in trials])
+        drawn = study.ask(self._distributions()).params
+        return {
+            name: space.near(drawn[name]) if isinstance(space, Between) else space.values[drawn[name]]
+            for name, space in self.search.space.items()
+        }
+
+    def _told(self, trial: Trial) -> Any:
+        """A trial in Optuna's terms."""
+        kinds = self._optuna.trial.TrialState
+        state = {"running": kinds.RUNNING, "done": kinds.COMPLETE, "stopped": kinds.PRUNED, "failed": kinds.FAIL}
+        stopped = trial.state == "stopped" and trial.value is not None
+        params = {}
+        for name, value in trial.values.items():
+            space = self.search.space[name]
+            params[name] = value if isinstance(space, Between) else space.values.index(value)
+        return self._optuna.trial.create_trial(
+            state=kinds.FAIL if trial.state == "done" and trial.value is None else state[trial.state],
+            value=trial.value if trial.state == "done" else None,
+            intermediate_values={trial.samples: trial.value} if stopped else {},
+            params=params,
+            distributions=self._distributions(),
+        )
+
+    def _distributions(self) -> dict[str, Any]:
+        """The space in Optuna's terms; of listed values, their places in the list."""
+        kinds, found = self._optuna.distributions, {}
+        for name, space in self.search.space.items():
+            if isinstance(space, Between):
+                whole = is_whole(space, setting(self.search.runs[0].experiment, name))
+                kind = kinds.IntDistribution if whole else kinds.FloatDistribution
+                found[name] = kind(space.low, space.high, log=space.log)
+            else:
+                found[name] = kinds.CategoricalDistribution(range(len(space.values)))
+        return found
+
+
+def _library() -> Any:
+    """Optuna. Raises SettingsError if it is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise SettingsError(
+            'A search needs the package optuna, which is not installed: pip install "lockstep[optuna]". Grids, as in '
+            "--algorithm.learning-rate 1e-3,3e-4, need nothing."
+        )
+    optuna = importlib.import_module("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,124 @@
+"""Sweeps on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import Child
+from tiny import options
+
+from lockstep.cli.main import main
+from lockstep.layout import Layout
+from lockstep.runtime import checkpoint
+from lockstep.settings import SettingsError, from_json
+from lockstep.sweep.queue import Queue
+from lockstep.sweep.ray import RayCluster, SweepRun
+from lockstep.sweep.slots import Needs
+from lockstep.train import resume, train
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+SMALL = (
+    *("--env.adapter", "gymnasium", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
+    *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
+    *("--checkpoint-every", "2", "--no-tensorboard", "--layout", "inline,learner_delay=0.05"),
+)
+STEPS = 8 * 8 * 100
+"""Five seconds at least, with the delay."""
+
+
+class Nodes:
+    """What RayCluster asks Ray."""
+
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        self._nodes = nodes
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "Resources": node} for node in self._nodes]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {name: sum(node.get(name, 0) for node in self._nodes) for name in ("CPU", "GPU")}
+
+
+def test_a_cluster_is_shared_out() -> None:
+    cluster = RayCluster(Nodes({"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}), runs_per_gpu=2)
+    first = cluster.take(Needs(2, 1))
+    assert first is not None and (first.cpus, first.gpus, str(first)) == (2, 0.5, "Ray, 2 CPUs, 0.5 GPU")
+    largest = cluster.take(Needs(16))
+    assert largest is not None and largest.cpus == 4, "all of the largest node"
+    assert cluster.take(Needs(1)) is None and not cluster.has_room(Needs(1))
+    cluster.give_back(largest)
+    assert cluster.take(Needs(1, 1)) is not None
+    assert not cluster.has_room(Needs(1, 1)), "two share the GPU already"
+    assert cluster.has_room(Needs(3)) and not cluster.has_room(Needs(4))
+    with pytest.raises(SettingsError, match=r"for 2 GPUs, but no node .* more than 1\."):
+        cluster.check(Needs(1, 2))
+    assert not RayCluster(Nodes()).has_room(Needs(1)), "all nodes are gone"
+
+
+def test_a_folder_that_a_node_does_not_have() -> None:
+    with pytest.raises(SettingsError, match=r"folder /nowhere/set is not there on .* /SHARED/"):
+        SweepRun().run("/nowhere/set", "run")
+
+
+def test_runs_that_would_need_ray_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    assert main(["sweep", "set", "ppo-cartpole", "--layout", "ray:2", "--ray"]) == 2
+    assert "would wait for what the sweep itself has taken" in capsys.readouterr().err
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else found(name))
+    assert main(["sweep", "set", "ppo-cartpole", "--ray"]) == 2
+    assert 'pip install "lockstep[ray]"' in capsys.readouterr().err
+
+
+def test_slurm_and_ray(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "set", "ppo-cartpole", "--ray", "--slurm"]) == 2
+    assert "does not go with --ray" in capsys.readouterr().err
+
+
+def actors(child: Child) -> list[int]:
+    """Ray puts the class into their names."""
+    found = []
+    for process in child.members():
+        with contextlib.suppress(OSError):  # it has ended
+            if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"ray::SweepRun"):
+                found.append(process)
+    return found
+
+
+@pytest.mark.timeout(400)  # starting Ray and runs takes seconds, and a busy machine many more
+def test_a_run_that_is_lost_goes_on_elsewhere(start: Callable[..., Child]) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    flags = (*SMALL, "--total-steps", str(STEPS), "--slots", "1", "--overview", "plain")
+    child = start("sweep", "set", "ppo-cartpole", *flags, "--ray")
+    ledger = "set/runs/*/ledger.jsonl"
+    child.until(lambda: any(path.read_bytes().count(b"\n") > 8 for path in Path().glob(ledger)), "iterations")
+    (actor,) = actors(child)
+    (metrics,) = Path().glob("set/runs/*/metrics.jsonl")
+    os.kill(actor, signal.SIGKILL)
+    child.until(lambda: "goes on elsewhere" in child.output(), "the loss to be noticed")
+    before = metrics.stat().st_mtime_ns
+    child.until(lambda: metrics.stat().st_mtime_ns != before, "another actor to go on")
+    child.interrupt()
+    assert child.wait() == 130, child.output()
+    assert re.search(r"continue ppo-cartpole-CartPole-v1-s1-\w+ on Ray, 1 CPU", child.output())
+
+    queue = Queue.open(Path("set"))
+    (entry,) = queue.entries()
+    assert queue.state(entry.name) == "waiting"
+    folder = queue.run(entry.name)
+    newest = checkpoint.latest(folder / "checkpoints").name
+    assert int(newest) == metrics.read_bytes().count(b"\n"), "it was told, not killed"
+    undisturbed = train(from_json(entry.experiment), options=options(Path("undisturbed")))
+    assert resume(folder, Layout()).digest == undisturbed.digest, "here, without Ray"

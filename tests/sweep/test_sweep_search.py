@@ -1,0 +1,279 @@
+"""Searches: what is tried follows from what was tried, and from nothing that a kill can take away."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+import signal
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import Child
+from tiny import options
+
+from lockstep import recipes
+from lockstep.cli.main import main
+from lockstep.settings import SettingsError, from_json
+from lockstep.sweep import Between, OneOf, Run, Search, grid
+from lockstep.sweep.flags import search_of
+from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.queue import Outcome, Queue
+from lockstep.sweep.spec import from_file
+from lockstep.sweep.trials import Trial, Trials
+from lockstep.train import train
+
+pytest.importorskip("optuna", reason="Optuna is not installed")
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = {"algorithm.learning_rate": Between(1e-5, 1e-1, log=True)}
+ALL = {**RATE, "algorithm.epochs": Between(1, 8), "model.hidden_sizes": OneOf(((64, 64), (256,)))}
+
+
+def search(space: Any = None, seeds: tuple[int, ...] = (1,), **settings: Any) -> Search:
+    return Search(grid(recipes.ppo_cartpole(), {"seed": seeds}), space or ALL, **settings)
+
+
+def end(queue: Queue, trial: Trial, score: float | None, state: Any = "done") -> None:
+    """As runs would, with a score for the first and less for others."""
+    for index, name in enumerate(trial.runs):
+        queue.run(name).mkdir(parents=True)
+        known = {} if score is None else {"score/mean": score - index}
+        lines = [{"samples": 64, "score/mean": -1.0}, {"samples": 128, **known}] if known else [{"samples": 128}]
+        (queue.run(name) / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        queue.end(name, Outcome(state))
+
+
+def goodness(values: dict[str, Any], best: float = -3.0) -> float:
+    """Of a learning rate near 10 ** best, and few epochs."""
+    return -((math.log10(values["algorithm.learning_rate"]) - best) ** 2) - 0.1 * values["algorithm.epochs"]
+
+
+def searched(folder: str, count: int, *, again: bool = False, best: float = -3.0) -> list[Trial]:
+    """A whole search; again: by a new process for each trial."""
+    queue = Queue.make(Path(folder))
+    trials = Trials.make(queue, search(trials=count))
+    trials.begin()
+    while not trials.complete:
+        if again:
+            found = Trials.open(queue)
+            assert found is not None
+            trials = found
+            trials.begin()
+        trials.next()
+        last = trials.all()[-1]
+        end(queue, last, goodness(last.values, best))
+    return trials.all()
+
+
+def test_a_search_repeats_itself_whenever_its_process_was_killed() -> None:
+    whole, pieces = searched("whole", 14), searched("pieces", 14, again=True)
+    assert whole == pieces
+    assert len({trial.values["algorithm.learning_rate"] for trial in whole}) == 14
+
+
+def test_a_search_learns_from_its_trials() -> None:
+    low, high = (
+        [math.log10(trial.values["algorithm.learning_rate"]) for trial in searched(str(best), 25, best=best)]
+        for best in (-4.5, -1.5)
+    )
+    assert low[:10] == high[:10], "drawn blindly"
+    assert statistics.fmean(low[10:]) < -3.5 < -2.5 < statistics.fmean(high[10:])
+
+
+def test_trials_stay_within_their_space() -> None:
+    trials = searched("set", 12)
+    for trial in trials:
+        rate, epochs, sizes = trial.values.values()
+        assert 1e-5 <= rate <= 1e-1 and float(f"{rate:.4g}") == rate
+        assert isinstance(epochs, int) and 1 <= epochs <= 8
+        assert sizes in ((64, 64), (256,))
+    assert {trial.values["model.hidden_sizes"] for trial in trials} == {(64, 64), (256,)}
+    entry = Queue(Path("set").resolve()).entry(trials[-1].runs[0])
+    experiment = from_json(entry.experiment)
+    assert (experiment.algorithm.learning_rate, experiment.algorithm.epochs) == tuple(trials[-1].values.values())[:2]
+    assert re.fullmatch(r"CartPole-v1-ppo-t012-s1-[0-9a-f]{8}", entry.name)
+
+
+def test_a_trial_is_the_mean_over_its_seeds_and_as_bad_as_its_worst_run() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search(seeds=(1, 2)))
+    trials.begin()
+    for score, state in (
+        (5.0, "done"),
+        (9.0, "failed"),
+        (3.0, "stopped"),
+        (None, "done"),
+        (math.nan, "done"),
+        (4.0, "done"),
+    ):
+        trials.next()
+        assert (trials.all()[-1].state, len(trials.all()[-1].runs)) == ("running", 2)
+        end(queue, trials.all()[-1], score, state)
+    trials.next()
+    found = [(trial.state, trial.value, trial.samples) for trial in trials.all()]
+    assert found == [
+        *(("done", 4.5, 128), ("failed", None, 128), ("stopped", 2.5, 128), ("done", None, 128), ("done", None, 128)),
+        ("done", 3.5, 128),
+        ("running", None, 0),
+    ]
+    best = trials.best()
+    assert best is not None and best.number == 1 and str(best).startswith("trial 1: 4.5 with algorithm.learning_rate=")
+
+
+def test_a_kill_before_a_trial_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search())
+    trials.begin()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Queue, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        trials.next()
+    assert not queue.entries() and len(trials.all()) == 1
+    trials.begin()
+    assert [entry.name for entry in queue.entries()] == trials.all()[0].runs
+    assert trials.all()[0].state == "running"
+
+
+def test_values_that_were_tried_before_need_no_run() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search({"algorithm.epochs": OneOf((2, 4))}, trials=5))
+    trials.begin()
+    while not trials.complete:
+        trials.next()
+        if trials.all()[-1].state == "running":
+            end(queue, trials.all()[-1], 1.0)
+    assert len(queue.entries()) == 2 and [trial.state for trial in trials.all()] == ["done"] * 5
+
+
+def test_an_objective_that_no_run_has() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search(objective="eval/score"))
+    trials.begin()
+    trials.next()
+    end(queue, trials.all()[0], 1.0)
+    with pytest.raises(SettingsError, match=r"has the metric eval/score .*--eval-every"):
+        trials.next()
+
+
+def test_another_search_in_the_same_folder() -> None:
+    queue = Queue.make(Path("set"))
+    Trials.make(queue, search()).begin()
+    assert Trials.make(queue, search(trials=30)).search.trials == 30
+    for other in (search(RATE), search(seed=1), search(seeds=(1, 2)), search(objective="eval/score")):
+        with pytest.raises(SettingsError, match="holds another search"):
+            Trials.make(queue, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("algorithm.learning-rate", "log:1e-5..1e-3", Between(1e-5, 1e-3, log=True)),
+        ("algorithm.learning_rate", ".5e-4..1e-3", Between(5e-5, 1e-3)),
+        ("algorithm.epochs", "1..8", Between(1, 8)),
+        ("env.num_envs", "log:1k..4k", Between(1000, 4000, log=True)),
+        ("env.num_envs", "8", OneOf((8,))),
+        ("model.hidden_sizes", "64 64,128", OneOf(((64, 64), (128,)))),
+        ("algorithm.anneal_learning_rate", "true,false", OneOf((True, False))),
+        ("model.core", "none,lstm", OneOf(("none", "lstm"))),
+    ],
+)
+def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> None:
+    flags = ["--seed", "1..2", "--search", f"{name}={text}", "--trials", "3", "--total-steps", "20k"]
+    found, given = search_of({"ppo-cartpole": recipes.ppo_cartpole()}, flags, "set", SweepOptions())
+    found.validate()
+    assert found.space == {name.replace("-", "_"): expected}
+    assert [run.experiment.seed for run in found.runs] == [1, 2] and given.trials == 3
+    assert {run.experiment.total_steps for run in found.runs} == {20_000}
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"space": {}}, "at least one trial .* and a setting"),
+        ({"runs": []}, r"a run \(0 given\)"),
+        ({"trials": 0}, "at least one trial"),
+        ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
+        ({"space": {"algorithm.epochs": Between(0.5, 2)}}, "give whole bounds"),
+        ({"space": {"model.hidden_sizes": Between(1, 2)}}, "list the values"),
+        ({"space": {"algorithm.anneal_learning_rate": Between(0, 1)}}, "list the values"),
+        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "must begin below its end"),
+        ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, "above 0 if it is logarithmic"),
+        ({"space": {"algorithm.epochs": OneOf(())}}, "holds no value"),
+        ({"space": {"seed": Between(1, 9)}}, "would search for luck"),
+        ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "differ in their seeds alone"),
+    ],
+)
+def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        dataclasses.replace(search(), **changed).validate()
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--search", "algorithm.epochs=1..x"), "is no range of numbers"),
+        (("--search", "algorithm.epochs=1..2", "--slurm"), "--slurm hands runs over .* --search"),
+        (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "differ in their seeds alone"),
+    ],
+)
+def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
+    assert re.search(complaint, capsys.readouterr().err)
+
+
+def test_a_search_needs_something_to_search_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "set", "--search", "algorithm.epochs=1..2"]) == 2
+    assert "--search goes with a recipe" in capsys.readouterr().err
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else found(name))
+    assert main(["sweep", "set", "ppo-cartpole", "--search", "algorithm.epochs=1..2"]) == 2
+    assert 'pip install "lockstep[optuna]"' in capsys.readouterr().err
+
+
+def test_the_documented_search(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n# search.py\n(.*?)```", (ROOT / "docs/sweep.md").read_text(), re.DOTALL)
+    Path("search.py").write_text(code)
+    found = from_file("search.py:search")
+    assert isinstance(found, Search)
+    assert main(["sweep", "set", "search.py:search", "--dry-run", "--trials", "7"]) == 0
+    assert f"0 of 7 trials, runs in each: {len(found.runs)}; best by score/mean: none yet" in capsys.readouterr().out
+    assert not Path("set").exists(), "a dry run creates nothing"
+
+
+SMALL = (
+    *("--env.adapter", "gymnasium", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
+    *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
+    *("--checkpoint-every", "2", "--no-tensorboard", "--layout", "inline,learner_delay=0.02"),
+)
+STEPS = 8 * 8 * 20
+
+
+@pytest.mark.timeout(400)  # starting a run takes seconds, and a busy machine many more
+def test_a_killed_search_goes_on(start: Callable[..., Child], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--search", "algorithm.learning_rate=log:1e-4..1e-2", "--trials", "2", "--slots", "1")
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, "--total-steps", str(STEPS), *asked)
+    child.until(lambda: any(Path("set/runs").glob("*t001*/checkpoints/0*")), "the first trial to learn")
+    child.signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert main(["sweep", "set", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "2 of 2 trials, runs in each: 1; best by score/mean: trial " in captured.err
+    found = json.loads(captured.out)["search"]
+    assert [trial["state"] for trial in found["trials"]] == ["done", "done"]
+    assert found["best"] == max(found["trials"], key=lambda trial: trial["value"])["number"]
+    queue = Queue.open(Path("set"))
+    for entry in queue.entries():
+        outcome = queue.outcome(entry.name)
+        again = train(from_json(entry.experiment), options=options(Path(entry.name)))
+        assert outcome is not None and (outcome.digest, outcome.score) == (again.digest, again.score)
+    assert main(["sweep", "set", "--status"]) == 0
+    assert "algorithm.learning_rate: Between(low=0.0001, high=0.01, log=True)" in capsys.readouterr().out
