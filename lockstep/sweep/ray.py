@@ -21,6 +21,8 @@ from lockstep.sweep.slots import Needs, Process
 
 _ENDING = 10.0
 """Seconds that a run which was killed gets to be gone."""
+_ROUNDING = 1e-6
+"""Of sums of parts of a GPU."""
 
 
 class SweepRun:
@@ -131,7 +133,7 @@ class RayCluster:
         there, bundle = self._ray.cluster_resources(), self._bundle(wanted)
         cpus = there.get("CPU", 0) - sum(taken.cpus for taken in self._taken)
         gpus = there.get("GPU", 0) - sum(taken.gpus for taken in self._taken)
-        return cpus >= bundle.cpus > 0 and gpus >= bundle.gpus
+        return cpus >= bundle.cpus > 0 and gpus > bundle.gpus - _ROUNDING
 
     def take(self, wanted: Needs) -> Bundle | None:
         """Cores and GPUs of one node; None while too few are free. A run for more cores than any node has gets all of
@@ -150,8 +152,8 @@ class RayCluster:
         return RayProcess(self._ray, queue, name, share)
 
     def _bundle(self, wanted: Needs) -> Bundle:
-        # Ray shares out single GPUs only.
-        gpus = 1 / self._runs_per_gpu if wanted.gpus == 1 else float(wanted.gpus)
+        # Ray shares out single GPUs only, by ten-thousandths.
+        gpus = 10_000 // self._runs_per_gpu / 10_000 if wanted.gpus == 1 else float(wanted.gpus)
         return Bundle(min(wanted.cores, int(self._largest("CPU"))), gpus)
 
     def _largest(self, resource: str) -> float:

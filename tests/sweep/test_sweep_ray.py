@@ -59,6 +59,9 @@ def test_a_cluster_is_shared_out() -> None:
     assert cluster.take(Needs(1, 1)) is not None
     assert not cluster.has_room(Needs(1, 1)), "two share the GPU already"
     assert cluster.has_room(Needs(3)) and not cluster.has_room(Needs(4))
+    for count in (3, 5, 6, 9):
+        shared = RayCluster(Nodes({"CPU": 16.0, "GPU": 1.0}), runs_per_gpu=count)
+        assert [shared.take(Needs(1, 1)) is not None for _ in range(count + 1)] == [True] * count + [False]
     with pytest.raises(SettingsError, match=r"for 2 GPUs, but no node .* more than 1\."):
         cluster.check(Needs(1, 2))
     assert not RayCluster(Nodes()).has_room(Needs(1)), "all nodes are gone"
