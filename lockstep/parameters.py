@@ -29,12 +29,15 @@ class FlatParameters:
         self._spans: dict[str, slice] = {}
         self._pieces: list[int] = []
         """Numbers of each parameter and of the gap behind it, where every vector is 0; at last those of the tail."""
+        self._gaps: list[int] = []
+        """Pieces that are gaps of more than nothing."""
         size = 0
         named = dict(module.named_parameters())
         for name, parameter in named.items():
             assert parameter.dtype == torch.float32, name
             self._slices[name] = (size, parameter.shape)
             gap = -parameter.numel() % _ALIGNMENT
+            self._gaps += [len(self._pieces) + 1] if gap else []
             self._pieces += [parameter.numel(), gap]
             size += parameter.numel() + gap
         self.vector = nn.Parameter(torch.zeros(size, device=next(iter(named.values())).device))
@@ -91,8 +94,8 @@ class FlatParameters:
                 piece.zero_()
             elif name not in self._rounded or gradient.data_ptr() != piece.data_ptr():  # else it was put there
                 piece.view(gradient.shape).copy_(gradient)
-        for gap in pieces[1::2]:
-            gap.zero_()
+        for gap in self._gaps:
+            pieces[gap].zero_()
         torch.stack(tail, out=end)
         return gathered
 

@@ -85,11 +85,11 @@ def onednn(x: Tensor, multiplications: int, dtypes: tuple[torch.dtype, ...] = (t
     """Whether oneDNN computes a product with x that takes so many. In fp32 on CPUs torch itself takes MKL, half as fast
     on AMD's; but a call of oneDNN costs more. In bf16 torch takes oneDNN anyway, which alone can apply an activation to
     the result."""
+    if multiplications.__class__ is not int or multiplications < _LARGE:  # what is exported takes any number of items
+        return False
     if x.dtype not in dtypes or x.device.type != "cpu" or not _AVAILABLE:
         return False
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
-        return False  # what is exported runs anywhere, with any number of items
-    return multiplications >= _LARGE
+    return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # and runs anywhere
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, then: Literal["none", "relu"] = "none") -> Tensor:
