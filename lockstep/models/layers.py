@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,20 +81,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[union-attr]
 
 
-def onednn(x: Tensor, multiplications: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+def onednn(x: Tensor, multiplications: int) -> bool:
     """Whether oneDNN computes a product with x that takes so many. In fp32 on CPUs torch itself takes MKL, half as fast
-    on AMD's; but a call of oneDNN costs more. In bf16 torch takes oneDNN anyway, which alone can apply an activation to
-    the result."""
+    on AMD's; but a call of oneDNN costs more."""
     if multiplications.__class__ is not int or multiplications < _LARGE:  # what is exported takes any number of items
         return False
-    if x.dtype not in dtypes or x.device.type != "cpu" or not _AVAILABLE:
+    if x.dtype != torch.float32 or x.device.type != "cpu" or not _AVAILABLE:
         return False
     return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # and runs anywhere
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None, then: Literal["none", "relu"] = "none") -> Tensor:
-    """[n, k], [m, k], [m] -> a @ b.T + bias [n, m], by oneDNN, and what is to be applied to it"""
-    return torch.ops.mkldnn._linear_pointwise(a, b, bias, then, [], "")
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[n, k], [m, k], [m] -> a @ b.T + bias [n, m], by oneDNN"""
+    # Its own relu would save no time, and turn what is not a number into 0.
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
 class _Product(torch.autograd.Function):

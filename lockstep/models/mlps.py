@@ -20,8 +20,6 @@ from torch.nn import functional as F
 from lockstep.models.layers import onednn, product
 
 _aten: Any = torch.ops.aten
-_FORWARDS = (torch.float32, torch.bfloat16)
-"""Precisions in which oneDNN computes large layers forwards; backwards, in fp32 alone."""
 
 
 class _Activation(NamedTuple):
@@ -67,7 +65,7 @@ class MLPs(nn.Module):
             self.shift = nn.Parameter(torch.zeros(count, 1, sizes[1]))
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x.
+        """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x, a normalised one in fp32.
 
         frozen: without gradients of the parameters, but with those of x.
         """
@@ -96,13 +94,13 @@ def perceptrons(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], 
     Returns:
         fp32 [C, n, O]
     """
-    if torch.is_grad_enabled() and (x.requires_grad or weights[0].requires_grad):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights, *biases)):
         return _Perceptrons.apply(x, activation, *weights, *biases)  # type: ignore[no-any-return]
     return _join([part.climb(activation)[-1] for part in _parts(x, weights, biases)])
 
 
 class _Perceptrons(torch.autograd.Function):
-    """See perceptrons. There are gradients of x, and of parameters, only where they are wanted."""
+    """See perceptrons. There are gradients of x only where they are wanted, and of parameters if any of them is."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
@@ -117,11 +115,12 @@ class _Perceptrons(torch.autograd.Function):
         together = len(ctx.parts) == 1 and ctx.parts[0].x.dim() == 3
         given = gradients if together else gradients[0].unbind()
         found = [
-            part.descend(inputs, gradient, ctx.activation, of_x, of_parameters[0])
+            part.descend(inputs, gradient, ctx.activation, of_x, any(of_parameters))
             for part, inputs, gradient in zip(ctx.parts, ctx.inputs, given, strict=True)
         ]
-        joined = iter([_join(list(each)) for each in zip(*found, strict=True)])
-        return next(joined) if of_x else None, None, *(next(joined) if wanted else None for wanted in of_parameters)
+        joined: list[Tensor | None] = [_join(list(each)) for each in zip(*found, strict=True)]
+        grad_x = joined.pop(0) if of_x else None
+        return grad_x, None, *(joined or [None] * len(of_parameters))
 
 
 class _Part(NamedTuple):
@@ -141,13 +140,10 @@ class _Part(NamedTuple):
             values[layer] = x = values[layer].to(weight.dtype)
             if x.dim() == 3:
                 y = torch.baddbmm(bias, x, weight)
-            elif not onednn(x, x.numel() * weight.shape[1], _FORWARDS):
-                y = torch.addmm(bias, x, weight)
-            elif layer < last and activation == "relu":
-                values.append(product(x, weight.t(), bias[0], "relu"))
-                continue
-            else:
+            elif onednn(x, x.numel() * weight.shape[1]):
                 y = product(x, weight.t(), bias[0])
+            else:
+                y = torch.addmm(bias, x, weight)
             values.append(_ACTIVATIONS[activation].function(y) if layer < last else y)
         return values
 
@@ -172,7 +168,7 @@ def _parts(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> li
     """Perceptrons one by one where their products are large, or where there is one; else together."""
     dtypes = [*[x.dtype] * (len(weights) - 1), torch.promote_types(x.dtype, torch.float32)]
     weights, biases = ([p.to(dtype) for p, dtype in zip(each, dtypes, strict=True)] for each in (weights, biases))
-    if len(x) > 1 and not onednn(x, x.shape[1] * max(w[0].numel() for w in weights), _FORWARDS):
+    if len(x) > 1 and not onednn(x, x.shape[1] * max(w[0].numel() for w in weights)):
         return [_Part(x, weights, biases)]
     return [_Part(x[c], [w[c] for w in weights], [b[c] for b in biases]) for c in range(len(x))]
 

@@ -92,3 +92,29 @@ def test_frozen_ones_pass_gradients_on_to_the_input_alone(rows: int) -> None:
     model(x, frozen=True).sum().backward()
     assert torch.equal(x.grad, expected) and expected.abs().sum() > 0  # type: ignore[arg-type]
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["weights.0", "biases.1"])
+def test_single_parameters_without_gradients_leave_others_theirs(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = MLPs(2, (8, 5, 1), "tanh", False), torch.randn(7, 8)
+    plain(model, x).sum().backward()
+    expected = {each: parameter.grad for each, parameter in model.named_parameters() if each != name}
+    model.zero_grad()
+    model.get_parameter(name).requires_grad_(False)
+    model(x).sum().backward()
+    found = {each: parameter.grad for each, parameter in model.named_parameters()}
+    assert found.pop(name) is None
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("rows", [5, 256])
+def test_what_is_no_number_remains_so(
+    rows: int, activation: Literal["tanh", "relu", "elu"], dtype: torch.dtype
+) -> None:
+    model, x = MLPs(2, (64, 128, 64, 1), activation, False), torch.randn(rows, 64).to(dtype)
+    x[0, 0] = torch.nan
+    y = model(x)
+    assert y[:, 0].isnan().all() and not y[:, 1:].isnan().any()
