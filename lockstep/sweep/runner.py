@@ -70,6 +70,8 @@ class Runner:
         self._running: list[_Running] = []
         self._losses: Counter[str] = Counter()
         self._admit(queue.entries())
+        if search is not None and not search.complete:
+            place.check(search.needs)  # else it would wait for room for ever
         self._asked = 0
         """How often the user asked to stop."""
         self._began = self._looked = time.monotonic()

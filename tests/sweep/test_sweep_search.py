@@ -24,6 +24,8 @@ from lockstep.sweep import Between, OneOf, Run, Search, grid
 from lockstep.sweep.flags import search_of
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
+from lockstep.sweep.runner import Runner
+from lockstep.sweep.slots import Machine
 from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
 from lockstep.train import train
@@ -159,6 +161,14 @@ def test_an_objective_that_no_run_has() -> None:
     end(queue, trials.all()[0], 1.0)
     with pytest.raises(SettingsError, match=r"has the metric eval/score .*--eval-every"):
         trials.next()
+
+
+def test_runs_for_which_there_is_never_room() -> None:
+    queue, layout = Queue.make(Path("set")), "inline,device=0"
+    trials = Trials.make(queue, Search(grid(recipes.ppo_cartpole(), {"seed": [1]}, layout=layout), ALL))
+    trials.begin()
+    with pytest.raises(SettingsError, match="for 1 GPUs, but this machine has 0"):
+        Runner(queue, Machine([0]), SweepOptions(), trials)
 
 
 def test_another_search_in_the_same_folder() -> None:
