@@ -104,12 +104,10 @@ class RayProcess:
     def _code(self) -> int:
         try:
             return self._ray.get(self._ended)
-        except self._ray.exceptions.RayActorError:
-            return child.LOST
         except self._ray.exceptions.RayError as error:
             with self._log.open("a", encoding="utf-8") as log:  # of which a failure shows the last lines
                 print(getattr(error, "cause", error), file=log)
-            return 1
+            return child.LOST if isinstance(error, self._ray.exceptions.RayActorError) else 1
 
 
 class RayCluster:

@@ -101,7 +101,7 @@ class Trials:
     def next(self) -> list[Entry]:
         """Begin another trial; its runs."""
         trials = self.all()
-        number = len(trials) + 1
+        number = 1 + max((trial.number for trial in trials), default=0)  # not a later one's, where a file was removed
         values = self._proposed(number, trials)
         runs = self.search.trial(number, values)
         identities = [run.experiment.identity() for run in runs]
@@ -155,7 +155,7 @@ class Trials:
         that lived on would end with this process. It takes running trials for bad ones, so that several at once differ.
         """
         done = [trial for trial in trials if trial.state == "done"]
-        if done and all(trial.value is None for trial in done):
+        if done and not any(self._measured(name) for trial in done for name in trial.runs):
             raise SettingsError(
                 f"No run that has ended has the metric {self.search.objective} (--objective). docs/metrics.md lists "
                 "what there is; eval/score needs --eval-every N. Begin the search in another folder."
@@ -169,6 +169,11 @@ class Trials:
             name: space.near(drawn[name]) if isinstance(space, Between) else space.values[drawn[name]]
             for name, space in self.search.space.items()
         }
+
+    def _measured(self, name: str) -> bool:
+        """Whether a run has the objective at all; where it diverged, that is no number."""
+        metrics = self._queue.run(name) / "metrics.jsonl"
+        return metrics.exists() and f'"{self.search.objective}":'.encode() in metrics.read_bytes()
 
     def _told(self, trial: Trial) -> Any:
         """A trial in Optuna's terms."""

@@ -9,7 +9,9 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from children import Child
@@ -19,8 +21,9 @@ from lockstep.cli.main import main
 from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError, from_json
+from lockstep.sweep.child import LOST
 from lockstep.sweep.queue import Queue
-from lockstep.sweep.ray import RayCluster, SweepRun
+from lockstep.sweep.ray import Bundle, RayCluster, RayProcess, SweepRun
 from lockstep.sweep.slots import Needs
 from lockstep.train import resume, train
 
@@ -70,6 +73,19 @@ def test_a_cluster_is_shared_out() -> None:
 def test_a_folder_that_a_node_does_not_have() -> None:
     with pytest.raises(SettingsError, match=r"folder /nowhere/set is not there on .* /SHARED/"):
         SweepRun().run("/nowhere/set", "run")
+
+
+def test_why_a_run_was_lost_is_in_its_log() -> None:
+    class Lost(Exception):
+        """As Ray's, of an actor that could not even be made."""
+
+    queue, ray = Queue.make(Path("set")), MagicMock()
+    ray.remote().return_value.remote.return_value = SimpleNamespace(run=MagicMock(), __ray_ready__=MagicMock())
+    ray.exceptions.RayActorError, ray.exceptions.RayError = Lost, Exception
+    ray.wait.return_value, ray.get.side_effect = ([1], []), Lost("No module named lockstep")
+    process = RayProcess(ray, queue, "run", Bundle(1, 0.0))
+    assert process.poll() == LOST
+    assert queue.log("run").read_text() == "No module named lockstep\n"
 
 
 def test_runs_that_would_need_ray_themselves(capsys: pytest.CaptureFixture[str]) -> None:

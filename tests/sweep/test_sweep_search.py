@@ -142,6 +142,16 @@ def test_a_kill_before_a_trial_is_queued(monkeypatch: pytest.MonkeyPatch) -> Non
     assert trials.all()[0].state == "running"
 
 
+def test_a_trial_whose_file_was_removed_is_forgotten_alone() -> None:
+    before = searched("set", 3)
+    Path("set/trials/002.json").unlink()
+    trials = Trials.open(Queue(Path("set").resolve()))
+    assert trials is not None and not trials.complete
+    trials.next()
+    first, third, new = trials.all()
+    assert [first, third] == [before[0], before[2]] and (new.number, new.state) == (4, "running")
+
+
 def test_values_that_were_tried_before_need_no_run() -> None:
     queue = Queue.make(Path("set"))
     trials = Trials.make(queue, search({"algorithm.epochs": OneOf((2, 4))}, trials=5))
@@ -161,6 +171,16 @@ def test_an_objective_that_no_run_has() -> None:
     end(queue, trials.all()[0], 1.0)
     with pytest.raises(SettingsError, match=r"has the metric eval/score .*--eval-every"):
         trials.next()
+
+
+def test_a_first_trial_that_diverges() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search())
+    trials.begin()
+    trials.next()
+    end(queue, trials.all()[0], math.nan)
+    trials.next()
+    assert [(trial.state, trial.value) for trial in trials.all()] == [("done", None), ("running", None)]
 
 
 def test_runs_for_which_there_is_never_room() -> None:
