@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lockstep.models.distributions import _LOG_STD_RANGE, _TINY, Distribution, _log_slope
 from lockstep.settings import SettingsError
@@ -173,6 +174,7 @@ class _SquashedSample(torch.autograd.Function):
         return action, (-0.5 * (normal.square() + _LOG_TWO_PI) - log_std - _log_slope(u)).sum(-1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         (action, scaled), of_log_prob = ctx.saved_tensors, gradients[1].unsqueeze(-1)
         of_mean = torch.addcmul(gradients[0] * (1 - action.square()), action, of_log_prob, value=2)
