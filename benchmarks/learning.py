@@ -152,7 +152,8 @@ def run(name: str, root: Path, layout: str) -> None:
         else:
             command = [*cli, "train", *PROOFS[name].flags.split(), "--seed", str(seed)]
             command += ["--layout", layout, "--run", str(folder)]
-        subprocess.run(command, check=True)
+        if code := subprocess.run(command).returncode:
+            sys.exit(code)
 
 
 def report(name: str, root: Path) -> None:
