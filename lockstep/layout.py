@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import re
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, require
 
 _HELP = (
     "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
@@ -172,11 +171,9 @@ class Layout:
     def validate(self, shards: int) -> None:
         """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
         self.check()
-        if self.backend == "ray" and importlib.util.find_spec("ray") is None:
-            raise SettingsError(
-                f'Layout {self} needs Ray, which is not installed. Install it with: pip install "lockstep[ray]". '
-                "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
-            )
+        if self.backend == "ray":
+            otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
+            require("ray", "ray", f"Layout {self}", otherwise)
         for count, role in (
             (self.workers, "processes"),
             (len(self.collectors), "collectors"),

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
 from lockstep.runtime.files import write_whole
-from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
+from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,9 @@ class RunOptions:
                 flag = name.replace("_", "-")
                 raise SettingsError(f"--{flag} {getattr(self, name)} is out of range: it must be at least {least}.")
         for tracker in ("wandb", "trackio"):
-            if getattr(self, tracker) and importlib.util.find_spec(tracker) is None:
-                raise SettingsError(
-                    f"--{tracker} {getattr(self, tracker)} needs the package {tracker}, which is not installed. "
-                    f'Install it with: pip install "lockstep[{tracker}]", or leave --{tracker} out: metrics.jsonl '
-                    "and TensorBoard are written in any case."
-                )
+            if project := getattr(self, tracker):
+                otherwise = f"Or leave --{tracker} out: metrics.jsonl and TensorBoard are written in any case."
+                require(tracker, tracker, f"--{tracker} {project}", otherwise)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,22 @@ _NAMED = "__lockstep_file__"
 """Attribute of a user's module: its file's path, as it was named."""
 
 
+def require(package: str, extra: str, what: str, otherwise: str) -> None:
+    """Raise SettingsError if an optional package is not installed.
+
+    Args:
+        package: as it is imported.
+        extra: of lockstep, which installs it.
+        what: needs it.
+        otherwise: what can be done without it, in a sentence.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise SettingsError(
+            f"{what} needs the package {package}, which is not installed. Install it with: "
+            f'pip install "lockstep[{extra}]". {otherwise}'
+        )
+
+
 def look_for_files_in(folder: str) -> None:
     """Look for users' files in this folder too, here and in worker processes, where the current one has them not."""
     folders = os.environ.get(_FOLDERS, "").split(os.pathsep)

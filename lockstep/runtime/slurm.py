@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, require
 
 _REQUEUES = 1000
 """Times that a job which has used up its time is queued again."""
@@ -19,11 +18,8 @@ def submitit() -> Any:
     Raises:
         SettingsError: it is not installed.
     """
-    if importlib.util.find_spec("submitit") is None:
-        raise SettingsError(
-            'Jobs on Slurm need the package submitit, which is not installed: pip install "lockstep[slurm]". '
-            "lockstep train, and lockstep sweep without --slurm, take this machine."
-        )
+    otherwise = "lockstep train, and lockstep sweep without --slurm, take this machine."
+    require("submitit", "slurm", "A job on Slurm", otherwise)
     return importlib.import_module("submitit")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
 from lockstep.run import RunFolder, is_run
 from lockstep.runtime.checkpoint import Checkpoint, latest, open_checkpoint
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, require
 from lockstep.sharing.card import CURVE, VIDEO, card, public_facts
 
 _LARGE = 1_000_000
@@ -224,11 +223,7 @@ def _hub(repo: str) -> Any:
         raise SettingsError(
             f"{repo!r} is no repository of the Hugging Face Hub. Write NAME/REPOSITORY, as in me/ppo-pong."
         )
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise SettingsError(
-            "Sharing runs needs the package huggingface_hub, which is not installed. Install it with: pip install "
-            '"lockstep[hub]".'
-        )
+    require("huggingface_hub", "hub", "Sharing runs", "Copying the folder of a run needs nothing.")
     from huggingface_hub import HfApi, get_token
 
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=get_token())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runtime.display import cores
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, require
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Needs, Process
@@ -166,11 +165,7 @@ def cluster(runs_per_gpu: int = 1) -> Iterator[RayCluster]:
     Raises:
         SettingsError: Ray is not installed.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise SettingsError(
-            '--ray needs the package ray, which is not installed: pip install "lockstep[ray]". Without --ray, a sweep '
-            "takes this machine."
-        )
+    require("ray", "ray", "--ray", "Without --ray, a sweep takes this machine.")
     from lockstep.runtime.ray_backend import connected
 
     with connected(cores()) as ray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep.layout import Layout
-from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
+from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.search import Between, Search, is_whole, mean, reached
 from lockstep.sweep.slots import Needs, needs
@@ -207,11 +206,7 @@ class Trials:
 
 def _library() -> Any:
     """Optuna. Raises SettingsError if it is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise SettingsError(
-            'A search needs the package optuna, which is not installed: pip install "lockstep[optuna]". Grids, as in '
-            "--algorithm.learning-rate 1e-3,3e-4, need nothing."
-        )
+    require("optuna", "optuna", "A search", "Grids, as in --algorithm.learning-rate 1e-3,3e-4, need nothing.")
     optuna = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
