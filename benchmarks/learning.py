@@ -120,7 +120,7 @@ PROOFS = {
     "halfcheetah-td3": Proof(f"td3-mujoco {_HALFCHEETAH}", 1),
     "halfcheetah-ddpg": Proof(f"ddpg-mujoco {_HALFCHEETAH} {_BOTH_RATES}", 1),
     "halfcheetah-mpo": Proof(
-        f"mpo-mujoco {_HALFCHEETAH} --algorithm.updates 32 --algorithm.learning-rate 3e-4 "
+        f"mpo-mujoco {_HALFCHEETAH} --model.initial-std 0.3 --algorithm.updates 32 --algorithm.learning-rate 3e-4 "
         "--algorithm.actor-learning-rate 3e-4",
         1,
         greedy=True,

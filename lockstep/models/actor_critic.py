@@ -129,6 +129,9 @@ class ActorCriticConfig(TrunkConfig):
     policy: Literal["squashed", "deterministic", "gaussian"] = "squashed"
     """What the policy gives out: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
     (MPO). Discrete actions have a categorical one with "squashed"."""
+    initial_std: float = 0.7
+    """Deviation of a "gaussian" policy's actions before it learns, where the bounds are -1 and 1. Higher explores more;
+    MPO's trust region lets it fall slowly, so too high a one hides for long what an action is worth."""
     critics: int = 2
     """Critics. The smallest of several estimates keeps values from growing by their own errors; more are more cautious,
     and cost more."""
@@ -171,8 +174,9 @@ class ActorCriticConfig(TrunkConfig):
 
     def _distribution(self, space: gymnasium.Space[Any]) -> Scaled | Categorical:
         if isinstance(space, spaces.Box):
-            kinds = {"squashed": SquashedGaussian, "deterministic": Deterministic, "gaussian": DiagonalGaussian}
-            return kinds[self.policy](space)
+            if self.policy == "gaussian":
+                return DiagonalGaussian(space, self.initial_std)
+            return SquashedGaussian(space) if self.policy == "squashed" else Deterministic(space)
         if isinstance(space, spaces.Discrete) and self.policy == "squashed":
             return Categorical(space)
         raise SettingsError(
@@ -184,6 +188,8 @@ class ActorCriticConfig(TrunkConfig):
         super()._validate()
         if self.critics < 1:
             raise SettingsError(f"model.critics={self.critics} must be at least 1.")
+        if not self.initial_std > 0:
+            raise SettingsError(f"model.initial_std={self.initial_std} must be positive, for example 0.7.")
         if self.recurrent or self.previous_action_reward:
             raise SettingsError(
                 "This model has no memory: use --model.core none and --model.no-previous-action-reward."

@@ -102,15 +102,20 @@ class Deterministic(Scaled):
 
 class DiagonalGaussian(Scaled):
     """A diagonal normal distribution whose means lie within the bounds; parameters are D means and D log deviations.
-    Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO)."""
+    Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO).
 
-    def __init__(self, space: spaces.Box):
+    Args:
+        std: the deviation where a network gives out 0, as it nearly does before it has learned.
+    """
+
+    def __init__(self, space: spaces.Box, std: float = 1.0):
         super().__init__(space)
         self.num_params = 2 * self.size
+        self.log_std = math.log(std)
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        return torch.cat([torch.tanh(mean), log_std.clamp(*_LOG_STD_RANGE)], -1)
+        return torch.cat([torch.tanh(mean), (log_std + self.log_std).clamp(*_LOG_STD_RANGE)], -1)
 
     def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations, [..., D] each."""

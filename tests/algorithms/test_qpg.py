@@ -169,7 +169,7 @@ def _mpo(case: Case, item: int, squares: Any) -> Parts:
 
     def normal(model: ActorCritic) -> Normal:
         out = policy(model, batch.next_obs, item)
-        return Normal(torch.tanh(out[:SIZE]), out[SIZE:].clamp(-20, 2).exp())
+        return Normal(torch.tanh(out[:SIZE]), 0.7 * out[SIZE:].exp())
 
     older, newer = normal(target), normal(online)
     actions = [older.mean + older.stddev * standard_normal(n) for n in case.noise(config.actions)[:, item]]
