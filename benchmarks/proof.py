@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import RunOptions, recipes
-from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, R2D2Config
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, R2D2Config
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.qpg import QPGConfig
@@ -62,9 +62,10 @@ _KEPT = RunOptions(checkpoint_every=100, tensorboard=False)
 
 def _minatar() -> dict[str, Proof]:
     """Ten algorithms on MinAtar's Breakout; only what is no default of a recipe or of its algorithm was chosen here."""
-    ppo = recipes.ppo_minatar().replace(scheme=_ALONE, total_steps=1_000_000)
-    behind = ppo.replace(scheme=Scheme(shards=1, lag=1))
-    adam = OptimizerConfig("adam")
+    many = recipes.ppo_minatar().replace(scheme=_ALONE, total_steps=1_000_000)
+    few = many.replace(env=replace(many.env, num_envs=16))
+    ppo = few.replace(algorithm=replace(_ppo(few), rollout=64, minibatches=8))
+    behind = Scheme(shards=1, lag=1)
     dqn = recipes.dqn_minatar().replace(scheme=_ALONE, total_steps=300_000)
     learned = replace(_config(dqn), epsilon_fraction=0.2)
     dqn = dqn.replace(algorithm=learned)
@@ -78,8 +79,8 @@ def _minatar() -> dict[str, Proof]:
     )
     recurrent = R2D2Config(
         rollout=16,
-        batch_size=16,
-        updates=8,
+        batch_size=32,
+        updates=4,
         warmup=1_000,
         burn_in=4,
         unroll=16,
@@ -96,9 +97,14 @@ def _minatar() -> dict[str, Proof]:
 
     experiments = {
         "PPO": ppo,
-        "IMPALA": behind.replace(algorithm=IMPALAConfig(rollout=20, minibatches=4, learning_rate=2e-3, optimizer=adam)),
-        "APPO": behind.replace(algorithm=APPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2)),
-        "A2C": ppo.replace(algorithm=A2CConfig(learning_rate=2e-3)),
+        "IMPALA": few.replace(
+            algorithm=IMPALAConfig(rollout=32, minibatches=4, learning_rate=1e-3, optimizer=OptimizerConfig("adam")),
+            scheme=behind,
+        ),
+        "APPO": many.replace(
+            algorithm=APPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2), scheme=behind
+        ),
+        "A2C": few.replace(algorithm=A2CConfig(rollout=8, learning_rate=2e-3)),
         "DQN": dqn,
         "C51": dqn.replace(model=network(returns="categorical")),
         "QR-DQN": dqn.replace(model=network(returns="quantiles", numbers=51)),
@@ -172,6 +178,11 @@ def _flags(name: str) -> Experiment:
     recipe, flags = recipe_and_flags("train", proofs[name].flags.split())
     assert recipe is not None
     return parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe))).experiment
+
+
+def _ppo(experiment: Experiment) -> PPOConfig:
+    assert isinstance(experiment.algorithm, PPOConfig)
+    return experiment.algorithm
 
 
 def _config(experiment: Experiment) -> DQNConfig:

@@ -229,14 +229,18 @@ class Learner:
 
     def _mean(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Out of what was summed over slices: their mean gradient, and on the CPU the number of valid samples with the
-        sum of every metric behind it."""
+        sum of every metric behind it. Losses are divided by the largest importance weight, as their gradient is."""
         algorithm = self._algorithm
         gradient, tail = self._flat.split(total)
         tail = tail.cpu()
         count = 1 + len(algorithm.metric_names)
         scale = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
         if algorithm.weighted:
-            scale *= float(tail[count:].max())
+            largest = float(tail[count:].max())
+            scale *= largest
+            for place, name in enumerate(algorithm.metric_names, start=1):
+                if name.startswith("loss/"):
+                    tail[place] /= largest
         if scale != 1.0:
             gradient /= scale
         return gradient, tail[:count]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,11 @@ def test_noisy_layers_are_disturbed_anew_at_every_step_of_acting(
     )  # an iteration of the warm-up, which only collects
     assert len(disturbed) == experiment.algorithm.rollout
     assert len({noise.numpy().tobytes() for noise in disturbed}) == len(disturbed)
+
+
+def test_importance_weights_only_shrink_the_loss_that_is_shown(tmp_path: Path) -> None:
+    """Huber's loss of an error is below the error's size, and each weight is at most the minibatch's largest."""
+    train(EXPERIMENTS["dqn-prioritized-frames"](), options=options(tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    learned = [line for line in lines if "loss/value" in line]
+    assert learned and all(0 < line["loss/value"] <= line["value/error"] for line in learned)
