@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from lockstep.evaluation.runs import SCORES
 from lockstep.layout import Layout
 from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
@@ -51,14 +53,14 @@ class Trials:
         """directory: where the search was started, to which files of the user's own are relative."""
         search.validate()
         self.search = search
-        self._queue, self._directory, self._optuna = queue, directory, _library()
+        self._queue, self._directory = queue, directory
 
     @staticmethod
     def make(queue: Queue, search: Search) -> Trials:
         """A search that begins in a folder, or goes on there.
 
         Raises:
-            SettingsError: the folder holds another search; or Optuna is not installed.
+            SettingsError: the folder holds another search.
         """
         before = Trials.open(queue)
         if before is not None and before.search.identity() != search.identity():
@@ -79,12 +81,21 @@ class Trials:
         return Trials(queue, from_json(kept["search"]), kept["directory"])
 
     def begin(self) -> None:
-        """Keep the search, and queue what a kill kept from being queued."""
+        """Keep the search, and queue what a kill kept from being queued.
+
+        Raises:
+            SettingsError: Optuna is not installed.
+        """
+        _library()
         kept = {"directory": self._directory, "search": to_json(self.search)}
         write_json(self._queue.folder / "search.json", kept)
         self._folder.mkdir(exist_ok=True)
         for number, (values, _) in self._kept().items():
             self._queue.add(self.search.trial(number, values), self._directory)
+
+    @cached_property
+    def _optuna(self) -> Any:
+        return _library()
 
     @property
     def needs(self) -> Needs:
@@ -170,7 +181,10 @@ class Trials:
         }
 
     def _measured(self, name: str) -> bool:
-        """Whether a run has the objective at all; where it diverged, that is no number."""
+        """Whether a run has the objective, or would have once an episode had ended; where it diverged, that is no
+        number."""
+        if self.search.objective in SCORES and not self.search.objective.startswith("eval/"):
+            return True
         metrics = self._queue.run(name) / "metrics.jsonl"
         return metrics.exists() and f'"{self.search.objective}":'.encode() in metrics.read_bytes()
 

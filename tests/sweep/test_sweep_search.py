@@ -9,6 +9,7 @@ import math
 import re
 import signal
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,16 @@ def test_a_first_trial_that_diverges() -> None:
     assert [(trial.state, trial.value) for trial in trials.all()] == [("done", None), ("running", None)]
 
 
+def test_a_first_trial_without_a_finished_episode() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search())
+    trials.begin()
+    trials.next()
+    end(queue, trials.all()[0], None)
+    trials.next()
+    assert [(trial.state, trial.value) for trial in trials.all()] == [("done", None), ("running", None)]
+
+
 def test_runs_for_which_there_is_never_room() -> None:
     queue, layout = Queue.make(Path("set")), "inline,device=0"
     trials = Trials.make(queue, Search(grid(recipes.ppo_cartpole(), {"seed": [1]}, layout=layout), ALL))
@@ -267,6 +278,15 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else found(name))
     assert main(["sweep", "set", "ppo-cartpole", "--search", "algorithm.epochs=1..2"]) == 2
     assert 'pip install "lockstep[optuna]"' in capsys.readouterr().err
+
+
+def test_what_became_of_a_search_needs_no_optuna(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched("set", 2)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["sweep", "set", "--status"]) == 0
+    assert "2 of 2 trials" in capsys.readouterr().out
 
 
 def test_the_documented_search(capsys: pytest.CaptureFixture[str]) -> None:
