@@ -74,6 +74,7 @@ class Runner:
             place.check(search.needs)  # else it would wait for room for ever
         self._asked = 0
         """How often the user asked to stop."""
+        self._idle = False
         self._began = self._looked = time.monotonic()
         self._overview = make_overview(options.overview, self._picture, f"sweep {queue.folder.name}")
 
@@ -97,6 +98,7 @@ class Runner:
             with self._counting_signals():
                 while self._running or (not self._asked and (self._waiting or not self._searched)):
                     self._start()
+                    self._note_idleness()
                     time.sleep(_POLL)
                     self._collect()
                     self._look()
@@ -143,6 +145,13 @@ class Runner:
             self._running.append(_Running(entry, share, process, curve))
             self._states[entry.name] = "running"
             self._overview.message(f"{'continue' if begun else 'start'} {entry.name} on {share}")
+
+    def _note_idleness(self) -> None:
+        """Say that nothing runs since nothing has room, as in a cluster whose nodes are still to come."""
+        idle = not self._running and not self._asked
+        if idle and not self._idle:
+            self._overview.message("waiting: there is no room for a run yet (Ctrl-C ends the sweep)")
+        self._idle = idle
 
     def _propose(self) -> bool:
         """Have the search begin a trial once there is room for it, and not before: it learns from those that end."""

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from lockstep.layout import Layout
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError, from_json
 from lockstep.sweep import Run, grid
+from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
-from lockstep.sweep.slots import Machine, Needs, Share, needs
+from lockstep.sweep.runner import Runner
+from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
 
@@ -158,6 +161,26 @@ def test_gpus_are_shared_evenly() -> None:
     assert Machine(range(8), ["2", "5"]).take(Needs(1, 2)) == Share((0,), ("2", "5"))
     with pytest.raises(SettingsError, match="layout for 3 GPUs, but this machine has 2"):
         machine.check(Needs(1, 3))
+
+
+class Later(Machine):
+    """Has no room at first, and runs that end at once."""
+
+    turns = 0
+
+    def take(self, wanted: Needs) -> Share | None:
+        self.turns += 1
+        return super().take(wanted) if self.turns > 3 else None
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        queue.end(name, Outcome("done", "ab" * 32, 10, 1.0))
+        return subprocess.Popen(["true"])
+
+
+def test_waiting_for_room_is_said_once(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+    queue.add(seeds(1, 2))
+    assert Runner(queue, Later([0]), SweepOptions(overview="plain")).run()
+    assert capsys.readouterr().out.count("waiting: there is no room for a run yet") == 1
 
 
 def test_this_machine_is_what_this_process_may_use() -> None:
