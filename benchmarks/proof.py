@@ -25,14 +25,14 @@ from lockstep.algorithms.qpg import QPGConfig
 from lockstep.cli.common import parse
 from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
 from lockstep.evaluation.plots import plot
-from lockstep.evaluation.scores import evaluate
+from lockstep.evaluation.scores import Levels, evaluate
 from lockstep.evaluation.statistics import estimate, iqm, readable
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import load_object
+from lockstep.settings import SettingsError, load_object
 from lockstep.sweep import Run
-from lockstep.sweep.queue import Queue
+from lockstep.sweep.queue import Queue, write_json
 
 RESULTS = Path(__file__).parent / "seeds"
 EPISODES = 30
@@ -51,6 +51,8 @@ class Proof:
     seeds: int
     greedy: bool = False
     """Whether the evaluation takes the most likely actions, as scores of continuous control are published."""
+    levels: Levels = "train"
+    """Which levels the evaluation plays."""
     published: str = "—"
 
     def run(self, name: str, seed: int) -> Run:
@@ -98,13 +100,20 @@ def _minatar() -> dict[str, Proof]:
     experiments = {
         "PPO": ppo,
         "IMPALA": few.replace(
-            algorithm=IMPALAConfig(rollout=32, minibatches=4, learning_rate=1e-3, optimizer=OptimizerConfig("adam")),
+            algorithm=IMPALAConfig(
+                rollout=32,
+                epochs=3,
+                minibatches=4,
+                learning_rate=1e-3,
+                entropy_coef=0.03,
+                optimizer=OptimizerConfig("adam"),
+            ),
             scheme=behind,
         ),
         "APPO": many.replace(
             algorithm=APPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2), scheme=behind
         ),
-        "A2C": few.replace(algorithm=A2CConfig(rollout=8, learning_rate=2e-3)),
+        "A2C": few.replace(algorithm=A2CConfig(rollout=8, learning_rate=2e-3, entropy_coef=0.05)),
         "DQN": dqn,
         "C51": dqn.replace(model=network(returns="categorical")),
         "QR-DQN": dqn.replace(model=network(returns="quantiles", numbers=51)),
@@ -124,11 +133,17 @@ def _minatar() -> dict[str, Proof]:
 
 def _mujoco() -> dict[str, Proof]:
     """Five algorithms on three tasks. Tianshou's settings where it has the algorithm; the published figures are its own
-    ten seeds' after 300,000 steps, or after 1M for PPO."""
+    ten seeds' after 300,000 steps."""
     tianshou = {
         ("DDPG", "HalfCheetah-v4"): "9137 ± 784",
         ("TD3", "HalfCheetah-v4"): "7546 ± 717",
         ("SAC", "HalfCheetah-v4"): "9059 ± 1051",
+        ("DDPG", "Hopper-v4"): "1241 ± 792",
+        ("TD3", "Hopper-v4"): "1583 ± 639",
+        ("SAC", "Hopper-v4"): "3388 ± 115",
+        ("DDPG", "Walker2d-v4"): "175 ± 118",
+        ("TD3", "Walker2d-v4"): "1663 ± 445",
+        ("SAC", "Walker2d-v4"): "3387 ± 1182",
     }
     proofs = {}
     for task in ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"):
@@ -149,7 +164,7 @@ def _mujoco() -> dict[str, Proof]:
         for label, each in experiments.items():
             name = f"{task.removesuffix('-v4').lower()}-{label.lower()}"
             greedy = label in ("SAC", "MPO")
-            proofs[name] = Proof(label, each, 3, greedy, tianshou.get((label, task), "—"))
+            proofs[name] = Proof(label, each, 3, greedy, published=tianshou.get((label, task), "—"))
     return proofs
 
 
@@ -168,7 +183,7 @@ def _atari() -> dict[str, Proof]:
             name: Proof(name.split("-")[1].upper(), _flags(name), 3, published=known)
             for name, known in published.items()
         },
-        "starpilot-ppo": Proof("PPO", procgen.replace(env=levels, total_steps=2_000_000), 1),
+        "starpilot-ppo": Proof("PPO", procgen.replace(env=levels, total_steps=2_000_000), 1, levels="test"),
     }
 
 
@@ -224,71 +239,88 @@ def runs() -> list[Run]:
     return [run for part in PARTS for run in _queued(part)]
 
 
-def report(root: Path) -> None:
-    """Evaluate the runs that have ended; write a table, numbers and pictures of each part."""
+def report(root: Path) -> int:
+    """Evaluate the runs that have ended; write a table, numbers and pictures of each part. How many runs these were."""
     queue = Queue.open(root)
+    queued = {entry.name for entry in queue.entries()}
     RESULTS.mkdir(exist_ok=True)
+    found = 0
     for part, proofs in PARTS.items():
-        rows, drawn = [], []
+        rows, curves = [], dict[str, list[tuple[Path, str]]]()
         for name, proof in proofs.items():
-            ended = [run for seed in range(1, proof.seeds + 1) if _ended(queue, run := proof.run(name, seed))]
+            wanted = [proof.run(name, seed).name for seed in range(1, 1 + proof.seeds)]
+            states = {run: queue.state(run) if run in queued else "not queued" for run in wanted}
+            queued -= set(wanted)
+            ended = [run for run, state in states.items() if state == "done"]
+            if other := [f"{run} {state}" for run, state in states.items() if state in ("failed", "stopped")]:
+                print(f"without a score: {', '.join(other)}")
             if not ended:
                 continue
-            folders = [queue.run(run.name) for run in ended]
-            drawn += folders
-            plot(folders, RESULTS / f"{name}.png")
-            scores = _scores(name, proof, queue, ended)
-            rows.append(_row(name, proof, scores))
-            print(rows[-1])
+            found += len(ended)
+            curves.setdefault(name.split("-")[0], []).extend((queue.run(run), proof.label) for run in ended)
+            draw(RESULTS / f"{name}.png", [queue.run(run) for run in ended])
+            rows.append(_row(name, proof, _scores(name, proof, queue, ended)))
+            print(rows[-1], flush=True)
+        for task, drawn in curves.items():
+            if len({label for _, label in drawn}) > 1:
+                draw(RESULTS / f"{task}.png", [run for run, _ in drawn], [label for _, label in drawn])
         if rows:
-            plot(drawn, RESULTS / f"{part}.png")
             (RESULTS / f"{part}.md").write_text("\n".join([*_HEAD, *rows]) + "\n")
+    if queued:
+        print(f"of other settings than here, and left out: {', '.join(sorted(queued))}")
+    return found
+
+
+def draw(path: Path, runs: list[Path], labels: list[str] | None = None) -> None:
+    try:
+        plot(runs, path, labels=labels)
+    except SettingsError as error:  # no episode has ended
+        print(f"no picture {path.name}: {error}")
 
 
 _HEAD = (
-    "| NAME | algorithm | steps | seeds | training (95% interval) | evaluation (95% interval) | range | published |",
+    "| NAME | algorithm | steps | seeds | training: IQM (95% interval) | evaluation: IQM (95%) | range | published |",
     "|---|---|---|---|---|---|---|---|",
 )
 
 
-def _ended(queue: Queue, run: Run) -> bool:
-    outcome = queue.outcome(run.name)
-    return outcome is not None and outcome.state == "done"
-
-
-def _scores(name: str, proof: Proof, queue: Queue, ended: list[Run]) -> list[dict[str, Any]]:
-    """Of every seed, from the file where it was evaluated before if its digest is the same."""
+def _scores(name: str, proof: Proof, queue: Queue, ended: list[str]) -> list[dict[str, Any]]:
+    """Of every seed, from the file where it was evaluated before in the same way."""
     path = RESULTS / f"{name}.json"
-    known = {each["digest"]: each for each in json.loads(path.read_text())["runs"]} if path.is_file() else {}
-    found = []
+    known = json.loads(path.read_text())["runs"] if path.is_file() else []
+    found: list[dict[str, Any]] = []
     for run in ended:
-        outcome = queue.outcome(run.name)
+        outcome = queue.outcome(run)
         assert outcome is not None
-        if outcome.digest not in known:
-            evaluation = evaluate(queue.run(run.name), episodes=EPISODES, greedy=proof.greedy)
-            known[outcome.digest] = {
-                "run": run.name,
-                "seed": run.experiment.seed,
-                "digest": outcome.digest,
+        how = {"digest": outcome.digest, "episodes": EPISODES, "greedy": proof.greedy, "levels": proof.levels}
+        score = next((each for each in known if how.items() <= each.items()), None)
+        if score is None:
+            evaluation = evaluate(queue.run(run), episodes=EPISODES, greedy=proof.greedy, levels=proof.levels)
+            score = {
+                "run": run,
+                "seed": queue.entry(run).experiment["seed"],
                 "training": outcome.score,
                 "evaluation": evaluation.mean,
+                **how,
                 "scores": list(evaluation.scores),
                 "protocol": evaluation.protocol,
             }
-        found.append(known[outcome.digest])
-    path.write_text(json.dumps({"runs": found}, indent=1) + "\n")
+        found.append(score)
+        write_json(path, {"runs": found + [each for each in known if each["run"] not in {s["run"] for s in found}]})
+    write_json(path, {"runs": found})
     return found
 
 
 def _row(name: str, proof: Proof, scores: list[dict[str, Any]]) -> str:
-    training, final = (np.array([each[key] for each in scores]) for key in ("training", "evaluation"))
+    training = np.array([each["training"] for each in scores if each["training"] is not None])
+    final = np.array([each["evaluation"] for each in scores])
     steps = proof.experiment.total_steps
     cells = [
         f"`{name}`",
         proof.label,
         f"{steps / 1e6:g}M" if steps >= 1_000_000 else f"{steps // 1000}k",
-        str(len(scores)),
-        str(estimate(iqm, [training])),
+        str(len(scores)) if len(scores) == proof.seeds else f"{len(scores)} of {proof.seeds}",
+        str(estimate(iqm, [training])) if len(training) else "—",
         str(estimate(iqm, [final])),
         f"{readable(final.min())} to {readable(final.max())}",
         proof.published,
@@ -300,7 +332,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["report"])
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
-    report(parser.parse_args().runs)
+    given = parser.parse_args()
+    try:
+        if not report(given.runs):
+            raise SettingsError(f"No run in {given.runs} has ended that has the settings of this file.")
+    except SettingsError as error:
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
-"""The runs of benchmarks/learning.py, as far as they can be checked without being run."""
+"""The runs of benchmarks/learning.py and benchmarks/proof.py, as far as they can be checked without being run."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_runs import write_run
 
 from lockstep.cli.common import parse
 from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
+from lockstep.evaluation.scores import Evaluation
 from lockstep.settings import load_object
+from lockstep.sweep import Run
+from lockstep.sweep.queue import Outcome, Queue
 
-PROOFS = load_object(f"{Path(__file__).parents[1] / 'benchmarks' / 'learning.py'}:PROOFS")
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PROOFS = load_object(f"{BENCHMARKS / 'learning.py'}:PROOFS")
 
 
 @pytest.mark.parametrize("name", PROOFS)
@@ -18,3 +26,42 @@ def test_the_flags_are_those_of_a_valid_experiment(name: str) -> None:
     recipe, flags = recipe_and_flags("train", PROOFS[name].flags.split())
     assert recipe is not None
     parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe))).experiment.validate()
+
+
+@pytest.mark.parametrize("part", ["minatar", "mujoco", "atari"])
+def test_the_runs_of_many_seeds_are_valid(part: str) -> None:
+    runs: list[Run] = load_object(f"{BENCHMARKS / 'proof.py'}:{part}")()
+    assert len({run.name for run in runs}) == len(runs)
+    for run in runs[:15]:
+        run.experiment.validate()
+
+
+def test_the_report_of_many_seeds_tells_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = load_object(f"{BENCHMARKS / 'proof.py'}:report")
+    monkeypatch.setattr(proof := sys.modules[report.__module__], "RESULTS", results := tmp_path / "seeds")
+    asked = []
+
+    def evaluate(run: Path, **how: Any) -> Evaluation:
+        asked.append(run.name)
+        return Evaluation((1.0, 2.0), (5, 5), "made up")
+
+    monkeypatch.setattr(proof, "evaluate", evaluate)
+    queue = Queue.make(tmp_path / "set")
+    runs = {(run.label, run.experiment.seed): run for run in proof.minatar()}
+    ends = {("ppo", 1): 3.0, ("ppo", 2): None, ("a2c", 1): 2.0, ("dqn", 1): "failed"}
+    for (label, seed), end in ends.items():
+        run = runs[f"minatar-{label}", seed]
+        queue.add([run])
+        write_run(queue.run(run.name), seed=seed)
+        failed = end == "failed"
+        queue.end(run.name, Outcome("failed") if failed else Outcome("done", f"{label}{seed}", 9, end))
+    assert report(queue.folder) == 3
+    table = (results / "minatar.md").read_text()
+    assert "| `minatar-ppo` | PPO | 1M | 2 of 10 | 3 | 1.5" in table and "`minatar-dqn`" not in table
+    assert "without a score: minatar-dqn-s1" in capsys.readouterr().out
+    assert (results / "minatar.png").exists() and len(asked) == 3
+    assert len(json.loads((results / "minatar-ppo.json").read_text())["runs"]) == 2
+    report(queue.folder)
+    assert len(asked) == 3, "what was evaluated is not evaluated again"

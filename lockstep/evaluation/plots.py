@@ -39,7 +39,14 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def plot(runs: Sequence[Path | str], out: Path | str, *, x: str = "samples", metric: str = "score/mean") -> Path:
+def plot(
+    runs: Sequence[Path | str],
+    out: Path | str,
+    *,
+    x: str = "samples",
+    metric: str = "score/mean",
+    labels: Sequence[str] | None = None,
+) -> Path:
     """Draw one metric of some runs against experience or time.
 
     Runs that differ only in their seed form one line: their mean, over the range of x that all of them reached,
@@ -50,6 +57,7 @@ def plot(runs: Sequence[Path | str], out: Path | str, *, x: str = "samples", met
         out: file to write; its suffix says whether PNG, SVG or PDF.
         x: frames, samples, updates or time (seconds of training).
         metric: name in metrics.jsonl.
+        labels: one for each run; those with the same form one line. None: what sets their settings apart.
 
     Returns:
         The path written.
@@ -64,7 +72,8 @@ def plot(runs: Sequence[Path | str], out: Path | str, *, x: str = "samples", met
         raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
-    groups = methods([Run.read(run) for run in runs])
+    read = [Run.read(run) for run in runs]
+    groups = _labelled(read, labels) if labels else methods(read)
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
     unit = ""
     if x == "time":
@@ -96,6 +105,13 @@ def read_curve(run: Path, x: str, metric: str) -> Curve:
         SettingsError: the folder is no run, or has no such metric yet.
     """
     return Run.read(run).curve(x, metric)
+
+
+def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
+    groups = {label: Method(run.settings, label=label) for run, label in zip(runs, labels, strict=True)}
+    for run, label in zip(runs, labels, strict=True):
+        groups[label].runs.append(run)
+    return list(groups.values())
 
 
 def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]]) -> None:

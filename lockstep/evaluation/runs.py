@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -188,7 +189,13 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     telling.sort(key=lambda n: (n not in _MAIN, n))
     if len(telling) > 4:
         telling = _separating(settings, telling)
-    return [", ".join(_setting(n, each[n]) for n in telling if n in each) for each in settings]
+    found = [", ".join(_setting(n, each[n]) for n in telling if n in each) for each in settings]
+    for label, count in Counter(found).items() if parts else ():
+        if 1 < count < len(settings):  # the same algorithm, with other settings
+            alike = [number for number, each in enumerate(found) if each == label]
+            for number, rest in zip(alike, labels([settings[number] for number in alike]), strict=True):
+                found[number] = ", ".join(filter(None, (label, rest)))
+    return found
 
 
 def _separating(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:

@@ -129,9 +129,10 @@ class ActorCriticConfig(TrunkConfig):
     policy: Literal["squashed", "deterministic", "gaussian"] = "squashed"
     """What the policy gives out: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
     (MPO). Discrete actions have a categorical one with "squashed"."""
-    initial_std: float = 0.7
-    """Deviation of a "gaussian" policy's actions before it learns, where the bounds are -1 and 1. Higher explores more;
-    MPO's trust region lets it fall slowly, so too high a one hides for long what an action is worth."""
+    initial_std: float = 1.0
+    """Deviation of a "gaussian" policy's actions before it learns, where the bounds are -1 and 1; 0.01 to 5. Higher
+    explores more; MPO's trust region lets it fall slowly, so too high a one hides for long what an action is worth. The
+    other policies do without."""
     critics: int = 2
     """Critics. The smallest of several estimates keeps values from growing by their own errors; more are more cautious,
     and cost more."""
@@ -188,8 +189,8 @@ class ActorCriticConfig(TrunkConfig):
         super()._validate()
         if self.critics < 1:
             raise SettingsError(f"model.critics={self.critics} must be at least 1.")
-        if not self.initial_std > 0:
-            raise SettingsError(f"model.initial_std={self.initial_std} must be positive, for example 0.7.")
+        if not 0.01 <= self.initial_std <= 5:
+            raise SettingsError(f"model.initial_std={self.initial_std} must be between 0.01 and 5, for example 0.7.")
         if self.recurrent or self.previous_action_reward:
             raise SettingsError(
                 "This model has no memory: use --model.core none and --model.no-previous-action-reward."

@@ -52,7 +52,7 @@ def sac_pybullet_style() -> Experiment:
 def mpo_mujoco() -> Experiment:
     """MPO on MuJoCo (settings of Acme, Hoffman et al. 2020, arXiv:2006.00979, with one critic of two layers)."""
     return _replayed_mujoco(
-        ActorCriticConfig(policy="gaussian", critics=1, layer_norm=True, activation="elu"),
+        ActorCriticConfig(policy="gaussian", initial_std=0.7, critics=1, layer_norm=True, activation="elu"),
         MPOConfig(updates=8, warmup=1_000),
     )
 

@@ -74,6 +74,8 @@ class Runner:
             place.check(search.needs)  # else it would wait for room for ever
         self._asked = 0
         """How often the user asked to stop."""
+        self._crowded = False
+        """Whether something would have started if it had had room."""
         self._idle = False
         self._began = self._looked = time.monotonic()
         self._overview = make_overview(options.overview, self._picture, f"sweep {queue.folder.name}")
@@ -134,9 +136,11 @@ class Runner:
                 signal.signal(number, handler)
 
     def _start(self) -> None:
+        self._crowded = False
         while not self._asked and len(self._running) < self._slots and (self._waiting or self._propose()):
             share = self._place.take(needs_of(self._waiting[0]))
             if share is None:
+                self._crowded = True
                 return  # what waits behind might fit, but would keep the first waiting
             entry = self._waiting.popleft()
             process = self._place.start(self._queue, entry.name, share)
@@ -148,14 +152,17 @@ class Runner:
 
     def _note_idleness(self) -> None:
         """Say that nothing runs since nothing has room, as in a cluster whose nodes are still to come."""
-        idle = not self._running and not self._asked
+        idle = self._crowded and not self._running and not self._asked
         if idle and not self._idle:
             self._overview.message("waiting: there is no room for a run yet (Ctrl-C ends the sweep)")
         self._idle = idle
 
     def _propose(self) -> bool:
         """Have the search begin a trial once there is room for it, and not before: it learns from those that end."""
-        if self._search is None or self._searched or not self._place.has_room(self._search.needs):
+        if self._search is None or self._searched:
+            return False
+        if not self._place.has_room(self._search.needs):
+            self._crowded = True
             return False
         self._admit(self._search.next())
         return bool(self._waiting)

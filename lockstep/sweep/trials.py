@@ -19,6 +19,9 @@ from lockstep.sweep.search import Between, Search, is_whole, mean, reached
 from lockstep.sweep.slots import Needs, needs
 from lockstep.sweep.spec import setting
 
+_OF_EPISODES = {"score/length", *SCORES} - {"eval/score"}
+"""Metrics that every run has once an episode has ended."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -183,7 +186,7 @@ class Trials:
     def _measured(self, name: str) -> bool:
         """Whether a run has the objective, or would have once an episode had ended; where it diverged, that is no
         number."""
-        if self.search.objective in SCORES and not self.search.objective.startswith("eval/"):
+        if self.search.objective in _OF_EPISODES:
             return True
         metrics = self._queue.run(name) / "metrics.jsonl"
         return metrics.exists() and f'"{self.search.objective}":'.encode() in metrics.read_bytes()

@@ -93,3 +93,15 @@ def test_a_run_before_its_first_episode_ends_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", iterations=2)
     with pytest.raises(SettingsError, match="first episodes have ended"):
         plot([run], tmp_path / "c.png")
+
+
+def test_runs_with_the_same_label_form_one_line(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{lag}-{seed}", seed=seed, lag=lag) for lag in (0, 1) for seed in (1, 2)]
+    written = texts(plot(runs, tmp_path / "curve.svg", labels=["now", "now", "later", "later"]))
+    assert "now (2 seeds), mean ± std" in written and "later (2 seeds), mean ± std" in written
+
+
+def test_lines_of_one_algorithm_among_others_are_told_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{name}-{lag}", algorithm=name, lag=lag) for name in ("PPO", "DQN") for lag in (0, 1)]
+    written = texts(plot([*runs[1:], write_run(tmp_path / "a", algorithm="A2C")], tmp_path / "curve.svg"))
+    assert {"DQN, lag=0 (1 seed)", "DQN, lag=1 (1 seed)"} <= {text for text in written if text.startswith("DQN")}

@@ -47,6 +47,12 @@ def test_uniform_discrete_actions_are_equally_likely() -> None:
     torch.testing.assert_close(shares, torch.full((3,), 1 / 3), rtol=0, atol=0.01)
 
 
+@pytest.mark.parametrize("std", [0.3, 1.0])
+def test_a_normal_policy_begins_with_the_deviation_that_is_asked_for(std: float) -> None:
+    params = DiagonalGaussian(BOX, std).bound(torch.zeros(3, 4))
+    torch.testing.assert_close(DiagonalGaussian(BOX, std).split(params)[1].exp(), torch.full((3, 2), std))
+
+
 def test_squashed_densities_are_torchs() -> None:
     distribution = SquashedGaussian(BOX)
     params = distribution.bound(torch.randn(500, 4, generator=torch.Generator().manual_seed(2)))
@@ -150,6 +156,8 @@ def test_many_actions_of_one_state() -> None:
         (ActorCriticConfig(policy="deterministic"), spaces.Discrete(3), "squashed alone"),
         (ActorCriticConfig(), spaces.MultiDiscrete([2, 3]), "squashed alone"),
         (ActorCriticConfig(critics=0), BOX, "critics"),
+        (ActorCriticConfig(initial_std=0.001), BOX, "between 0.01 and 5"),
+        (ActorCriticConfig(initial_std=100.0), BOX, "between 0.01 and 5"),
         (ActorCriticConfig(core="lstm"), BOX, "no memory"),
     ],
 )
