@@ -121,9 +121,13 @@ def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trial
 
 def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
     """Add runs, and run what waits, here, on Ray or on Slurm."""
+    if options.drop and trials is not None:
+        raise SettingsError(f"{queue.folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
     if options.slurm and trials is not None:
         raise SettingsError(f"{queue.folder} holds a search, which goes on here or on Ray (--ray), not on Slurm.")
     write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
+    if options.drop:
+        say(f"dropped {', '.join(queue.drop(options.drop))}")
     queue.add(runs)
     entries = queue.entries()
     if options.retry_failed:

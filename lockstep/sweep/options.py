@@ -29,6 +29,8 @@ class SweepOptions:
     """Metric that a search maximizes (docs/metrics.md), averaged over the seeds of a trial; default: score/mean."""
     retry_failed: bool = False
     """Let runs that failed go on from their checkpoints."""
+    drop: str = ""
+    """Take runs that wait out of the queue first, by name, as in 'ppo-atari-*'; their folders stay."""
     status: bool = False
     """Only print what has become of each run. May be asked for while the sweep runs."""
     slurm: bool = False
@@ -55,6 +57,10 @@ class SweepOptions:
             raise SettingsError(
                 f"--slurm hands runs over and ends, so it does not go with {'--ray' if self.ray else '--search'}. "
                 "Leave one of them out; a search can run on a Ray cluster (--ray)."
+            )
+        if self.drop and (self.status or self.dry_run):
+            raise SettingsError(
+                f"--drop {self.drop} changes the queue, --status and --dry-run only look. Leave one out."
             )
         if self.stop_early:
             StopRule.parse(self.stop_early)

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -182,6 +183,21 @@ class Queue:
         for name in failed:
             (self._outcomes / f"{name}.json").unlink()
         return len(failed)
+
+    def drop(self, pattern: str) -> list[str]:
+        """Take the runs that wait and have such a name out of the queue; their folders stay.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        named = [entry.name for entry in self.entries() if fnmatchcase(entry.name, pattern)]
+        waiting = [name for name in named if self.state(name) == "waiting"]
+        if not waiting:
+            what = f"of {len(named)} runs with such a name none waits" if named else "no run has such a name"
+            raise SettingsError(f"--drop {pattern}: {what}. Names: lockstep sweep {self.folder} --status")
+        for name in waiting:
+            (self._queue / f"{name}.json").unlink()
+        return waiting
 
     def state(self, name: str) -> State:
         """What has become of a run."""

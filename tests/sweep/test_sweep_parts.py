@@ -71,6 +71,19 @@ def test_states(queue: Queue) -> None:
     assert queue.state(failed) == "waiting" and queue.state(done) == "done"
 
 
+def test_what_waits_can_be_taken_out_again(queue: Queue) -> None:
+    queue.add(seeds(1, 2, 3))
+    first, second, third = (entry.name for entry in queue.entries())
+    queue.end(first, Outcome("done", "ab" * 32, 10, 1.0))
+    queue.run(second).mkdir()
+    assert queue.drop("*-s[12]*") == [second]
+    assert [entry.name for entry in queue.entries()] == [first, third] and queue.run(second).is_dir()
+    with pytest.raises(SettingsError, match="of 1 runs with such a name none waits"):
+        queue.drop(first)
+    with pytest.raises(SettingsError, match="no run has such a name"):
+        queue.drop("nobody")
+
+
 def test_a_run_is_claimed_by_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.sweep.queue._DYING", 0.1)
     with queue.claimed("run") as first, queue.claimed("run") as second:
