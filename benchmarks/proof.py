@@ -25,6 +25,7 @@ from lockstep.algorithms.qpg import QPGConfig
 from lockstep.cli.common import parse
 from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
 from lockstep.evaluation.plots import plot
+from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import Levels, evaluate
 from lockstep.evaluation.statistics import estimate, iqm, readable
 from lockstep.experiment import Experiment
@@ -253,12 +254,12 @@ def report(root: Path) -> int:
             queued -= set(wanted)
             ended = [run for run, state in states.items() if state == "done"]
             if other := [f"{run} {state}" for run, state in states.items() if state in ("failed", "stopped")]:
-                print(f"without a score: {', '.join(other)}")
+                print(f"not evaluated: {', '.join(other)}")
             if not ended:
                 continue
             found += len(ended)
             curves.setdefault(name.split("-")[0], []).extend((queue.run(run), proof.label) for run in ended)
-            draw(RESULTS / f"{name}.png", [queue.run(run) for run in ended])
+            draw(RESULTS / f"{name}.png", [queue.run(run) for run in ended], [proof.label] * len(ended))
             rows.append(_row(name, proof, _scores(name, proof, queue, ended)))
             print(rows[-1], flush=True)
         for task, drawn in curves.items():
@@ -271,11 +272,11 @@ def report(root: Path) -> int:
     return found
 
 
-def draw(path: Path, runs: list[Path], labels: list[str] | None = None) -> None:
-    try:
-        plot(runs, path, labels=labels)
-    except SettingsError as error:  # no episode has ended
-        print(f"no picture {path.name}: {error}")
+def draw(path: Path, runs: list[Path], labels: list[str]) -> None:
+    """The runs in which an episode has ended."""
+    known = [(run, label) for run, label in zip(runs, labels, strict=True) if RunData.read(run).has("score/mean")]
+    if known:
+        plot([run for run, _ in known], path, labels=[label for _, label in known])
 
 
 _HEAD = (

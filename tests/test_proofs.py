@@ -54,14 +54,15 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
     for (label, seed), end in ends.items():
         run = runs[f"minatar-{label}", seed]
         queue.add([run])
-        write_run(queue.run(run.name), seed=seed)
+        write_run(queue.run(run.name), seed=seed, iterations=60 if end else 2)
         failed = end == "failed"
         queue.end(run.name, Outcome("failed") if failed else Outcome("done", f"{label}{seed}", 9, end))
     assert report(queue.folder) == 3
     table = (results / "minatar.md").read_text()
     assert "| `minatar-ppo` | PPO | 1M | 2 of 10 | 3 | 1.5" in table and "`minatar-dqn`" not in table
-    assert "without a score: minatar-dqn-s1" in capsys.readouterr().out
-    assert (results / "minatar.png").exists() and len(asked) == 3
+    assert "not evaluated: minatar-dqn-s1" in capsys.readouterr().out
+    assert {"minatar.png", "minatar-ppo.png", "minatar-a2c.png"} == {path.name for path in results.glob("*.png")}
+    assert len(asked) == 3
     assert len(json.loads((results / "minatar-ppo.json").read_text())["runs"]) == 2
     report(queue.folder)
     assert len(asked) == 3, "what was evaluated is not evaluated again"

@@ -125,9 +125,9 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
         raise SettingsError(f"{queue.folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
     if options.slurm and trials is not None:
         raise SettingsError(f"{queue.folder} holds a search, which goes on here or on Ray (--ray), not on Slurm.")
-    write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
     if options.drop:
         say(f"dropped {', '.join(queue.drop(options.drop))}")
+    write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
     queue.add(runs)
     entries = queue.entries()
     if options.retry_failed:

@@ -63,7 +63,7 @@ def plot(
         The path written.
 
     Raises:
-        SettingsError: a folder is no run, or has no such metric yet; x or the suffix is unknown.
+        SettingsError: a folder is no run, or has no such metric yet; x or the suffix is unknown; labels are missing.
     """
     out = Path(out)
     if x not in X_LABELS:
@@ -73,7 +73,7 @@ def plot(
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
     read = [Run.read(run) for run in runs]
-    groups = _labelled(read, labels) if labels else methods(read)
+    groups = methods(read) if labels is None else _labelled(read, labels)
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
     unit = ""
     if x == "time":
@@ -86,7 +86,7 @@ def plot(
         _draw(axes, groups, curves)
         axes.set_xlabel(X_LABELS[x] + unit)
         axes.set_ylabel("Episode return (raw score)" if metric in SCORES else metric)
-        axes.set_title(title([group.settings for group in groups]) or metric)
+        axes.set_title(title([run.settings for run in read]) or metric)
         axes.margins(x=0.01)
         if x != "time":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -108,9 +108,11 @@ def read_curve(run: Path, x: str, metric: str) -> Curve:
 
 
 def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
-    groups = {label: Method(run.settings, label=label) for run, label in zip(runs, labels, strict=True)}
+    if len(labels) != len(runs):
+        raise SettingsError(f"There are {len(labels)} labels for {len(runs)} runs: give one for each.")
+    groups: dict[str, Method] = {}
     for run, label in zip(runs, labels, strict=True):
-        groups[label].runs.append(run)
+        groups.setdefault(label, Method(run.settings, label=label)).runs.append(run)
     return list(groups.values())
 
 

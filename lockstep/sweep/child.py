@@ -51,6 +51,9 @@ def run_entry(queue: Queue, name: str) -> int:
         if not mine:
             print(f"{name} is being run by another process.", file=sys.stderr)
             return ELSEWHERE
+        if not queue.has(name):
+            print(f"{name} was taken out of the sweep.", file=sys.stderr)  # a job that Slurm had kept
+            return 0
         ended = queue.outcome(name)
         if ended is None:
             try:

@@ -30,7 +30,7 @@ class SweepOptions:
     retry_failed: bool = False
     """Let runs that failed go on from their checkpoints."""
     drop: str = ""
-    """Take runs that wait out of the queue first, by name, as in 'ppo-atari-*'; their folders stay."""
+    """First take runs that wait, or have failed, out of the queue, by name, as in 'ppo-atari-*'. Their folders stay."""
     status: bool = False
     """Only print what has become of each run. May be asked for while the sweep runs."""
     slurm: bool = False

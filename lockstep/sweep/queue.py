@@ -165,6 +165,9 @@ class Queue:
         found = [Entry(**read_json(path)) for path in self._queue.glob("*.json")]
         return sorted(found, key=lambda entry: entry.order)
 
+    def has(self, name: str) -> bool:
+        return (self._queue / f"{name}.json").exists()
+
     def entry(self, name: str) -> Entry:
         return Entry(**read_json(self._queue / f"{name}.json"))
 
@@ -185,19 +188,20 @@ class Queue:
         return len(failed)
 
     def drop(self, pattern: str) -> list[str]:
-        """Take the runs that wait and have such a name out of the queue; their folders stay.
+        """Take the runs that wait or have failed, and have such a name, out of the queue; their folders stay.
 
         Raises:
             SettingsError: there is none.
         """
         named = [entry.name for entry in self.entries() if fnmatchcase(entry.name, pattern)]
-        waiting = [name for name in named if self.state(name) == "waiting"]
-        if not waiting:
+        dropped = [name for name in named if self.state(name) in ("waiting", "failed")]
+        if not dropped:
             what = f"of {len(named)} runs with such a name none waits" if named else "no run has such a name"
             raise SettingsError(f"--drop {pattern}: {what}. Names: lockstep sweep {self.folder} --status")
-        for name in waiting:
+        for name in dropped:
+            (self._outcomes / f"{name}.json").unlink(missing_ok=True)
             (self._queue / f"{name}.json").unlink()
-        return waiting
+        return dropped
 
     def state(self, name: str) -> State:
         """What has become of a run."""

@@ -20,7 +20,7 @@ from lockstep.sweep.slots import Needs, needs
 from lockstep.sweep.spec import setting
 
 _OF_EPISODES = {"score/length", *SCORES} - {"eval/score"}
-"""Metrics that every run has once an episode has ended."""
+"""Metrics that every run has once some episodes have ended."""
 
 
 @dataclass(frozen=True)

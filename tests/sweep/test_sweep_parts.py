@@ -18,6 +18,7 @@ from lockstep.layout import Layout
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError, from_json
 from lockstep.sweep import Run, grid
+from lockstep.sweep.child import run_entry
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
@@ -75,9 +76,12 @@ def test_what_waits_can_be_taken_out_again(queue: Queue) -> None:
     queue.add(seeds(1, 2, 3))
     first, second, third = (entry.name for entry in queue.entries())
     queue.end(first, Outcome("done", "ab" * 32, 10, 1.0))
+    queue.end(third, Outcome("failed"))
     queue.run(second).mkdir()
     assert queue.drop("*-s[12]*") == [second]
     assert [entry.name for entry in queue.entries()] == [first, third] and queue.run(second).is_dir()
+    assert run_entry(queue, second) == 0 and queue.outcome(second) is None, "as when Slurm begins its job"
+    assert queue.drop("*") == [third] and queue.outcome(third) is None
     with pytest.raises(SettingsError, match="of 1 runs with such a name none waits"):
         queue.drop(first)
     with pytest.raises(SettingsError, match="no run has such a name"):

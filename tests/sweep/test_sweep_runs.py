@@ -16,9 +16,11 @@ import pytest
 from children import Child
 from tiny import options
 
+from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.runtime import checkpoint
 from lockstep.settings import from_json
+from lockstep.sweep import grid
 from lockstep.sweep.queue import Queue
 from lockstep.train import train
 
@@ -163,6 +165,17 @@ def test_more_seeds_run_only_what_is_new(capsys: pytest.CaptureFixture[str]) -> 
     assert "start ppo-cartpole-CartPole-v1-s2-" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert outcomes() == expected()
+
+
+def test_a_change_of_mind(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]
+    Queue.make(Path("set")).add(grid(recipes.ppo_cartpole(), {"seed": [1, 2]}))
+    assert main([*command, "--seed", "3", "--drop", "nobody-*"]) == 2
+    assert main([*command, "--seed", "3", "--drop", "*-s[12]-*", "--status"]) == 2
+    assert "no run has such a name" in capsys.readouterr().err and not Path("set/sweep.json").exists()
+    assert main([*command, "--seed", "3", "--drop", "*-s[12]-*"]) == 0
+    assert capsys.readouterr().out.startswith("dropped CartPole-v1-ppo-s1")
+    assert set(outcomes()) == {3}
 
 
 def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
