@@ -18,6 +18,8 @@ from lockstep.settings import SettingsError
 _SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which stays distinct for the color-blind.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#B8A800")
+_FEW = 5
+"""More lines than these are drawn without the single runs, and named beside the picture."""
 _STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.spines.top": False,
@@ -50,7 +52,8 @@ def plot(
     """Draw one metric of some runs against experience or time.
 
     Runs that differ only in their seed form one line: their mean, over the range of x that all of them reached,
-    with a band of one standard deviation. Thin lines are single runs as recorded, thick ones are smoothed.
+    with a band of one standard deviation. Thin lines are single runs as recorded (left out where there are many), thick
+    ones are smoothed.
 
     Args:
         runs: run folders.
@@ -91,7 +94,10 @@ def plot(
         if x != "time":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if len(runs) > 1:
-            axes.legend(loc="best", labelcolor="#333333")
+            if len(groups) > _FEW:
+                axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="#333333")
+            else:
+                axes.legend(loc="best", labelcolor="#333333")
         out.parent.mkdir(parents=True, exist_ok=True)
         dated = {"Date": None} if out.suffix.lower() == ".svg" else {}
         figure.savefig(out, metadata=dated or None)
@@ -121,7 +127,7 @@ def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]
         color = _COLORS[number % len(_COLORS)]
         style = ("-", "--", ":")[number // len(_COLORS) % 3]
         label = f"{group.label} ({group.size})" if group.label else group.size
-        for x, y in single:
+        for x, y in single if len(groups) <= _FEW else ():
             axes.plot(x, y, color=color, alpha=0.3, linewidth=0.7, marker="." if len(x) < 3 else None)
         smoothed = [(x, smooth(y, len(y) // 30)) for x, y in single]
         if len(smoothed) == 1:
@@ -130,4 +136,5 @@ def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]
         grid, values = align(smoothed)
         mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
         axes.plot(grid, mean, color=color, linestyle=style, linewidth=2.2, label=f"{label}, mean ± std")
-        axes.fill_between(grid, mean - spread, mean + spread, color=color, alpha=0.18, linewidth=0)
+        shade = 0.18 if len(groups) <= _FEW else 0.1
+        axes.fill_between(grid, mean - spread, mean + spread, color=color, alpha=shade, linewidth=0)

@@ -105,3 +105,9 @@ def test_lines_of_one_algorithm_among_others_are_told_apart(tmp_path: Path) -> N
     runs = [write_run(tmp_path / f"{name}-{lag}", algorithm=name, lag=lag) for name in ("PPO", "DQN") for lag in (0, 1)]
     written = texts(plot([*runs[1:], write_run(tmp_path / "a", algorithm="A2C")], tmp_path / "curve.svg"))
     assert {"DQN, lag=0 (1 seed)", "DQN, lag=1 (1 seed)"} <= {text for text in written if text.startswith("DQN")}
+
+
+def test_many_lines_are_drawn_without_single_runs(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{lag}-{seed}", seed=seed, lag=lag) for lag in range(6) for seed in (1, 2)]
+    few, many = (plot(chosen, tmp_path / f"{len(chosen)}.svg").read_text() for chosen in (runs[:10], runs))
+    assert few.count("stroke-opacity: 0.3") == 10 and many.count("stroke-opacity: 0.3") == 0
