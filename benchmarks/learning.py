@@ -83,7 +83,9 @@ PROOFS = {
     "memory-r2d2-none": Proof("r2d2-memory --model.core none", 1),
     "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 30k", 1),
     "breakout-ppo": Proof(
-        f"ppo-atari --env.id Breakout {_ATARI} --env.num-envs 16 --algorithm.minibatches 8 --total-steps 2.5M", 1
+        "ppo-atari --env.id Breakout --env.protocol classic --scheme.shards 1 --env.num-envs 16 "
+        "--algorithm.minibatches 8 --algorithm.learning-rate 1e-3 --total-steps 2.5M",
+        1,
     ),
     "pong-ppo": Proof(
         f"ppo-atari --env.id Pong {_ATARI} --env.num-envs 16 --algorithm.minibatches 8 "
