@@ -16,8 +16,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.cli.common import parse
+from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.scores import evaluate
+from lockstep.experiment import Experiment
 from lockstep.run import RunFolder
 
 RESULTS = Path(__file__).parent / "learning"
@@ -36,6 +39,12 @@ class Proof:
     """Episodes of the separate evaluation."""
     greedy: bool = False
     """Whether that takes the most likely actions, as scores of continuous control are published."""
+
+    def experiment(self) -> Experiment:
+        """What `lockstep train` makes of the flags."""
+        recipe, flags = recipe_and_flags("train", self.flags.split())
+        assert recipe is not None
+        return parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe))).experiment
 
 
 _ATARI = "--env.protocol classic --scheme.shards 4 --scheme.acting-batch 16"

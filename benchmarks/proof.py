@@ -22,8 +22,6 @@ from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, 
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.qpg import QPGConfig
-from lockstep.cli.common import parse
-from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import Levels, evaluate
@@ -129,7 +127,7 @@ def _minatar() -> dict[str, Proof]:
             env=replace(dqn.env, num_envs=16), model=network(core="lstm", core_size=128), algorithm=recurrent
         ),
     }
-    return {f"minatar-{_short(label)}": Proof(label, each, 10) for label, each in experiments.items()}
+    return {f"minatar-{label.lower().replace('-', '')}": Proof(label, each, 10) for label, each in experiments.items()}
 
 
 def _mujoco() -> dict[str, Proof]:
@@ -177,23 +175,16 @@ def _atari() -> dict[str, Proof]:
         "pong-dqn": "20.25 ± 0.41 at 10M (CleanRL)",
         "breakout-ppo": "414.7 ± 28.1 at 10M (CleanRL)",
     }
+    proofs = load_object(f"{Path(__file__).parent / 'learning.py'}:PROOFS")
     procgen = recipes.ppo_procgen()
     levels = replace(procgen.env, num_levels=200)
     return {
         **{
-            name: Proof(name.split("-")[1].upper(), _flags(name), 3, published=known)
+            name: Proof(name.split("-")[1].upper(), proofs[name].experiment(), 3, published=known)
             for name, known in published.items()
         },
         "starpilot-ppo": Proof("PPO", procgen.replace(env=levels, total_steps=2_000_000), 1, levels="test"),
     }
-
-
-def _flags(name: str) -> Experiment:
-    """What `lockstep train` would make of a proof's flags."""
-    proofs = load_object(f"{Path(__file__).parent / 'learning.py'}:PROOFS")
-    recipe, flags = recipe_and_flags("train", proofs[name].flags.split())
-    assert recipe is not None
-    return parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe))).experiment
 
 
 def _ppo(experiment: Experiment) -> PPOConfig:
@@ -209,10 +200,6 @@ def _config(experiment: Experiment) -> DQNConfig:
 def _policy_gradient(experiment: Experiment) -> Any:
     assert isinstance(experiment.algorithm, QPGConfig)
     return experiment.algorithm
-
-
-def _short(label: str) -> str:
-    return label.lower().replace("-", "")
 
 
 PARTS = {"minatar": _minatar(), "mujoco": _mujoco(), "atari": _atari()}
@@ -306,8 +293,9 @@ def _scores(name: str, proof: Proof, queue: Queue, ended: list[str]) -> list[dic
                 "scores": list(evaluation.scores),
                 "protocol": evaluation.protocol,
             }
+            write_json(path, {"runs": [*known, score]})  # lest an end loses it
+            known.append(score)
         found.append(score)
-        write_json(path, {"runs": found + [each for each in known if each["run"] not in {s["run"] for s in found}]})
     write_json(path, {"runs": found})
     return found
 

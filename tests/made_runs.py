@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lockstep.sweep.queue import Outcome, Queue
+from lockstep.sweep.slots import Machine, Process, Share
 
 SAMPLES, FRAMES, UPDATES, SECONDS = 16_384, 65_536, 16, 200.0
 """Of one iteration."""
@@ -73,3 +77,11 @@ def write_run(
                 line["score/mean"] = score(share) if score else rising
             file.write(json.dumps(line) + "\n")
     return path
+
+
+class Instant(Machine):
+    """Where the runs of a sweep end at once."""
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        queue.end(name, Outcome("done", "ab" * 32, 10, 1.0))
+        return subprocess.Popen(["true"])

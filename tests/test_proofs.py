@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from made_runs import write_run
 
-from lockstep.cli.common import parse
-from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
 from lockstep.evaluation.scores import Evaluation
 from lockstep.settings import load_object
 from lockstep.sweep import Run
@@ -23,9 +21,7 @@ PROOFS = load_object(f"{BENCHMARKS / 'learning.py'}:PROOFS")
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_the_flags_are_those_of_a_valid_experiment(name: str) -> None:
-    recipe, flags = recipe_and_flags("train", PROOFS[name].flags.split())
-    assert recipe is not None
-    parse(TrainArguments, f"train {recipe}", flags, TrainArguments(load_recipe(recipe))).experiment.validate()
+    PROOFS[name].experiment().validate()
 
 
 @pytest.mark.parametrize("part", ["minatar", "mujoco", "atari"])

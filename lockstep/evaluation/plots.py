@@ -123,11 +123,12 @@ def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
 
 
 def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]]) -> None:
+    few = len(groups) <= _FEW
     for number, (group, single) in enumerate(zip(groups, curves, strict=True)):
         color = _COLORS[number % len(_COLORS)]
         style = ("-", "--", ":")[number // len(_COLORS) % 3]
         label = f"{group.label} ({group.size})" if group.label else group.size
-        for x, y in single if len(groups) <= _FEW else ():
+        for x, y in single if few else ():
             axes.plot(x, y, color=color, alpha=0.3, linewidth=0.7, marker="." if len(x) < 3 else None)
         smoothed = [(x, smooth(y, len(y) // 30)) for x, y in single]
         if len(smoothed) == 1:
@@ -136,5 +137,4 @@ def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]
         grid, values = align(smoothed)
         mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
         axes.plot(grid, mean, color=color, linestyle=style, linewidth=2.2, label=f"{label}, mean ± std")
-        shade = 0.18 if len(groups) <= _FEW else 0.1
-        axes.fill_between(grid, mean - spread, mean + spread, color=color, alpha=shade, linewidth=0)
+        axes.fill_between(grid, mean - spread, mean + spread, color=color, alpha=0.18 if few else 0.1, linewidth=0)

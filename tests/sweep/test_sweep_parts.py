@@ -7,10 +7,10 @@ import io
 import json
 import os
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
+from made_runs import Instant
 from rich.console import Console
 
 from lockstep import recipes
@@ -23,7 +23,7 @@ from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
-from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
+from lockstep.sweep.slots import Machine, Needs, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
 
@@ -180,18 +180,14 @@ def test_gpus_are_shared_evenly() -> None:
         machine.check(Needs(1, 3))
 
 
-class Later(Machine):
-    """Has no room at first, and runs that end at once."""
+class Later(Instant):
+    """Has no room at first."""
 
     turns = 0
 
     def take(self, wanted: Needs) -> Share | None:
         self.turns += 1
         return super().take(wanted) if self.turns > 3 else None
-
-    def start(self, queue: Queue, name: str, share: Share) -> Process:
-        queue.end(name, Outcome("done", "ab" * 32, 10, 1.0))
-        return subprocess.Popen(["true"])
 
 
 def test_waiting_for_room_is_said_once(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:

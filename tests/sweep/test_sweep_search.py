@@ -9,7 +9,6 @@ import math
 import re
 import signal
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from children import Child
+from made_runs import Instant
 from tiny import options
 
 from lockstep import recipes
@@ -27,7 +27,7 @@ from lockstep.sweep.flags import search_of
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
-from lockstep.sweep.slots import Machine, Process, Share
+from lockstep.sweep.slots import Machine
 from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
 from lockstep.train import train
@@ -196,19 +196,11 @@ def test_a_first_trial_without_a_finished_episode(objective: str) -> None:
     assert [(trial.state, trial.value) for trial in trials.all()] == [("done", None), ("running", None)]
 
 
-class Short(Machine):
-    """Its runs end at once."""
-
-    def start(self, queue: Queue, name: str, share: Share) -> Process:
-        queue.end(name, Outcome("done", "ab" * 32, 10, 1.0))
-        return subprocess.Popen(["true"])
-
-
 def test_trials_that_need_no_run_are_not_said_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
     queue = Queue.make(Path("set"))
     trials = Trials.make(queue, search({"algorithm.epochs": OneOf((2, 4))}, trials=6))
     trials.begin()
-    assert Runner(queue, Short([0]), SweepOptions(overview="plain"), trials).run()
+    assert Runner(queue, Instant([0]), SweepOptions(overview="plain"), trials).run()
     assert len(queue.entries()) == 2 and "waiting: there is no room" not in capsys.readouterr().out
 
 
