@@ -4,7 +4,8 @@
     python benchmarks/proof.py report --runs runs/seeds     # evaluates what has ended; writes into benchmarks/seeds/
 
 A part of it: benchmarks/proof.py:minatar, :mujoco or :atari. Seeds vary slowest within a part, so that a queue that
-is stopped early has as many of them for every algorithm.
+is stopped early has as many of them for every algorithm. Reports add up: what one has written stays, scores and curves,
+so the runs may be trained on several machines, and their folders need not be kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lockstep.evaluation.statistics import estimate, iqm, readable
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError, load_object, to_json
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json
 
@@ -50,8 +51,8 @@ class Proof:
     seeds: int
     greedy: bool = False
     """Whether the evaluation takes the most likely actions, as scores of continuous control are published."""
-    levels: Levels = "train"
-    """Which levels the evaluation plays."""
+    levels: tuple[Levels, ...] = ("train",)
+    """Which levels the evaluations play: a row for each."""
     published: str = "—"
 
     def run(self, name: str, seed: int) -> Run:
@@ -183,7 +184,7 @@ def _atari() -> dict[str, Proof]:
             name: Proof(name.split("-")[1].upper(), proofs[name].experiment(), 3, published=known)
             for name, known in published.items()
         },
-        "starpilot-ppo": Proof("PPO", procgen.replace(env=levels, total_steps=2_000_000), 1, levels="test"),
+        "starpilot-ppo": Proof("PPO", procgen.replace(env=levels, total_steps=1_000_000), 1, levels=("train", "test")),
     }
 
 
@@ -234,21 +235,23 @@ def report(root: Path) -> int:
     RESULTS.mkdir(exist_ok=True)
     found = 0
     for part, proofs in PARTS.items():
-        rows, curves = [], dict[str, list[tuple[Path, str]]]()
+        rows, curves = [], dict[str, list[tuple[RunData, str]]]()
         for name, proof in proofs.items():
             wanted = [proof.run(name, seed).name for seed in range(1, 1 + proof.seeds)]
-            states = {run: queue.state(run) if run in queued else "not queued" for run in wanted}
+            states = {run: queue.state(run) for run in wanted if run in queued}
             queued -= set(wanted)
-            ended = [run for run, state in states.items() if state == "done"]
             if other := [f"{run} {state}" for run, state in states.items() if state in ("failed", "stopped")]:
                 print(f"not evaluated: {', '.join(other)}")
-            if not ended:
+            scores = _scores(name, proof, queue, wanted, [run for run, state in states.items() if state == "done"])
+            if not scores:
                 continue
-            found += len(ended)
-            curves.setdefault(name.split("-")[0], []).extend((queue.run(run), proof.label) for run in ended)
-            draw(RESULTS / f"{name}.png", [queue.run(run) for run in ended], [proof.label] * len(ended))
-            rows.append(_row(name, proof, _scores(name, proof, queue, ended)))
-            print(rows[-1], flush=True)
+            found += len({each["run"] for each in scores})
+            drawn = _curves(proof, scores)
+            curves.setdefault(name.split("-")[0], []).extend((run, proof.label) for run in drawn)
+            draw(RESULTS / f"{name}.png", drawn, [proof.label] * len(drawn))
+            for levels in proof.levels:
+                rows.append(_row(name, proof, [each for each in scores if each["levels"] == levels]))
+                print(rows[-1], flush=True)
         for task, drawn in curves.items():
             if len({label for _, label in drawn}) > 1:
                 draw(RESULTS / f"{task}.png", [run for run, _ in drawn], [label for _, label in drawn])
@@ -259,9 +262,9 @@ def report(root: Path) -> int:
     return found
 
 
-def draw(path: Path, runs: list[Path], labels: list[str]) -> None:
+def draw(path: Path, runs: list[RunData], labels: list[str]) -> None:
     """The runs in which an episode has ended."""
-    known = [(run, label) for run, label in zip(runs, labels, strict=True) if RunData.read(run).has("score/mean")]
+    known = [(run, label) for run, label in zip(runs, labels, strict=True) if run.has("score/mean")]
     if known:
         plot([run for run, _ in known], path, labels=[label for _, label in known])
 
@@ -270,43 +273,72 @@ _HEAD = (
     "| NAME | algorithm | steps | seeds | training: IQM (95% interval) | evaluation: IQM (95%) | range | published |",
     "|---|---|---|---|---|---|---|---|",
 )
+_POINTS = 200
+"""Of a curve that is kept."""
 
 
-def _scores(name: str, proof: Proof, queue: Queue, ended: list[str]) -> list[dict[str, Any]]:
-    """Of every seed, from the file where it was evaluated before in the same way."""
+def _scores(name: str, proof: Proof, queue: Queue, wanted: list[str], ended: list[str]) -> list[dict[str, Any]]:
+    """Of every seed and kind of level: what ended here, evaluated unless that was done before, and what was written
+    before of runs that are not here."""
     path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text())["runs"] if path.is_file() else []
     found: list[dict[str, Any]] = []
-    for run in ended:
-        outcome = queue.outcome(run)
-        assert outcome is not None
-        how = {"digest": outcome.digest, "episodes": EPISODES, "greedy": proof.greedy, "levels": proof.levels}
-        score = next((each for each in known if how.items() <= each.items()), None)
-        if score is None:
-            evaluation = evaluate(queue.run(run), episodes=EPISODES, greedy=proof.greedy, levels=proof.levels)
-            score = {
-                "run": run,
-                "seed": queue.entry(run).experiment["seed"],
-                "training": outcome.score,
-                "evaluation": evaluation.mean,
-                **how,
-                "scores": list(evaluation.scores),
-                "protocol": evaluation.protocol,
-            }
-            write_json(path, {"runs": [*known, score]})  # lest an end loses it
-            known.append(score)
-        found.append(score)
-    write_json(path, {"runs": found})
+    for run in wanted:
+        outcome = queue.outcome(run) if run in ended else None
+        for levels in proof.levels:
+            how = {"run": run, "episodes": EPISODES, "greedy": proof.greedy, "levels": levels}
+            how |= {"digest": outcome.digest} if outcome else {}
+            score = next((each for each in known if how.items() <= each.items()), None)
+            if score is None and outcome:
+                evaluation = evaluate(queue.run(run), episodes=EPISODES, greedy=proof.greedy, levels=levels)
+                score = {
+                    **how,
+                    "seed": queue.entry(run).experiment["seed"],
+                    "training": outcome.score,
+                    "evaluation": evaluation.mean,
+                    "scores": list(evaluation.scores),
+                    "protocol": evaluation.protocol,
+                }
+                write_json(path, {"runs": [*known, score]})  # lest an end loses it
+                known.append(score)
+            if score is not None:
+                if outcome:
+                    score["curve"] = _thin(queue.run(run))
+                found.append(score)
+    if found:
+        write_json(path, {"runs": found})
     return found
+
+
+def _thin(folder: Path) -> list[list[float]]:
+    """Samples and training scores of a run, as many as a picture shows."""
+    run = RunData.read(folder)
+    if not run.has("score/mean"):
+        return []
+    x, y = run.curve("samples", "score/mean")
+    chosen = np.linspace(0, len(x) - 1, min(_POINTS, len(x))).round().astype(int)
+    return [[int(samples), round(float(score), 3)] for samples, score in zip(x[chosen], y[chosen], strict=True)]
+
+
+def _curves(proof: Proof, scores: list[dict[str, Any]]) -> list[RunData]:
+    """The kept curves as runs; none if one is missing, lest a picture loses seeds."""
+    algorithm = to_json(proof.experiment)["algorithm"]["$type"]
+    settings = {"env.id": proof.experiment.env.id, "algorithm.$type": algorithm}
+    return [
+        RunData(Path(run), each["seed"], settings, {}, [{"samples": x, "score/mean": y} for x, y in each["curve"]])
+        for run, each in {each["run"]: each for each in scores}.items()
+        if all("curve" in each for each in scores)
+    ]
 
 
 def _row(name: str, proof: Proof, scores: list[dict[str, Any]]) -> str:
     training = np.array([each["training"] for each in scores if each["training"] is not None])
     final = np.array([each["evaluation"] for each in scores])
     steps = proof.experiment.total_steps
+    levels = f", {scores[0]['levels']} levels" if len(proof.levels) > 1 else ""
     cells = [
         f"`{name}`",
-        proof.label,
+        proof.label + levels,
         f"{steps / 1e6:g}M" if steps >= 1_000_000 else f"{steps // 1000}k",
         str(len(scores)) if len(scores) == proof.seeds else f"{len(scores)} of {proof.seeds}",
         str(estimate(iqm, [training])) if len(training) else "—",

@@ -40,7 +40,7 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
     asked = []
 
     def evaluate(run: Path, **how: Any) -> Evaluation:
-        asked.append(run.name)
+        asked.append((run.name, how["levels"]))
         return Evaluation((1.0, 2.0), (5, 5), "made up")
 
     monkeypatch.setattr(proof, "evaluate", evaluate)
@@ -62,3 +62,19 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
     assert len(json.loads((results / "minatar-ppo.json").read_text())["runs"]) == 2
     report(queue.folder)
     assert len(asked) == 3, "what was evaluated is not evaluated again"
+
+    other = Queue.make(tmp_path / "other machine")
+    procgen = next(run for run in proof.atari() if run.label == "starpilot-ppo")
+    for run in (runs["minatar-ppo", 3], procgen):
+        other.add([run])
+        write_run(other.run(run.name), seed=run.experiment.seed, iterations=60)
+        other.end(run.name, Outcome("done", "another", 9, 4.0))
+    asked.clear()
+    assert report(other.folder) == 5, "what was reported before stays"
+    table = (results / "minatar.md").read_text()
+    assert "| `minatar-ppo` | PPO | 1M | 3 of 10 |" in table and "`minatar-a2c`" in table
+    kept = json.loads((results / "minatar-ppo.json").read_text())["runs"]
+    assert [each["seed"] for each in kept] == [1, 2, 3] and len(kept[2]["curve"]) == 58, "points with a score"
+    assert [levels for run, levels in asked if run.startswith("starpilot")] == ["train", "test"]
+    table = (results / "atari.md").read_text()
+    assert "| PPO, train levels | 1M | 1 |" in table and "| PPO, test levels | 1M | 1 |" in table

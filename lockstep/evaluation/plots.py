@@ -42,7 +42,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def plot(
-    runs: Sequence[Path | str],
+    runs: Sequence[Path | str | Run],
     out: Path | str,
     *,
     x: str = "samples",
@@ -56,7 +56,7 @@ def plot(
     ones are smoothed.
 
     Args:
-        runs: run folders.
+        runs: run folders, or what was read from them.
         out: file to write; its suffix says whether PNG, SVG or PDF.
         x: frames, samples, updates or time (seconds of training).
         metric: name in metrics.jsonl.
@@ -75,7 +75,7 @@ def plot(
         raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
-    read = [Run.read(run) for run in runs]
+    read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     groups = methods(read) if labels is None else _labelled(read, labels)
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
     unit = ""
