@@ -57,6 +57,7 @@ class Experiment:
         self.env.validate()
         self.scheme.validate()
         self.normalize.validate()
+        self.model.validate()
         if num_envs % shards:
             raise SettingsError(
                 f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "

@@ -152,7 +152,7 @@ class ActorCriticConfig(TrunkConfig):
         seed: int,
         observation_clip: float = 10.0,
     ) -> ActorCritic:
-        self._validate()
+        self.validate()
         distribution = self._distribution(action_space)
         if ObservationLayout.of(observation_space).mask_size:
             raise SettingsError("This model knows no action masks. Remove action_mask from the observation.")
@@ -185,8 +185,9 @@ class ActorCriticConfig(TrunkConfig):
             "Discrete ones with squashed alone (SAC): use another environment, or another recipe."
         )
 
-    def _validate(self) -> None:
-        super()._validate()
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate()
         if self.critics < 1:
             raise SettingsError(f"model.critics={self.critics} must be at least 1.")
         if not 0.01 <= self.initial_std <= 5:

@@ -134,6 +134,9 @@ class ModelConfig(ABC):
         """Whether forward wants prev_action and prev_reward."""
         return False
 
+    def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
+        """Raise SettingsError for values out of range, as far as they can be known before the environment is."""
+
     @abstractmethod
     def build(
         self,

@@ -64,7 +64,7 @@ class DynamicsConfig(ModelConfig):
         seed: int,
         observation_clip: float = 10.0,
     ) -> DynamicsModel:
-        self._validate()
+        self.validate()
         layout = ObservationLayout.of(observation_space)
         if layout.images or layout.mask_size or not isinstance(action_space, spaces.Box):
             raise SettingsError(
@@ -76,7 +76,8 @@ class DynamicsConfig(ModelConfig):
         with reproducible_initialization(seed):
             return DynamicsModel(self, layout, Deterministic(action_space), seed)
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
         for name in ("members", "horizon", "population", "rounds", "elites"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"model.{name}={getattr(self, name)} must be at least 1.")

@@ -260,7 +260,8 @@ class TrunkConfig(ModelConfig):
         """The part of the encoder that sees all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
         return MLP(size, self.hidden_sizes, self.activation)
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
         sizes = {"hidden_sizes": self.hidden_sizes, "channels": self.channels, "core_size": (self.core_size,)}
         for name, values in sizes.items():
             if not values or min(values) < 1:
@@ -291,7 +292,7 @@ class StandardModelConfig(TrunkConfig):
         seed: int,
         observation_clip: float = 10.0,
     ) -> StandardModel:
-        self._validate()
+        self.validate()
         distribution = make_distribution(action_space, squash=self.squash)
         mask_size = ObservationLayout.of(observation_space).mask_size
         if mask_size and mask_size != distribution.num_logits:

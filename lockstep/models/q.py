@@ -238,7 +238,7 @@ class QModelConfig(TrunkConfig):
         seed: int,
         observation_clip: float = 10.0,
     ) -> QModel:
-        self._validate()
+        self.validate()
         if not isinstance(action_space, spaces.Discrete):
             raise SettingsError(
                 f"A Q-network values a list of actions one by one, but the action space is {action_space}. Use an "
@@ -246,8 +246,6 @@ class QModelConfig(TrunkConfig):
             )
         if ObservationLayout.of(observation_space).mask_size:
             raise SettingsError("Q-networks know no action masks yet. Remove action_mask from the observation.")
-        if self.returns == "categorical" and not self.v_min < self.v_max:
-            raise SettingsError(f"model.v_min={self.v_min} must be below model.v_max={self.v_max}.")
         distribution = EpsilonGreedy(action_space)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         core, dtype = {"none": None, "gru": GRU, "lstm": LSTM}[self.core], PRECISIONS[precision]
@@ -274,7 +272,11 @@ class QModelConfig(TrunkConfig):
                 head = ImplicitQHead(trunk.out_features, head, self.numbers, self.cosines)
             return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
 
-    def _validate(self) -> None:
-        super()._validate()
-        if self.stream_size < 0 or self.numbers < 1 or self.cosines < 1:
-            raise SettingsError("model.stream_size must be 0 or more, model.numbers and model.cosines at least 1.")
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate()
+        for name, least in (("stream_size", 0), ("numbers", 1), ("cosines", 1)):
+            if getattr(self, name) < least:
+                raise SettingsError(f"model.{name}={getattr(self, name)} must be at least {least}.")
+        if self.returns == "categorical" and not self.v_min < self.v_max:
+            raise SettingsError(f"model.v_min={self.v_min} must be below model.v_max={self.v_max}.")

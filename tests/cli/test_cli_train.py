@@ -113,6 +113,24 @@ def test_dry_run_for_people(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["ppo-cartpole", "--model.core-size", "0"], "model.core_size=0"),
+        (
+            ["dqn-cartpole", "--model.returns", "categorical", "--model.v-min", "9", "--model.v-max", "9"],
+            "model.v_min=9",
+        ),
+        (["dqn-cartpole", "--model.numbers", "0"], "model.numbers=0"),
+        (["sac-mujoco", "--model.critics", "0"], "model.critics=0"),
+        (["mpc-pendulum", "--model.elites", "999"], "model.elites=999"),
+    ],
+)
+def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, capsys: Captured) -> None:
+    assert main(["train", *arguments, "--dry-run"]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "texts"),
     [
         ([], ["train needs a recipe", "ppo-cartpole"]),
