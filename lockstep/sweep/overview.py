@@ -42,6 +42,8 @@ class Row:
     score: float | None
     rate: float
     """Agent samples a second; 0 while it is starting."""
+    pending: bool = False
+    """Whether it still waits for its machine."""
 
     @property
     def share(self) -> float:
@@ -49,6 +51,8 @@ class Row:
 
     @property
     def left(self) -> str:
+        if self.pending:
+            return "pending"
         return duration((self.total - self.samples) / self.rate) if self.rate else "starting"
 
 

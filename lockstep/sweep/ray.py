@@ -16,7 +16,7 @@ from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError, require
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue
-from lockstep.sweep.slots import Needs, Process
+from lockstep.sweep.slots import Needs
 
 _ENDING = 10.0
 """Seconds that a run which was killed gets to be gone."""
@@ -81,9 +81,14 @@ class RayProcess:
             self.kill()
         return self.returncode
 
+    @property
+    def begun(self) -> bool:
+        """Whether Ray has found a place for it."""
+        return self._is_there(self._begun)
+
     def terminate(self) -> None:
         """Have it end with a checkpoint; at once if Ray has found no place for it yet."""
-        if self._is_there(self._begun):
+        if self.begun:
             self._actor.stop.remote()
         else:
             self.kill()
@@ -144,9 +149,13 @@ class RayCluster:
         """The run has ended."""
         self._taken.remove(share)
 
-    def start(self, queue: Queue, name: str, share: Bundle) -> Process:
+    def start(self, queue: Queue, name: str, share: Bundle) -> RayProcess:
         """An actor, which begins when Ray has found a node for it."""
         return RayProcess(self._ray, queue, name, share)
+
+    def pending(self, process: RayProcess) -> bool:
+        """Whether Ray has found no node for a run yet, as while others' jobs have them."""
+        return not process.begun
 
     def _bundle(self, wanted: Needs) -> Bundle:
         # Ray shares out single GPUs only, by ten-thousandths.

@@ -262,8 +262,9 @@ class Runner:
 
     def _picture(self) -> Picture:
         counts: Counter[State] = Counter(self._states.values())
-        rows = [
-            Row(r.entry.name, str(r.share), r.curve.samples, r.entry.samples, r.curve.score, r.curve.rate)
-            for r in self._running
-        ]
-        return Picture(dict(counts), rows, time.monotonic() - self._began)
+        return Picture(dict(counts), [self._row(running) for running in self._running], time.monotonic() - self._began)
+
+    def _row(self, running: _Running) -> Row:
+        entry, curve = running.entry, running.curve
+        pending = self._place.pending(running.process)
+        return Row(entry.name, str(running.share), curve.samples, entry.samples, curve.score, curve.rate, pending)

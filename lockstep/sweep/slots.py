@@ -78,6 +78,10 @@ class Place(Protocol):
         """Start a run, with what it got."""
         ...
 
+    def pending(self, process: Any) -> bool:
+        """Whether a run that was started still waits for its machine."""
+        ...
+
 
 class Machine:
     """The cores and GPUs that a sweep may use, and which of them are taken."""
@@ -133,6 +137,10 @@ class Machine:
         """A process of this machine, which keeps to its share."""
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else None
         return child.start(queue, name, share.cores, environment)
+
+    def pending(self, process: Process) -> bool:
+        """Never: this machine is there."""
+        return False
 
     def _cores_of(self, wanted: Needs) -> int:
         return min(wanted.cores, len(self._cores))

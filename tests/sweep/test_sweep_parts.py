@@ -264,8 +264,12 @@ def test_stop_rules_that_are_none(text: str) -> None:
 
 
 PICTURE = Picture(
-    {"done": 3, "running": 2, "waiting": 10, "failed": 1},
-    [Row("pong-s1", "core 0", 500, 1000, 12.5, 100.0), Row("pong-s2", "cores 1-2", 0, 1000, None, 0.0)],
+    {"done": 3, "running": 3, "waiting": 10, "failed": 1},
+    [
+        Row("pong-s1", "core 0", 500, 1000, 12.5, 100.0),
+        Row("pong-s2", "cores 1-2", 0, 1000, None, 0.0),
+        Row("pong-s3", "Ray, 2 CPUs", 0, 1000, None, 0.0, pending=True),
+    ],
     61.0,
 )
 
@@ -275,14 +279,25 @@ def test_the_table_shows_what_runs(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
     console.print(panel(PICTURE, "sweep set"))
     text = console.export_text()
-    for part in ("sweep set", "pong-s1", "core 0", "12.5", "00:05", "pong-s2", "cores 1-2", "starting", "01:01"):
+    for part in (
+        "sweep set",
+        "pong-s1",
+        "core 0",
+        "12.5",
+        "00:05",
+        "pong-s2",
+        "cores 1-2",
+        "starting",
+        "pending",
+        "01:01",
+    ):
         assert part in text
-    assert "3 done   1 failed   2 running   10 waiting" in text
+    assert "3 done   1 failed   3 running   10 waiting" in text
     assert all(len(shown) <= width for shown in text.splitlines())
 
 
 def test_the_plain_line_shows_the_same() -> None:
     assert plain_line(PICTURE) == (
-        "3 done · 1 failed · 2 running · 10 waiting | pong-s1 50% score 12.5 left 00:05 | "
-        "pong-s2 0% score – left starting"
+        "3 done · 1 failed · 3 running · 10 waiting | pong-s1 50% score 12.5 left 00:05 | "
+        "pong-s2 0% score – left starting | pong-s3 0% score – left pending"
     )

@@ -88,6 +88,17 @@ def test_why_a_run_was_lost_is_in_its_log() -> None:
     assert queue.log("run").read_text() == "No module named lockstep\n"
 
 
+def test_a_run_that_ray_has_no_place_for_yet() -> None:
+    ray = MagicMock()
+    ray.remote().return_value.remote.return_value = SimpleNamespace(run=MagicMock(), __ray_ready__=MagicMock())
+    ray.wait.return_value = ([], [1])
+    cluster = RayCluster(ray)
+    process = cluster.start(Queue.make(Path("set")), "run", Bundle(1, 0.0))
+    assert cluster.pending(process) and process.poll() is None
+    ray.wait.return_value = ([1], [])
+    assert not cluster.pending(process)
+
+
 def test_runs_that_would_need_ray_themselves(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")
     assert main(["sweep", "set", "ppo-cartpole", "--layout", "ray:2", "--ray"]) == 2
