@@ -31,6 +31,7 @@ from lockstep.evaluation.plots import _COLORS, _STYLE, read_curve
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
+from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme
 
 RESULTS = Path(__file__).parent / "lag"
@@ -58,6 +59,7 @@ def _cases() -> dict[str, Case]:
     cartpole = recipes.ppo_cartpole().replace(scheme=Scheme(shards=1), total_steps=30_000)
     acrobot = cartpole.replace(env=replace(cartpole.env, id="Acrobot-v1", num_envs=16), total_steps=60_000)
     hopper = recipes.ppo_mujoco("Hopper-v4").replace(scheme=Scheme(shards=1), total_steps=40_000)
+    hopper = hopper.replace(model=StandardModelConfig(encoder="mlp", separate_value_network=True))
 
     ppo = PPOConfig(rollout=64, epochs=10, learning_rate=1e-3, clip=0.2, entropy_coef=0.0)
     cases = {

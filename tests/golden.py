@@ -5,6 +5,7 @@ python tests/golden.py      records this platform's in golden.json, or replaces 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import tempfile
@@ -45,4 +46,5 @@ def record() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     record()

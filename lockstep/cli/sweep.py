@@ -53,12 +53,16 @@ def sweep(arguments: list[str]) -> int:
         if options.dry_run or options.status:
             queue, code = Queue(folder.resolve()) if new else Queue.open(folder), 0
             entries, trials = queue.with_runs(runs), _trials(queue, search, options)
+            _check(queue, trials, options)
             _show(queue, entries, trials, options)
         else:
             queue = Queue.make(folder) if new else Queue.open(folder)
             with queue.locked():
                 trials = _trials(queue, search, options)
+                _check(queue, trials, options)
                 code = _run(queue, runs, trials, options)
+            if options.slurm and trials is not None:  # its job takes the lock
+                _submit_search(queue, trials, options)
             entries = queue.entries()
     if options.json:
         found = {} if trials is None else {"search": _found(trials)}
@@ -119,12 +123,19 @@ def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trial
     return Trials.make(queue, dataclasses.replace(search, **{name: value for name, value in wanted.items() if value}))
 
 
-def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
-    """Add runs, and run what waits, here, on Ray or on Slurm."""
+def _check(queue: Queue, trials: Trials | None, options: SweepOptions) -> None:
+    """Raise SettingsError for options that do not go with what the folder holds."""
     if options.drop and trials is not None:
         raise SettingsError(f"{queue.folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
-    if options.slurm and trials is not None:
-        raise SettingsError(f"{queue.folder} holds a search, which goes on here or on Ray (--ray), not on Slurm.")
+    if options.slurm and options.stop_early and trials is None:
+        raise SettingsError(
+            f"--stop-early {options.stop_early} needs a sweep that watches its runs, which --slurm leaves to Slurm. "
+            "Leave one of them out."
+        )
+
+
+def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
+    """Add runs, and run what waits, here, on Ray or on Slurm."""
     if options.drop:
         say(f"dropped {', '.join(queue.drop(options.drop))}")
     write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
@@ -135,6 +146,8 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     if trials is not None:
         trials.begin()
         entries = queue.entries()
+    if options.slurm and trials is not None:
+        return 0
     if options.slurm:
         from lockstep.sweep.slurm import submit
 
@@ -190,10 +203,19 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: Sw
         for trial in trials.all():
             say(f"{trial.state:<8} {trial}")
         say(trials.summary())
-    if options.slurm and options.dry_run:
+    if options.slurm and options.dry_run and trials is not None:
+        _submit_search(queue, trials, options)
+    elif options.slurm and options.dry_run:
         from lockstep.sweep.slurm import submit
 
         submit(queue, entries, options.slurm_options, say, dry_run=True)
+
+
+def _submit_search(queue: Queue, trials: Trials, options: SweepOptions) -> None:
+    from lockstep.sweep.slurm import submit_search
+
+    slots, shared = options.slots, options.runs_per_gpu
+    submit_search(queue, trials.needs, slots, shared, options.slurm_options, say, dry_run=options.dry_run)
 
 
 def _found(trials: Trials) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
-from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
+from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_initial_std
 from lockstep.settings import SettingsError
 
 
@@ -190,8 +190,7 @@ class ActorCriticConfig(TrunkConfig):
         super().validate()
         if self.critics < 1:
             raise SettingsError(f"model.critics={self.critics} must be at least 1.")
-        if not 0.01 <= self.initial_std <= 5:
-            raise SettingsError(f"model.initial_std={self.initial_std} must be between 0.01 and 5, for example 0.7.")
+        check_initial_std(self.initial_std)
         if self.recurrent or self.previous_action_reward:
             raise SettingsError(
                 "This model has no memory: use --model.core none and --model.no-previous-action-reward."

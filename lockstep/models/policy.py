@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium
 import torch
@@ -39,18 +40,26 @@ class PolicyHead(nn.Module):
     With std "free" the log standard deviations are parameters of their own, the same in every state.
     """
 
-    def __init__(self, in_features: int, distribution: Distribution, std: Literal["free", "state"] = "free"):
+    def __init__(
+        self,
+        in_features: int,
+        distribution: Distribution,
+        std: Literal["free", "state"] = "free",
+        initial_std: float = 1.0,
+    ):
         super().__init__()
         self.distribution = distribution
         free = distribution.log_std_columns if std == "free" else ()
         emitted = [column for column in range(distribution.num_params) if column not in free]
         self.linear = nn.Linear(in_features, len(emitted))
-        self.log_std = nn.Parameter(torch.zeros(len(free))) if free else None
+        self.log_std = nn.Parameter(torch.full((len(free),), math.log(initial_std))) if free else None
         self.order: Tensor | None
         order = torch.tensor([*emitted, *free]).argsort()
         in_order = bool((order == torch.arange(len(order))).all())
         self.register_buffer("order", None if in_order else order, persistent=False)
         initialize_orthogonal(self.linear, 0.01)
+        if not free:
+            self.linear.bias.data[list(distribution.log_std_columns)] = math.log(initial_std)
 
     def forward(self, features: Tensor, allowed: Tensor | None = None) -> Tensor:
         """[T, B, F], action mask bool [T, B, num_logits] -> [T, B, P]"""
@@ -126,7 +135,7 @@ class StandardModel(PolicyModel):
         policy_trunk: features of the policy, and of the value if value_trunk is None.
         value_trunk: features of the value, if it has its own.
         distribution: of the actions.
-        std: see PolicyHead.
+        std, initial_std: see PolicyHead.
         uses_previous: whether the trunks take the previous action and reward as extra features.
         masked: whether observations have an action mask.
     """
@@ -138,6 +147,7 @@ class StandardModel(PolicyModel):
         distribution: Distribution,
         *,
         std: Literal["free", "state"] = "free",
+        initial_std: float = 1.0,
         uses_previous: bool = False,
         masked: bool = False,
     ):
@@ -148,7 +158,7 @@ class StandardModel(PolicyModel):
         self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
         self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
         self.state_size = sum(self.state_sizes)
-        self.policy_head = PolicyHead(policy_trunk.out_features, distribution, std)
+        self.policy_head = PolicyHead(policy_trunk.out_features, distribution, std, initial_std)
         self.value_head = ValueHead((value_trunk or policy_trunk).out_features)
 
     def forward(
@@ -270,6 +280,12 @@ class TrunkConfig(ModelConfig):
             raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
 
 
+def check_initial_std(std: float) -> None:
+    """Raise SettingsError for a deviation that a policy cannot begin with."""
+    if not 0.01 <= std <= 5:
+        raise SettingsError(f"model.initial_std={std} must be between 0.01 and 5, for example 0.6.")
+
+
 @dataclass(frozen=True)
 class StandardModelConfig(TrunkConfig):
     """A policy and a value: encoder and core chosen by name, and heads for the action space."""
@@ -281,6 +297,16 @@ class StandardModelConfig(TrunkConfig):
     """Deviation of continuous actions: free is one number per dimension, state a function of the observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
+    initial_std: float = 1.0
+    """Deviation of continuous actions before learning, in their own units; 0.01 to 5. Higher explores more. At 1, where
+    the bounds are -1 and 1, they clip a third of all actions, so that larger ones seem as good."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"initial_std"})
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate()
+        check_initial_std(self.initial_std)
 
     def build(
         self,
@@ -318,6 +344,7 @@ class StandardModelConfig(TrunkConfig):
                 trunk() if self.separate_value_network else None,
                 distribution,
                 std=self.std,
+                initial_std=self.initial_std,
                 uses_previous=self.previous_action_reward,
                 masked=mask_size > 0,
             )

@@ -119,10 +119,10 @@ def _appo(minibatches: int) -> APPOConfig:
 
 
 def ppo_mujoco(task: str = "HalfCheetah-v4") -> Experiment:
-    """PPO on MuJoCo, observations and returns normalized (CleanRL's continuous-action settings)."""
+    """PPO on MuJoCo, observations and returns normalized (CleanRL's settings, and Tianshou's initial deviation)."""
     return Experiment(
         env=EnvConfig(id=task, num_envs=8),
-        model=StandardModelConfig(encoder="mlp", separate_value_network=True),
+        model=StandardModelConfig(encoder="mlp", separate_value_network=True, initial_std=0.6),
         algorithm=PPOConfig(
             rollout=256,
             epochs=10,

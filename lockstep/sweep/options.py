@@ -34,7 +34,7 @@ class SweepOptions:
     status: bool = False
     """Only print what has become of each run. May be asked for while the sweep runs."""
     slurm: bool = False
-    """Hand each run to Slurm as a job (needs the extra slurm), instead of running it here."""
+    """Hand each run, or a whole search, to Slurm as a job (needs the extra slurm), instead of running it here."""
     slurm_options: Options = field(default_factory=dict)
     """Further options of the jobs, by sbatch's names: partition=gpu time=600 (minutes) mem=16GB."""
     ray: bool = False
@@ -53,22 +53,14 @@ class SweepOptions:
                 f"--slots {self.slots} must be 0 (as many as fit) or more, and --runs-per-gpu {self.runs_per_gpu} at "
                 "least 1."
             )
-        if self.slurm and (self.ray or self.search):
-            raise SettingsError(
-                f"--slurm hands runs over and ends, so it does not go with {'--ray' if self.ray else '--search'}. "
-                "Leave one of them out; a search can run on a Ray cluster (--ray)."
-            )
+        if self.slurm and self.ray:
+            raise SettingsError("--slurm and --ray are two places for the same runs. Leave one of them out.")
         if self.drop and (self.status or self.dry_run):
             raise SettingsError(
                 f"--drop {self.drop} changes the queue, --status and --dry-run only look. Leave one out."
             )
         if self.stop_early:
             StopRule.parse(self.stop_early)
-            if self.slurm:
-                raise SettingsError(
-                    f"--stop-early {self.stop_early} needs a sweep that watches its runs, which --slurm leaves to "
-                    "Slurm. Leave one of them out."
-                )
 
 
 LASTING = ("slots", "runs_per_gpu", "stop_early")

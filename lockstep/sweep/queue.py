@@ -110,14 +110,14 @@ class Queue:
         return self._queue.is_dir()
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
         """Keep other sweeps from this folder. The lock goes with the process.
 
         Raises:
-            SettingsError: another process holds it.
+            SettingsError: another process holds it, and goes on to for `patience` seconds.
         """
         with open(self.folder / ".lock", "w", encoding="utf-8") as file:
-            if not _try_lock(file.fileno()):
+            if not _locked_within(file.fileno(), patience):
                 raise SettingsError(
                     f"{self.folder} is being swept by another process. Watch it with: lockstep sweep {self.folder} "
                     "--status, or stop it with Ctrl-C or SIGTERM first."
@@ -127,11 +127,8 @@ class Queue:
     @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
         """Hold the lock of a run; False, after some seconds, if another process does."""
-        deadline = time.monotonic() + _DYING
         with open(self.log(name), "a", encoding="utf-8") as file:
-            while not (mine := _try_lock(file.fileno())) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            yield mine
+            yield _locked_within(file.fileno(), _DYING)
 
     def add(self, runs: Sequence[Run], directory: str | None = None) -> None:
         """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
@@ -258,6 +255,13 @@ def read_json(path: Path) -> Any:
             f"{path} cannot be read: {error}. The sweep's folder is damaged: restore this file from a copy, or remove "
             "it to forget this run."
         ) from error
+
+
+def _locked_within(file: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (mine := _try_lock(file)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return mine
 
 
 def _try_lock(file: int, *, shared: bool = False) -> bool:

@@ -1,8 +1,10 @@
-"""The sweep on a Slurm cluster: a job for each run, through submitit."""
+"""The sweep on a Slurm cluster, through submitit: a job for each run, or one for a search."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,13 @@ from lockstep.sweep.child import run_entry
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import needs_of
 from lockstep.sweep.slots import Needs
+
+_SEARCH = "search"
+"""In place of a run's name."""
+_SLOTS = 4
+"""Runs of a search at a time: more end sooner, and learn less from each other."""
+_ENDING = 60.0
+"""Seconds that runs get for their checkpoints, of the 90 that submitit leaves before a job's time is up."""
 
 
 class Job:
@@ -27,6 +36,31 @@ class Job:
     def checkpoint(self) -> Any:
         """The job that continues this one."""
         return submitit().helpers.DelayedSubmission(self)
+
+    __submitit_checkpoint__ = checkpoint
+
+
+class SearchJob:
+    """What the job of a search does: the sweep itself, on the cores that the job has, since every trial follows from
+    those before."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._sweep: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> int:
+        command = [sys.executable, "-m", "lockstep", "sweep", self.folder, "--overview", "plain"]
+        self._sweep = subprocess.Popen(command)
+        return self._sweep.wait()
+
+    def checkpoint(self) -> Any:
+        """The job that continues this one, after the runs have written checkpoints."""
+        if self._sweep is not None:
+            self._sweep.terminate()
+            # Not Popen.wait: this is called from a signal's handler, while __call__ is in it.
+            with contextlib.suppress(SettingsError), Queue(Path(self.folder)).locked(patience=_ENDING):
+                pass
+        return submitit().helpers.DelayedSubmission(SearchJob(self.folder))
 
     __submitit_checkpoint__ = checkpoint
 
@@ -65,6 +99,44 @@ def submit(
             write_json(_jobs(queue, make=True) / f"{entry.name}.json", {"job": job.job_id})
             say(f"job {job.job_id}: {entry.name}")
     return sum(map(len, by_needs.values()))
+
+
+def submit_search(
+    queue: Queue,
+    wanted: Needs,
+    slots: int,
+    runs_per_gpu: int,
+    options: dict[str, Any],
+    say: Callable[[str], None],
+    *,
+    dry_run: bool = False,
+) -> None:
+    """Hand a search to Slurm as one job, with cores and GPUs for some runs at a time, unless it has one.
+
+    Args:
+        wanted: what each run occupies.
+        slots: runs at a time; 0 for a few.
+        runs_per_gpu: that share a GPU.
+        options, say, dry_run: as for submit.
+
+    Raises:
+        SettingsError: submitit or Slurm is missing, or refuses the options.
+    """
+    if not dry_run and (job := _job(queue, _SEARCH)) in _queued_jobs():
+        say(f"job {job} searches already")
+        return
+    count = slots or _SLOTS
+    gpus = wanted.gpus * -(-count // runs_per_gpu) if wanted.gpus == 1 else wanted.gpus * count
+    made = executor(
+        queue.folder / "slurm", _settings(queue, Needs(count * wanted.cores, gpus)), options, dry_run=dry_run
+    )
+    if dry_run:
+        say(f"1 job, which runs {count} at a time:")
+        say(script(made))
+        return
+    job = made.submit(SearchJob(str(queue.folder)))
+    write_json(_jobs(queue, make=True) / f"{_SEARCH}.json", {"job": job.job_id})
+    say(f"job {job.job_id}: the search, {count} runs at a time; its log is {job.paths.stdout}")
 
 
 def _settings(queue: Queue, wanted: Needs) -> dict[str, Any]:

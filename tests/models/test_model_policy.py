@@ -221,6 +221,23 @@ def test_deviation_depends_on_the_state_only_if_asked_to(std: Any) -> None:
         assert torch.equal(policy[..., [0, 1, 2, 3, 4, 7, 8, 9, 10]], means)
 
 
+@pytest.mark.parametrize("std", ["free", "state"])
+def test_the_deviation_before_learning(std: Any) -> None:
+    model = build(VECTOR, TUPLE, std=std, initial_std=0.5)
+    policy = run(model, observe(VECTOR))[0]
+    torch.testing.assert_close(policy[..., [5, 6]].exp(), torch.full((STEPS, ENVS, 2), 0.5), rtol=0.1, atol=0)
+    others = run(build(VECTOR, TUPLE, std=std), observe(VECTOR))[0]
+    means = [column for column in range(policy.shape[-1]) if column not in (5, 6)]
+    assert torch.equal(policy[..., means], others[..., means]), "it changes nothing else"
+    with pytest.raises(SettingsError, match=r"model.initial_std=6 must be between 0\.01 and 5"):
+        build(VECTOR, TUPLE, initial_std=6)
+
+
+def test_a_setting_that_came_later_leaves_experiments_what_they_were() -> None:
+    assert "initial_std" not in to_json(StandardModelConfig())
+    assert from_json(to_json(StandardModelConfig(initial_std=0.5))).initial_std == 0.5
+
+
 class Flat(nn.Module):
     """A user's encoder of plain torch layers."""
 

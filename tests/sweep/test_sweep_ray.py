@@ -114,7 +114,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def test_slurm_and_ray(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "set", "ppo-cartpole", "--ray", "--slurm"]) == 2
-    assert "does not go with --ray" in capsys.readouterr().err
+    assert "--slurm and --ray are two places" in capsys.readouterr().err
 
 
 def actors(child: Child) -> list[int]:

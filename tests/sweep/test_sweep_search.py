@@ -269,7 +269,6 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
     ("flags", "complaint"),
     [
         (("--search", "algorithm.epochs=1..x"), "is no range of numbers"),
-        (("--search", "algorithm.epochs=1..2", "--slurm"), "--slurm hands runs over .* --search"),
         (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "differ in their seeds alone"),
     ],
 )

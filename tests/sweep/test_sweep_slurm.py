@@ -30,17 +30,13 @@ SUBMIT = ("--slurm", "--slurm-options", "partition=long", "time=600")
 
 
 @pytest.fixture
-def job(cluster: Path) -> Callable[[int], subprocess.Popen[bytes]]:
-    """Starts one job of the array as Slurm would."""
+def job(cluster: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts a job as Slurm would, the only one or one of an array."""
 
-    def begin(index: int) -> subprocess.Popen[bytes]:
-        slurm = {
-            "SUBMITIT_EXECUTOR": "slurm",
-            "SLURM_JOB_ID": str(7 + index),
-            "SLURM_ARRAY_JOB_ID": "7",
-            "SLURM_ARRAY_TASK_ID": str(index),
-            "SLURM_PROCID": "0",
-        }
+    def begin(index: int | None = None) -> subprocess.Popen[bytes]:
+        slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": str(7 + (index or 0)), "SLURM_PROCID": "0"}
+        if index is not None:
+            slurm |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(index)}
         return subprocess.Popen(
             [sys.executable, "-m", "submitit.core._submit", str(cluster / "set/slurm")],
             env={**os.environ, **slurm, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
@@ -61,7 +57,7 @@ def test_jobs_are_shown_before_they_are_submitted(cluster: Path, capsys: pytest.
 
 
 def test_a_job_goes_on_after_its_time_is_up(
-    cluster: Path, job: Callable[[int], subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+    cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..2", *SUBMIT]) == 0
     assert "2 jobs submitted" in capsys.readouterr().out
@@ -88,6 +84,46 @@ def test_a_job_goes_on_after_its_time_is_up(
     (cluster / "jobs").write_text("")
     assert main(["sweep", "set", *SUBMIT]) == 0
     assert f"job 7: {second.name}" in capsys.readouterr().out, "its job is gone, and the other has done its own"
+
+
+SEARCH = ("--search", "algorithm.learning_rate=1e-4,1e-3", "--trials", "3")
+
+
+def test_a_search_is_one_job_which_goes_on_after_its_time_is_up(
+    cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    sweep = ("sweep", "set", "ppo-cartpole", *SMALL, *SEARCH, "--slots", "2", *SUBMIT)
+    assert main([*sweep, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 job, which runs 2 at a time" in shown and "#SBATCH --cpus-per-task=2\n" in shown
+    assert not (cluster / "set").exists() and not (cluster / "submitted").exists()
+
+    assert main(list(sweep)) == 0
+    assert "job 7: the search, 2 runs at a time" in capsys.readouterr().out
+    (cluster / "jobs").write_text("7\n")
+    assert main(["sweep", "set", *SUBMIT]) == 0
+    assert "job 7 searches already" in capsys.readouterr().out
+
+    queue = Queue.open(Path("set"))
+    process = job()
+    until(lambda: any(Path("set/runs").glob("*/checkpoints/0*")), "a checkpoint")
+    process.send_signal(warning(cluster))
+    process.wait(60)
+    assert (cluster / "requeued").read_text() == "requeue 7\n"
+    assert {queue.state(entry.name) for entry in queue.entries()} <= {"waiting", "done"}, "no process is left"
+    assert job().wait(120) == 0
+    assert main(["sweep", "set", "--status"]) == 0
+    assert "3 of 3 trials" in capsys.readouterr().out
+    assert {queue.state(entry.name) for entry in queue.entries()} == {"done"}
+
+
+def test_early_stops_need_a_sweep_that_watches(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = ("--stop-early", "median@1k")
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *stop, *SUBMIT]) == 2
+    assert "which --slurm leaves to Slurm" in capsys.readouterr().err
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    assert main(["sweep", "search", "ppo-cartpole", *SMALL, *SEARCH, *stop, *SUBMIT]) == 0, "its job watches"
 
 
 def warning(cluster: Path) -> signal.Signals:
