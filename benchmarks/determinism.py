@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 import lockstep.train
 from lockstep import recipes
+from lockstep.algorithms import PPOConfig
 from lockstep.experiment import Experiment
 from lockstep.ledger import Ledger
 from lockstep.run import RunOptions
@@ -46,7 +47,9 @@ def atari() -> Experiment:
 
 
 def mujoco() -> Experiment:
-    return recipes.ppo_mujoco("HalfCheetah-v4")
+    base = recipes.ppo_mujoco("HalfCheetah-v4")
+    assert isinstance(base.algorithm, PPOConfig)
+    return base.replace(algorithm=replace(base.algorithm, minibatches=16))
 
 
 def cartpole() -> Experiment:

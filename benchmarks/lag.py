@@ -65,7 +65,9 @@ def _cases() -> dict[str, Case]:
     cases = {
         "ppo-cartpole": Case("PPO", cartpole.replace(algorithm=replace(ppo, discount=0.98, gae_lambda=0.9))),
         "ppo-acrobot": Case("PPO", acrobot.replace(algorithm=replace(ppo, gae_lambda=0.94))),
-        "ppo-hopper": Case("PPO", hopper.replace(algorithm=replace(hopper.algorithm, rollout=128, minibatches=8))),
+        "ppo-hopper": Case(
+            "PPO", hopper.replace(algorithm=replace(hopper.algorithm, rollout=128, minibatches=8, value_clip=0.2))
+        ),
     }
     impala = IMPALAConfig(minibatches=4, learning_rate=2e-3, optimizer=OptimizerConfig("adam"))
     faster = replace(impala, rollout=32, minibatches=8, learning_rate=3e-3, entropy_coef=0.0)

@@ -5,7 +5,7 @@
 
 A part of it: benchmarks/proof.py:minatar, :mujoco or :atari. Seeds vary slowest within a part, so that a queue that
 is stopped early has as many of them for every algorithm. Reports add up: what one has written stays, scores and curves,
-so the runs may be trained on several machines, and their folders need not be kept.
+as long as its settings do. So the runs may be trained on several machines, and their folders need not be kept.
 """
 
 from __future__ import annotations
@@ -234,31 +234,35 @@ def runs() -> list[Run]:
 
 
 def report(root: Path) -> int:
-    """Evaluate the runs that have ended; write a table, numbers and pictures of each part. How many runs these were."""
+    """Evaluate the runs that have ended; write a table, numbers and pictures of each part, with what earlier reports
+    have found. How many runs have ended in this folder."""
     queue = Queue.open(root)
     queued = {entry.name for entry in queue.entries()}
     RESULTS.mkdir(exist_ok=True)
     found = 0
     for part, proofs in PARTS.items():
-        rows, curves = [], dict[str, list[tuple[RunData, str]]]()
+        rows, curves, lacking = [], dict[str, list[tuple[RunData, str]]](), set[str]()
         for name, proof in proofs.items():
             wanted = [proof.run(name, seed).name for seed in range(1, 1 + proof.seeds)]
             states = {run: queue.state(run) for run in wanted if run in queued}
             queued -= set(wanted)
             if other := [f"{run} {state}" for run, state in states.items() if state in ("failed", "stopped")]:
                 print(f"not evaluated: {', '.join(other)}")
-            scores = _scores(name, proof, queue, wanted, [run for run, state in states.items() if state == "done"])
+            ended = [run for run, state in states.items() if state == "done"]
+            found += len(ended)
+            scores = _scores(name, proof, queue, wanted, [run for run in ended if queue.run(run).exists()])
             if not scores:
                 continue
-            found += len({each["run"] for each in scores})
-            drawn = _curves(proof, scores)
-            curves.setdefault(name.split("-")[0], []).extend((run, proof.label) for run in drawn)
+            task, drawn = name.split("-")[0], _curves(proof, scores)
+            curves.setdefault(task, []).extend((run, proof.label) for run in drawn)
+            lacking |= set() if drawn else {task}  # lest its picture loses an algorithm
             draw(RESULTS / f"{name}.png", drawn, [proof.label] * len(drawn))
             for levels in proof.levels:
-                rows.append(_row(name, proof, [each for each in scores if each["levels"] == levels]))
-                print(rows[-1], flush=True)
+                if played := [each for each in scores if each["levels"] == levels]:
+                    rows.append(_row(name, proof, played))
+                    print(rows[-1], flush=True)
         for task, drawn in curves.items():
-            if len({label for _, label in drawn}) > 1:
+            if task not in lacking and len({label for _, label in drawn}) > 1:
                 draw(RESULTS / f"{task}.png", [run for run, _ in drawn], [label for _, label in drawn])
         if rows:
             (RESULTS / f"{part}.md").write_text("\n".join([*_HEAD, *rows]) + "\n")
@@ -307,7 +311,7 @@ def _scores(name: str, proof: Proof, queue: Queue, wanted: list[str], ended: lis
                 write_json(path, {"runs": [*known, score]})  # lest an end loses it
                 known.append(score)
             if score is not None:
-                if outcome:
+                if outcome and "curve" not in score:
                     score["curve"] = _thin(queue.run(run))
                 found.append(score)
     if found:
@@ -327,12 +331,13 @@ def _thin(folder: Path) -> list[list[float]]:
 
 def _curves(proof: Proof, scores: list[dict[str, Any]]) -> list[RunData]:
     """The kept curves as runs; none if one is missing, lest a picture loses seeds."""
+    if not all("curve" in each for each in scores):
+        return []
     algorithm = to_json(proof.experiment)["algorithm"]["$type"]
     settings = {"env.id": proof.experiment.env.id, "algorithm.$type": algorithm}
     return [
         RunData(Path(run), each["seed"], settings, {}, [{"samples": x, "score/mean": y} for x, y in each["curve"]])
         for run, each in {each["run"]: each for each in scores}.items()
-        if all("curve" in each for each in scores)
     ]
 
 

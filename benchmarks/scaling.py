@@ -30,6 +30,7 @@ from hosts import ROOT, Hosts, change, go_first
 
 from lockstep import presets, recipes
 from lockstep.agent import Agent
+from lockstep.algorithms import PPOConfig
 from lockstep.cli.train import derived_facts
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -215,10 +216,13 @@ def check() -> dict[str, Any]:
 def measured_work(seconds: float) -> dict[str, Any]:
     """What one learner costs on one core here, alone."""
     found = {}
+    cheetah = recipes.ppo_mujoco()
+    assert isinstance(cheetah.algorithm, PPOConfig)
+    cheetah = cheetah.replace(algorithm=replace(cheetah.algorithm, minibatches=16))
     for name, experiment in {
         "PPO, Pong, CNN": pong(),
         "IMPALA, Pong, CNN": recipes.impala_atari("Pong"),
-        "PPO, HalfCheetah, MLP": recipes.ppo_mujoco(),
+        "PPO, HalfCheetah, MLP": cheetah,
     }.items():
         settings = prepare(experiment, Layout())
         trial = Trial(settings, Layout())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,15 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
         write_run(other.run(run.name), seed=run.experiment.seed, iterations=60)
         other.end(run.name, Outcome("done", "another", 9, 4.0))
     asked.clear()
-    assert report(other.folder) == 5, "what was reported before stays"
+    for run in (runs["minatar-a2c", 1], runs["minatar-a2c", 2]):  # one that is known, whose folder is gone since
+        other.add([run])
+        other.end(run.name, Outcome("done", "a2c1" if run is runs["minatar-a2c", 1] else "gone", 9, 2.0))
+    shutil.copy(results / "minatar.png", before := tmp_path / "before.png")
+    without_curve = json.loads((results / "minatar-ppo.json").read_text())
+    del without_curve["runs"][0]["curve"]
+    (results / "minatar-ppo.json").write_text(json.dumps(without_curve))
+    assert report(other.folder) == 4, "that have ended here"
+    assert (results / "minatar.png").read_bytes() == before.read_bytes(), "not drawn without an algorithm"
     table = (results / "minatar.md").read_text()
     assert "| `minatar-ppo` | PPO | 1M | 3 of 10 |" in table and "`minatar-a2c`" in table
     kept = json.loads((results / "minatar-ppo.json").read_text())["runs"]

@@ -46,6 +46,8 @@ def sweep(arguments: list[str]) -> int:
     """Run `lockstep sweep`."""
     folder, runs, search, options = _read(arguments)
     options.validate()
+    searched = search is not None or (folder / "search.json").exists()
+    _check(folder, searched, options)
     with progress_to_stderr() if options.json else contextlib.nullcontext():
         for run in search.runs if search else runs:
             run.validate(here=not (options.slurm or options.ray))
@@ -53,16 +55,14 @@ def sweep(arguments: list[str]) -> int:
         if options.dry_run or options.status:
             queue, code = Queue(folder.resolve()) if new else Queue.open(folder), 0
             entries, trials = queue.with_runs(runs), _trials(queue, search, options)
-            _check(queue, trials, options)
             _show(queue, entries, trials, options)
         else:
             queue = Queue.make(folder) if new else Queue.open(folder)
+            if options.slurm and searched:
+                _refuse_second_job(queue)
             with queue.locked():
                 trials = _trials(queue, search, options)
-                _check(queue, trials, options)
                 code = _run(queue, runs, trials, options)
-            if options.slurm and trials is not None:  # its job takes the lock
-                _submit_search(queue, trials, options)
             entries = queue.entries()
     if options.json:
         found = {} if trials is None else {"search": _found(trials)}
@@ -123,14 +123,24 @@ def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trial
     return Trials.make(queue, dataclasses.replace(search, **{name: value for name, value in wanted.items() if value}))
 
 
-def _check(queue: Queue, trials: Trials | None, options: SweepOptions) -> None:
-    """Raise SettingsError for options that do not go with what the folder holds."""
-    if options.drop and trials is not None:
-        raise SettingsError(f"{queue.folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
-    if options.slurm and options.stop_early and trials is None:
+def _check(folder: Path, searched: bool, options: SweepOptions) -> None:
+    """Raise SettingsError for options that do not go with a search, or do with nothing else."""
+    if options.drop and searched:
+        raise SettingsError(f"{folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
+    if options.slurm and options.stop_early and not searched:
         raise SettingsError(
             f"--stop-early {options.stop_early} needs a sweep that watches its runs, which --slurm leaves to Slurm. "
             "Leave one of them out."
+        )
+
+
+def _refuse_second_job(queue: Queue) -> None:
+    from lockstep.sweep.slurm import searching
+
+    if job := searching(queue):
+        raise SettingsError(
+            f"Job {job} searches in {queue.folder} already, or waits to. Watch it with: lockstep sweep {queue.folder} "
+            f"--status. To change anything, such as --trials, first end it: scancel {job}"
         )
 
 
@@ -147,6 +157,7 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
         trials.begin()
         entries = queue.entries()
     if options.slurm and trials is not None:
+        _submit_search(queue, trials, options)
         return 0
     if options.slurm:
         from lockstep.sweep.slurm import submit
@@ -212,10 +223,14 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: Sw
 
 
 def _submit_search(queue: Queue, trials: Trials, options: SweepOptions) -> None:
+    """Hand over what is left of a search, and what else waits in its folder."""
     from lockstep.sweep.slurm import submit_search
 
-    slots, shared = options.slots, options.runs_per_gpu
-    submit_search(queue, trials.needs, slots, shared, options.slurm_options, say, dry_run=options.dry_run)
+    waiting = [needs_of(entry) for entry in queue.entries() if queue.state(entry.name) == "waiting"]
+    if waiting or not trials.complete:
+        submit_search(queue, [*waiting, trials.needs], options, say, dry_run=options.dry_run)
+    else:
+        say("nothing is left to run")
 
 
 def _found(trials: Trials) -> dict[str, Any]:

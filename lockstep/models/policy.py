@@ -298,8 +298,9 @@ class StandardModelConfig(TrunkConfig):
     squash: bool = False
     """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
     initial_std: float = 1.0
-    """Deviation of continuous actions before learning, in their own units; 0.01 to 5. Higher explores more. At 1, where
-    the bounds are -1 and 1, they clip a third of all actions, so that larger ones seem as good."""
+    """Deviation of continuous actions before learning, in their own units (with squash: before it); 0.01 to 5. Higher
+    explores more. At 1, where the bounds are -1 and 1, they clip a third of all actions, so that larger ones seem as
+    good."""
 
     later: ClassVar[frozenset[str]] = frozenset({"initial_std"})
 

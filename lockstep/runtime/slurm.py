@@ -11,6 +11,9 @@ from lockstep.settings import SettingsError, require
 _REQUEUES = 1000
 """Times that a job which has used up its time is queued again."""
 
+_CORES = "export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
+"""Since Slurm 22.05 srun does not take this from sbatch by itself."""
+
 
 def submitit() -> Any:
     """The package.
@@ -46,7 +49,7 @@ def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *,
         slurm = Shown
     try:
         made = slurm(folder=folder, max_num_timeout=_REQUEUES)
-        made.update_parameters(**{**settings, **options})
+        made.update_parameters(**{"setup": [_CORES], **settings, **options})
     except (RuntimeError, ValueError) as error:
         raise SettingsError(f"Slurm does not take --slurm-options {options}: {error}") from error
     return made

@@ -14,7 +14,7 @@ class SweepOptions:
     """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
 
     slots: int = 0
-    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold."""
+    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold (a search on Slurm: 4)."""
     runs_per_gpu: int = 1
     """Runs that share a GPU. More keep it busier with small networks, and must fit into its memory together."""
     stop_early: str = ""

@@ -72,6 +72,7 @@ class RayProcess:
         kind = ray.remote(num_cpus=bundle.cpus, num_gpus=bundle.gpus, max_restarts=0, max_concurrency=2)(SweepRun)
         self._ray, self._log, self._actor = ray, queue.log(name), kind.remote()
         self._begun, self._ended = self._actor.__ray_ready__.remote(), self._actor.run.remote(str(queue.folder), name)
+        self._placed = False
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -84,7 +85,9 @@ class RayProcess:
     @property
     def begun(self) -> bool:
         """Whether Ray has found a place for it."""
-        return self._is_there(self._begun)
+        if not self._placed:
+            self._placed = self._is_there(self._begun)
+        return self._placed
 
     def terminate(self) -> None:
         """Have it end with a checkpoint; at once if Ray has found no place for it yet."""

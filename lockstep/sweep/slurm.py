@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 from lockstep.runtime.slurm import executor, script, submitit
 from lockstep.settings import SettingsError
 from lockstep.sweep.child import run_entry
+from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import needs_of
 from lockstep.sweep.slots import Needs
@@ -20,6 +22,8 @@ _SEARCH = "search"
 """In place of a run's name."""
 _SLOTS = 4
 """Runs of a search at a time: more end sooner, and learn less from each other."""
+_REFUSED = 2
+"""Exit code of a command that finds a mistake in its settings."""
 _ENDING = 60.0
 """Seconds that runs get for their checkpoints, of the 90 that submitit leaves before a job's time is up."""
 
@@ -44,25 +48,41 @@ class SearchJob:
     """What the job of a search does: the sweep itself, on the cores that the job has, since every trial follows from
     those before."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, slots: int) -> None:
+        self.folder, self.slots = folder, slots
         self._sweep: subprocess.Popen[bytes] | None = None
+        self._told = False
 
     def __call__(self) -> int:
+        # Of whoever submits it, or ran it on a node that is gone.
+        with contextlib.suppress(SettingsError), self._locked():
+            pass
         command = [sys.executable, "-m", "lockstep", "sweep", self.folder, "--overview", "plain"]
-        self._sweep = subprocess.Popen(command)
-        return self._sweep.wait()
+        self._sweep = subprocess.Popen([*command, "--slots", str(self.slots)], stderr=subprocess.STDOUT)
+        signal.signal(signal.SIGTERM, self._tell)  # of scancel
+        code = self._sweep.wait()
+        if code == _REFUSED:
+            raise RuntimeError("The search could not go on: the job's log says why.")
+        return code
 
     def checkpoint(self) -> Any:
         """The job that continues this one, after the runs have written checkpoints."""
-        if self._sweep is not None:
-            self._sweep.terminate()
-            # Not Popen.wait: this is called from a signal's handler, while __call__ is in it.
-            with contextlib.suppress(SettingsError), Queue(Path(self.folder)).locked(patience=_ENDING):
-                pass
-        return submitit().helpers.DelayedSubmission(SearchJob(self.folder))
+        self._tell()
+        # Not Popen.wait: this is called from a signal's handler, while __call__ is in it.
+        with contextlib.suppress(SettingsError), self._locked():
+            pass
+        return submitit().helpers.DelayedSubmission(SearchJob(self.folder, self.slots))
 
     __submitit_checkpoint__ = checkpoint
+
+    def _tell(self, *signal_and_frame: Any) -> None:
+        """Ask for checkpoints and an end, once: a second time would be taken as impatience."""
+        if self._sweep is not None and not self._told:
+            self._told = True
+            self._sweep.terminate()
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return Queue(Path(self.folder)).locked(patience=_ENDING)
 
 
 def submit(
@@ -102,41 +122,39 @@ def submit(
 
 
 def submit_search(
-    queue: Queue,
-    wanted: Needs,
-    slots: int,
-    runs_per_gpu: int,
-    options: dict[str, Any],
-    say: Callable[[str], None],
-    *,
-    dry_run: bool = False,
+    queue: Queue, runs: list[Needs], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool = False
 ) -> None:
-    """Hand a search to Slurm as one job, with cores and GPUs for some runs at a time, unless it has one.
+    """Hand a search to Slurm as one job, with cores and GPUs for some runs at a time.
 
     Args:
-        wanted: what each run occupies.
-        slots: runs at a time; 0 for a few.
-        runs_per_gpu: that share a GPU.
-        options, say, dry_run: as for submit.
+        runs: what each that may run occupies.
+        sweep: slots (0 for a few), runs that share a GPU, and options of the job, by sbatch's names.
+        say, dry_run: as for submit.
 
     Raises:
         SettingsError: submitit or Slurm is missing, or refuses the options.
     """
-    if not dry_run and (job := _job(queue, _SEARCH)) in _queued_jobs():
-        say(f"job {job} searches already")
-        return
-    count = slots or _SLOTS
-    gpus = wanted.gpus * -(-count // runs_per_gpu) if wanted.gpus == 1 else wanted.gpus * count
-    made = executor(
-        queue.folder / "slurm", _settings(queue, Needs(count * wanted.cores, gpus)), options, dry_run=dry_run
-    )
+    slots = sweep.slots or _SLOTS
+    cores, gpus = max(run.cores for run in runs), max(run.gpus for run in runs)
+    wanted = Needs(slots * cores, max(gpus, -(-slots * gpus // sweep.runs_per_gpu)))
+    made = executor(queue.folder / "slurm", _settings(queue, wanted), sweep.slurm_options, dry_run=dry_run)
     if dry_run:
-        say(f"1 job, which runs {count} at a time:")
+        say(f"1 job, which runs {slots} at a time:")
         say(script(made))
         return
-    job = made.submit(SearchJob(str(queue.folder)))
+    job = made.submit(SearchJob(str(queue.folder), slots))
     write_json(_jobs(queue, make=True) / f"{_SEARCH}.json", {"job": job.job_id})
-    say(f"job {job.job_id}: the search, {count} runs at a time; its log is {job.paths.stdout}")
+    say(f"job {job.job_id}: the search, {slots} runs at a time; log: {job.paths.stdout}")
+
+
+def searching(queue: Queue) -> str | None:
+    """The id of the job that a search has, None if it has none that waits or runs.
+
+    Raises:
+        SettingsError: Slurm does not answer.
+    """
+    job = _job(queue, _SEARCH)
+    return job if job is not None and job in _queued_jobs() else None
 
 
 def _settings(queue: Queue, wanted: Needs) -> dict[str, Any]:

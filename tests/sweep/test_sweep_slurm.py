@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from clusters import script
 from tiny import options
 
 from lockstep.cli.main import main
+from lockstep.runtime import checkpoint
 from lockstep.settings import from_json
 from lockstep.sweep.queue import Queue
 from lockstep.train import train
@@ -86,44 +88,67 @@ def test_a_job_goes_on_after_its_time_is_up(
     assert f"job 7: {second.name}" in capsys.readouterr().out, "its job is gone, and the other has done its own"
 
 
-SEARCH = ("--search", "algorithm.learning_rate=1e-4,1e-3", "--trials", "3")
+SEARCH = ("--search", "algorithm.learning_rate=log:1e-4..1e-2", "--trials", "3")
 
 
-def test_a_search_is_one_job_which_goes_on_after_its_time_is_up(
-    cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("end", ["its time is up", "scancel"])
+def test_a_search_is_one_job_which_ends_with_checkpoints(
+    cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed")
     sweep = ("sweep", "set", "ppo-cartpole", *SMALL, *SEARCH, "--slots", "2", *SUBMIT)
-    assert main([*sweep, "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert "1 job, which runs 2 at a time" in shown and "#SBATCH --cpus-per-task=2\n" in shown
-    assert not (cluster / "set").exists() and not (cluster / "submitted").exists()
-
     assert main(list(sweep)) == 0
     assert "job 7: the search, 2 runs at a time" in capsys.readouterr().out
-    (cluster / "jobs").write_text("7\n")
-    assert main(["sweep", "set", *SUBMIT]) == 0
-    assert "job 7 searches already" in capsys.readouterr().out
-
     queue = Queue.open(Path("set"))
     process = job()
     until(lambda: any(Path("set/runs").glob("*/checkpoints/0*")), "a checkpoint")
-    process.send_signal(warning(cluster))
+    (cluster / "jobs").write_text("7\n")
+    assert main(["sweep", "set", "--trials", "4", *SUBMIT]) == 2
+    assert "Job 7 searches in" in capsys.readouterr().err
+    process.send_signal(signal.SIGTERM if end == "scancel" else warning(cluster))
     process.wait(60)
-    assert (cluster / "requeued").read_text() == "requeue 7\n"
+    assert (cluster / "requeued").exists() == (end != "scancel")
+    begun = [run for run in map(queue.run, (entry.name for entry in queue.entries())) if run.exists()]
+    for run in begun:
+        newest = int(checkpoint.latest(run / "checkpoints").name)
+        assert newest == (run / "metrics.jsonl").read_bytes().count(b"\n"), "it was told, not killed"
     assert {queue.state(entry.name) for entry in queue.entries()} <= {"waiting", "done"}, "no process is left"
+
+    (cluster / "jobs").write_text("")
     assert job().wait(120) == 0
-    assert main(["sweep", "set", "--status"]) == 0
-    assert "3 of 3 trials" in capsys.readouterr().out
-    assert {queue.state(entry.name) for entry in queue.entries()} == {"done"}
+    assert {queue.state(entry.name) for entry in queue.entries()} == {"done"} and len(queue.entries()) == 3
+    assert main(["sweep", "set", *SUBMIT]) == 0
+    assert "nothing is left to run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (("--layout", "processes:2"), ("cpus-per-task=8",)),
+        (("--layout", "a0-l1", "--slots", "3"), ("cpus-per-task=6", "gpus-per-node=6")),
+        (("--layout", "a0-l1", "--slots", "3", "--runs-per-gpu", "2"), ("cpus-per-task=6", "gpus-per-node=3")),
+    ],
+)
+def test_what_the_job_of_a_search_asks_for(
+    cluster: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], wanted: tuple[str, ...]
+) -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SEARCH, *flags, *SUBMIT, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 job, which runs" in shown and "export SRUN_CPUS_PER_TASK" in shown
+    for line in wanted:
+        assert f"#SBATCH --{line}\n" in shown
+    assert not (cluster / "set").exists() and not (cluster / "submitted").exists()
 
 
 def test_early_stops_need_a_sweep_that_watches(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ("--stop-early", "median@1k")
     assert main(["sweep", "set", "ppo-cartpole", *SMALL, *stop, *SUBMIT]) == 2
     assert "which --slurm leaves to Slurm" in capsys.readouterr().err
+    assert not Path("set").exists()
     pytest.importorskip("optuna", reason="Optuna is not installed")
-    assert main(["sweep", "search", "ppo-cartpole", *SMALL, *SEARCH, *stop, *SUBMIT]) == 0, "its job watches"
+    assert main(["sweep", "search", "ppo-cartpole", *SMALL, *SEARCH, *stop, *SUBMIT]) == 0
+    assert json.loads(Path("search/sweep.json").read_text())["stop_early"] == "median@1k", "its job takes it from there"
 
 
 def warning(cluster: Path) -> signal.Signals:
