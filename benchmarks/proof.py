@@ -192,7 +192,13 @@ def _atari() -> dict[str, Proof]:
             name: Proof(name.split("-")[1].upper(), experiments[name], 3, published=known)
             for name, known in published.items()
         },
-        "starpilot-ppo": Proof("PPO", procgen.replace(env=levels, total_steps=1_000_000), 1, levels=("train", "test")),
+        "starpilot-ppo": Proof(
+            "PPO",
+            procgen.replace(env=levels, total_steps=1_000_000),
+            1,
+            levels=("train", "test"),
+            published="30.99 ± 1.96 at 25M (CleanRL)",
+        ),
     }
 
 
