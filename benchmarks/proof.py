@@ -24,13 +24,14 @@ from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.qpg import QPGConfig
 from lockstep.evaluation.plots import plot
+from lockstep.evaluation.runs import TASK
 from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import Levels, evaluate
 from lockstep.evaluation.statistics import estimate, iqm, readable
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, load_object, to_json
+from lockstep.settings import SettingsError, load_object, reference_to
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json
 
@@ -342,8 +343,8 @@ def _curves(proof: Proof, scores: list[dict[str, Any]]) -> list[RunData]:
     """The kept curves as runs; none if one is missing, lest a picture loses seeds."""
     if not all("curve" in each for each in scores):
         return []
-    algorithm = to_json(proof.experiment)["algorithm"]["$type"]
-    settings = {"env.id": proof.experiment.env.id, "algorithm.$type": algorithm}
+    algorithm = reference_to(type(proof.experiment.algorithm))
+    settings = {TASK: proof.experiment.env.id, "algorithm.$type": algorithm}
     return [
         RunData(Path(run), each["seed"], settings, {}, [{"samples": x, "score/mean": y} for x, y in each["curve"]])
         for run, each in {each["run"]: each for each in scores}.items()
