@@ -88,20 +88,26 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a stop request; a second one ends at once."""
+    """Turn the first SIGINT or SIGTERM into a stop request; a SIGINT after it ends at once.
+
+    Another SIGTERM says nothing new: a machine that shuts down sends it to every process, and so does whoever
+    started this one and was told, too. What is in earnest is followed by SIGKILL.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def handle(number: int, _: Any) -> None:
+        if stop.requested() and number == signal.SIGTERM:
+            return
         if stop.requested():
             for known, handler in old.items():
                 signal.signal(known, handler)
             raise KeyboardInterrupt
         stop.request()
         print(
-            f"{signal.Signals(number).name}: checkpoint and stop after this iteration; once more to stop at once.",
+            f"{signal.Signals(number).name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once.",
             file=sys.stderr,
             flush=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -18,19 +19,20 @@ from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
-from lockstep.run import RunFolder, is_run
-from lockstep.runtime.checkpoint import Checkpoint, latest, open_checkpoint
-from lockstep.settings import SettingsError, require
+from lockstep.run import RunFolder
+from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
+from lockstep.settings import SettingsError, load_object, reference_to, require
 from lockstep.sharing.card import CURVE, VIDEO, card, public_facts
 
 _LARGE = 1_000_000
 """Bytes above which ledger and metrics are compressed."""
 _LINES = ("ledger.jsonl", "metrics.jsonl")
 _OURS = re.compile(
-    r"experiment\.json|run\.json|(?:ledger|metrics)\.jsonl(?:\.gz)?|checkpoints/\d{8,}/[\w-][\w.-]*|README\.md"
+    r"experiment\.json|run\.json|(?:ledger|metrics)\.jsonl(?:\.gz)?|checkpoints/\d{8,}/(?:manifest\.json|[\w-]+\.safetensors)|README\.md"
     rf"|{re.escape(CURVE)}|{re.escape(VIDEO)}"
 )
 """Files of a run's repository; anything else in it is left alone."""
+_OUR_TYPE = re.compile(r"lockstep(?:\.[a-z]\w*)+:[A-Z]\w*")
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             for name in filter(_OURS.fullmatch, (entry.rfilename for entry in found.siblings or ())):
                 hub.hf_hub_download(repo, name, revision=found.sha, local_dir=scratch)
         shutil.rmtree(scratch / ".cache", ignore_errors=True)
-        if not is_run(scratch):
+        if missing := [name for name in ("experiment.json", "run.json") if not (scratch / name).is_file()]:
             raise SettingsError(
-                f"{repo} holds no run of lockstep (it has no experiment.json). Pull what push uploaded."
+                f"{repo} holds no run of lockstep (it has no {' or '.join(missing)}). Pull what push uploaded."
             )
         if not trust and (foreign := foreign_code(json.loads((scratch / "experiment.json").read_text()))):
             raise SettingsError(
@@ -155,7 +157,12 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             packed.unlink()
         if (scratch / VIDEO).is_file():
             (scratch / VIDEO).rename(scratch / "video.mp4")
-        open_checkpoint(latest(scratch / "checkpoints"))
+        latest(scratch / "checkpoints")  # says what is missing if there is none
+        for checkpoint in list_checkpoints(scratch / "checkpoints"):
+            open_checkpoint(checkpoint)
+        facts = json.loads((scratch / "run.json").read_text())
+        facts.pop("directory", None)  # where users' files would be looked for
+        (scratch / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
         os.rename(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -168,11 +175,23 @@ def foreign_code(settings: Any) -> list[str]:
         return [name for each in settings for name in foreign_code(each)]
     if not isinstance(settings, dict):
         return []
-    kind = str(settings.get("$type", "lockstep."))
-    found = [] if kind.startswith("lockstep.") else [kind]
-    if kind == "lockstep.envs.base:EnvConfig" and ":" in str(settings.get("id")):
+    named = [str(settings["$type"])] if "$type" in settings else []
+    found = [name for name in named if not _is_ours(name)]
+    if ":" in str(settings.get("id")):
         found.append(str(settings["id"]))
     return [*found, *foreign_code(list(settings.values()))]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether this is a class of settings by the one name that lockstep writes for it. Others, such as that of a file
+    called lockstep.py, or of a class where it is only imported, could lead elsewhere."""
+    if not _OUR_TYPE.fullmatch(name) or name.partition(":")[0].endswith(".py"):
+        return False
+    try:
+        found = load_object(name)
+    except SettingsError:
+        return False
+    return isinstance(found, type) and dataclasses.is_dataclass(found) and reference_to(found) == name
 
 
 def _shared_checkpoints(folder: RunFolder) -> list[Checkpoint]:

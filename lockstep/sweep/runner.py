@@ -49,7 +49,7 @@ class _Running:
     """Whether it was told to stop."""
 
     def tell(self) -> None:
-        """Ask for a checkpoint and an end, once: a second time would be taken as impatience."""
+        """Ask for a checkpoint and an end."""
         if not self.told:
             self.told = True
             self.process.terminate()
@@ -126,7 +126,8 @@ class Runner:
     @contextlib.contextmanager
     def _counting_signals(self) -> Iterator[None]:
         def count(number: int, frame: Any) -> None:
-            self._asked += 1
+            if not self._asked or number == signal.SIGINT:  # machines repeat SIGTERM, people Ctrl-C
+                self._asked += 1
 
         old = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -187,7 +188,8 @@ class Runner:
             lost = code == child.LOST and not running.told
             self._losses[name] += lost
             resumable = code in (child.INTERRUPTED, child.ELSEWHERE, child.LOST) and self._losses[name] <= _LOSSES
-            resumable |= running.told and code < 0
+            # These two reach it by themselves when a machine shuts down, and before it could learn what they mean.
+            resumable |= code in (-signal.SIGTERM, -signal.SIGINT) or (running.told and code < 0)
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)
@@ -256,7 +258,7 @@ class Runner:
             for running in self._running:
                 running.process.kill()
         elif any(not running.told for running in self._running):
-            self._overview.message("checkpoint and stop after this iteration of each run; once more to stop at once")
+            self._overview.message("checkpoint and stop after each run's iteration; a further Ctrl-C stops at once")
             for running in self._running:
                 running.tell()
 

@@ -51,7 +51,6 @@ class SearchJob:
     def __init__(self, folder: str, slots: int) -> None:
         self.folder, self.slots = folder, slots
         self._sweep: subprocess.Popen[bytes] | None = None
-        self._told = False
 
     def __call__(self) -> int:
         # Of whoever submits it, or ran it on a node that is gone.
@@ -76,9 +75,8 @@ class SearchJob:
     __submitit_checkpoint__ = checkpoint
 
     def _tell(self, *signal_and_frame: Any) -> None:
-        """Ask for checkpoints and an end, once: a second time would be taken as impatience."""
-        if self._sweep is not None and not self._told:
-            self._told = True
+        """Ask for checkpoints and an end."""
+        if self._sweep is not None:
             self._sweep.terminate()
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:

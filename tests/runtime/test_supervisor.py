@@ -103,7 +103,7 @@ def test_a_second_ctrl_c_stops_at_once(layout: str, env: Callable[..., str], sta
     child = start("train", "ppo-cartpole", *flags)
     child.until(lambda: Path("stepping").exists(), "the first step")
     child.interrupt()
-    child.until(lambda: "once more to stop at once" in child.output(), "the answer to the first Ctrl-C")
+    child.until(lambda: "a further Ctrl-C stops at once" in child.output(), "the answer to the first Ctrl-C")
     child.interrupt()
     assert child.wait() == 130
     assert not list(Path("run/checkpoints").iterdir()), "the iteration, which takes minutes, was not waited for"

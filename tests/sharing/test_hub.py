@@ -17,8 +17,9 @@ import lockstep
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.layout import Layout
+from lockstep.recipes import RECIPES
 from lockstep.run import RunFolder, RunOptions
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, to_json
 from lockstep.sharing import hub
 from lockstep.sharing.card import public_command
 
@@ -28,7 +29,7 @@ REPO = "me/cartpole"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two iterations of PPO, limited to some levels; the newest checkpoint and the best are kept."""
+    """Two iterations of PPO, limited to some levels; both checkpoints are kept."""
     base = recipes.ppo_cartpole()
     experiment = base.replace(
         env=dataclasses.replace(base.env, num_envs=4, adapter="gymnasium", num_levels=20),
@@ -36,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         total_steps=2 * 64 * 4,
     )
     path = tmp_path_factory.mktemp("runs") / "cartpole"
-    options = RunOptions(run=str(path), checkpoint_every=1, keep_checkpoints=1, display="none", tensorboard=False)
+    options = RunOptions(run=str(path), checkpoint_every=1, keep_checkpoints=2, display="none", tensorboard=False)
     lockstep.train(experiment, Layout.parse("inline"), options)
     return path
 
@@ -137,12 +138,17 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
 
 
 def test_a_damaged_checkpoint_is_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
-    hub.push(run, REPO, episodes=1)
+    hub.push(run, REPO, episodes=1, checkpoint="1")
     stored = server.repositories[REPO]
-    name = max(path for path in stored.files if path.endswith("learner.safetensors"))
-    stored.files[name] = stored.files[name][:-1] + b"?"
-    assert "SHA-256" in refused(hub.pull, REPO, tmp_path / "a")
-    assert not list(tmp_path.iterdir())
+    checkpoints = sorted(path for path in stored.files if path.endswith("learner.safetensors"))
+    assert len(checkpoints) == 2
+    for name in checkpoints:
+        whole = stored.files[name]
+        stored.files[name] = whole[:-1] + b"?"
+        assert "SHA-256" in refused(hub.pull, REPO, tmp_path / "a")
+        assert not list(tmp_path.iterdir())
+        stored.files[name] = whole
+    assert hub.pull(REPO, tmp_path / "a").is_dir()
 
 
 def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) -> None:
@@ -155,6 +161,46 @@ def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) ->
     assert hub.pull(REPO, tmp_path / "a", trust=True).is_dir()
     settings["model"]["$type"] = "theirs.py:Model"
     assert hub.foreign_code(settings) == ["os:system", "theirs.py:Model"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "lockstep.evil.py:Model",  # a file, found where run.json says
+        "lockstep/evil.py:Model",
+        "lockstep.experiment:EnvConfig",  # imported there, not at home
+        "lockstep.settings:SettingsError",  # no settings
+        "lockstep.sharing.hub:pull",
+        "lockstep.nowhere:Model",
+        "lockstep.experiment:Experiment.replace",
+        7,
+    ],
+)
+def test_a_name_of_ours_does_not_make_code_ours(kind: object) -> None:
+    assert hub.foreign_code({"env": {"$type": kind}}) == [str(kind)]
+
+
+def test_an_environment_from_elsewhere_is_seen_under_any_type() -> None:
+    found = hub.foreign_code({"$type": "lockstep.experiment:EnvConfig", "id": "os:system"})
+    assert found == ["lockstep.experiment:EnvConfig", "os:system"]
+
+
+def test_all_recipes_are_ours() -> None:
+    for make in RECIPES.values():
+        experiment = make()
+        assert hub.foreign_code(to_json(experiment)) == [experiment.env.id] * (":" in experiment.env.id)
+
+
+def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_path: Path) -> None:
+    hub.push(run, REPO, episodes=1)
+    files = server.repositories[REPO].files
+    checkpoint = next(path for path in files if path.endswith("manifest.json")).rpartition("/")[0]
+    files[f"{checkpoint}/lockstep.evil.py"] = b"raise SystemExit"
+    facts = json.loads(files["run.json"])
+    files["run.json"] = json.dumps({**facts, "directory": f"runs/x/{checkpoint}"}).encode()
+    pulled = hub.pull(REPO, tmp_path / "a")
+    assert not list(pulled.rglob("*.py"))
+    assert json.loads((pulled / "run.json").read_text()) == facts
 
 
 @pytest.mark.parametrize(

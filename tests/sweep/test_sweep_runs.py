@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -122,7 +123,7 @@ def test_a_second_ctrl_c_stops_at_once(start: Callable[..., Child]) -> None:
     child = start("sweep", "set", "ppo-cartpole", *SMALL, "--layout", "inline,learner_delay=100")
     child.until(lambda: any(Path("set/runs").glob("*/ledger.jsonl")), "a run to begin")
     child.interrupt()
-    child.until(lambda: "once more to stop at once" in child.output(), "the answer to the first Ctrl-C")
+    child.until(lambda: "a further Ctrl-C stops at once" in child.output(), "the answer to the first Ctrl-C")
     child.interrupt()
     assert child.wait() == 130
     assert outcomes() == {}
@@ -185,6 +186,22 @@ def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
     os.kill(victim, signal.SIGKILL)
     assert child.wait() == 1
     assert "was ended by SIGKILL: the system may have run out of memory" in child.output()
+
+
+@pytest.mark.parametrize("moment", ["starting", "learning"])
+def test_a_machine_that_shuts_down_loses_nothing(moment: str, start: Callable[..., Child]) -> None:
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY, "--checkpoint-every", "1000")
+    child.until(lambda: bool(affinities(child) if moment == "starting" else lines() > 2), "a run")
+    for process in child.members():
+        with contextlib.suppress(ProcessLookupError):  # the resource tracker has gone with its owner
+            os.kill(process, signal.SIGTERM)
+    assert child.wait() == 130
+    assert outcomes() == {}, "it did not fail"
+    for folder in Path("set/runs").glob("*") if moment == "learning" else ():
+        newest = checkpoint.latest(folder / "checkpoints").name
+        assert int(newest) == lines(), "it was not taken for impatience"
+    assert main(["sweep", "set"]) == 0
+    assert outcomes() == expected()
 
 
 def is_child_of(process: Path, parent: int) -> bool:
