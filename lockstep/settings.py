@@ -174,7 +174,7 @@ def to_json(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         later = getattr(type(value), "later", frozenset())
-        present = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value)}
+        present = {f.name: (getattr(value, f.name), _default(f)) for f in dataclasses.fields(value)}
         fields = {name: to_json(x) for name, (x, default) in present.items() if name not in later or x != default}
         return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
@@ -183,6 +183,10 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     assert value is None or isinstance(value, (str, int, float, bool)), f"not a setting: {value!r}"
     return value
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def from_json(value: Any) -> Any:

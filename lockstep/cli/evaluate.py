@@ -30,6 +30,8 @@ class EvalArguments:
     """Environments that play side by side. Default: up to 16."""
     levels: Literal["train", "test"] = "train"
     """Levels to play, if the run was trained on a set of them (env.num_levels): those, or all others."""
+    max_steps: int = 27_000
+    """Environment steps after which an episode is cut, if gymnasium steps it: its tasks need not end by themselves."""
     json: bool = False
     """Print JSON."""
 
@@ -87,6 +89,7 @@ def evaluate(arguments: list[str]) -> int:
         seed=given.seed,
         num_envs=given.num_envs,
         levels=given.levels,
+        max_steps=given.max_steps,
     )
     if given.json:
         say_json({"run": given.run, **result.to_json()})

@@ -13,7 +13,7 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError
 
@@ -44,6 +44,10 @@ _OURS = {
     "continuous": "nothing: only discrete actions are supported",
     "continuous_action_threshold": "nothing: only discrete actions are supported",
 }
+
+
+_LONGEST = 108_000
+"""Frames of an episode unless an option says otherwise: the library's default."""
 
 
 def games() -> dict[str, str]:
@@ -98,6 +102,11 @@ class AleShard(ShardEnv):
         self.observation_space = self._writer.space
         self.action_space = self._envs[0].single_action_space
         self.frames_per_step = int(settings.get("frameskip", 4))
+        self.emulator = atari_protocol(
+            settings.get("repeat_action_probability", 0.0),
+            self.frames_per_step,
+            settings.get("max_num_frames_per_episode", _LONGEST),
+        )
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
         self._reseed_after = min(config.reseed_every, RESEED_AFTER)

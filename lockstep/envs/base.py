@@ -48,6 +48,9 @@ class EnvConfig:
     usual but learns nothing: measures throughput without the policy's influence on the environments."""
     options: Options = field(default_factory=dict)
     """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1."""
+    curriculum: Options = field(default_factory=dict)
+    """Options that only training environments get, over those in `options`: easier starts, say. Evaluations and videos
+    play the task without them."""
     num_levels: int = 0
     """Levels that training episodes are drawn from, so that others can test what was learned; 0 for no limit. Fewer are
     learned sooner, and say less about all others. A level is what a seed makes of the task: Procgen's own levels, and
@@ -55,7 +58,7 @@ class EnvConfig:
     start_level: int = 0
     """The first of these levels; the others follow it."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"num_levels", "start_level"})
+    later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -103,6 +106,12 @@ class StepResult(NamedTuple):
     """bool [B]: a life was lost but the episode goes on. Always False under protocols without that signal."""
 
 
+def atari_protocol(sticky: float, skip: int, longest: int) -> str:
+    """What scores depend on most, in words: the probability that the last action is repeated, frames for each action,
+    and frames that an episode may last."""
+    return f"sticky actions {sticky:g}, {skip} frames an action, at most {longest:,} frames"
+
+
 class ShardEnv(ABC):
     """B environments with next-step autoreset: the step after an episode's end ignores the action and returns the
     first observation of the next episode. So the true final observation is always seen, and never skipped.
@@ -118,6 +127,8 @@ class ShardEnv(ABC):
     """Of a single environment."""
     frames_per_step: int
     """Emulator frames per environment step (4 in Atari, 1 where the term means nothing)."""
+    emulator: str = ""
+    """How the emulator is run, if there is one, as protocols of evaluations say it."""
 
     @abstractmethod
     def reset(self, out: Observation) -> None:

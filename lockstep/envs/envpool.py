@@ -11,7 +11,7 @@ import envpool
 import numpy as np
 from envpool.registration import registry as _registry
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError
 
@@ -90,6 +90,9 @@ class EnvPoolShard(ShardEnv):
             self._writer = ObservationWriter(spec.gymnasium_observation_space)
             self.action_space = spec.gymnasium_action_space
         self.frames_per_step = int(getattr(spec.config, "frame_skip", 4)) if self._is_atari else 1
+        if self._is_atari:
+            steps, sticky = spec.config.max_episode_steps, spec.config.repeat_action_probability
+            self.emulator = atari_protocol(sticky, self.frames_per_step, steps * self.frames_per_step)
         self.observation_space = self._writer.space
         self._pool: Any = None  # made by reset, since it needs the seeds of that moment
 

@@ -46,7 +46,8 @@ def make(
         first_index: the global index of the shard's first environment.
         num_envs: environments in this shard.
         threads: threads that step them (ALE and EnvPool).
-        purpose: "train", "eval", …: environments with different purposes never share a seed.
+        purpose: "train", "eval", …: environments with different purposes never share a seed, and only those of "train"
+            follow the curriculum.
         render: whether pictures will be asked for.
         pool: child processes that step them instead of this one (gymnasium). They draw no pictures.
 
@@ -54,6 +55,8 @@ def make(
         SettingsError: an unknown id or option, a library that is not installed, or a pool with another adapter.
     """
     config = resolve(config)
+    if config.curriculum and purpose == "train":
+        config = dataclasses.replace(config, options={**config.options, **config.curriculum})
     env = _make(config, seed, first_index, num_envs, threads, purpose, render, pool)
     return RandomActions(env, seed, first_index) if config.random_actions and purpose == "train" else env
 
@@ -97,7 +100,22 @@ def _make(
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Observation and action space of a single environment, as models see them."""
+    """Observation and action space of a single environment, as models see them.
+
+    Raises:
+        SettingsError: those of training and of evaluation differ; and as make does.
+    """
+    found = _spaces_of(config)
+    plain = dataclasses.replace(config, curriculum={})
+    if config.curriculum and _spaces_of(plain) != found:
+        raise SettingsError(
+            f"With env.curriculum={config.curriculum} the environments of training have other observations or actions "
+            "than those of evaluation, which are made without it. Name only options that leave these as they are."
+        )
+    return found
+
+
+def _spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     env = make(config, seed=0, first_index=0, num_envs=1)
     try:
         return env.observation_space, env.action_space

@@ -168,6 +168,7 @@ class VizdoomShard(EnvPoolShard):
             threads=threads,
         )
         self.frames_per_step = skip
+        self.emulator = f"{skip} tics an action"
         self.action_space = spaces.MultiDiscrete(self._actions.sizes)
         if self._measured:
             vector = spaces.Box(-np.inf, np.inf, (len(MEASUREMENTS),), np.float32)

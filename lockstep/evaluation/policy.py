@@ -39,6 +39,9 @@ class Policy:
     """Parameters loaded, observation statistics set."""
     experiment: Experiment
     iteration: int
+    samples: int
+    """That it was trained on."""
+    frames: int
 
 
 def find_checkpoint(run: Path | str, checkpoint: str | None = None) -> Checkpoint:
@@ -94,13 +97,15 @@ def load_policy(
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"parameter.{name}"])
     Normalizers.initial(experiment, model).loaded(below("normalizer.", tensors)).apply(model)
-    return Policy(model, experiment, found.iteration)
+    seen = found.meta["recorder"]
+    return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])
 
 
 class Player:
     """A policy in environments of its own. No random stream, environment or state of training is touched.
 
-    The environments are those of the experiment, except that no episode is cut, be it for decorrelation or to reseed.
+    The environments are those of the experiment without its curriculum, except that no episode is cut, be it for
+    decorrelation or to reseed, before `max_steps`.
 
     Args:
         model: what acts; it is copied, so that later training does not change the player.
@@ -109,6 +114,7 @@ class Player:
         seed: of environments and action noise.
         purpose: sets these streams apart from those of other uses of the same seed.
         threads: that step the environments; changes no result.
+        max_steps: after which an episode of gymnasium's is cut; other libraries have limits of their own.
         render: prepare for render, for which B must be 1.
     """
 
@@ -122,12 +128,16 @@ class Player:
         seed: int,
         purpose: str,
         threads: int = 1,
+        max_steps: int = sys.maxsize,
         render: bool = False,
     ) -> None:
-        config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=sys.maxsize)
+        config = dataclasses.replace(envs.resolve(experiment.env), num_envs=num_envs, decorrelate=0)
+        reseed_every = max_steps if config.adapter == "gymnasium" else sys.maxsize
+        config = dataclasses.replace(config, reseed_every=reseed_every)
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )
+        self.max_steps = reseed_every
         self._actor = Inference(model.for_acting())
         self._distribution = model.distribution
         self._greedy = greedy

@@ -18,6 +18,8 @@ from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
 
 MAX_ENVS = 16
+MAX_STEPS = 27_000
+"""Environment steps of an episode, unless one asks for more: those of Atari's 108,000 frames."""
 Levels = Literal["train", "test"]
 
 
@@ -77,6 +79,7 @@ def evaluate(
     seed: int | None = None,
     num_envs: int | None = None,
     levels: Levels = "train",
+    max_steps: int = MAX_STEPS,
 ) -> Evaluation:
     """Play whole episodes with a run's policy and report their raw scores.
 
@@ -91,6 +94,7 @@ def evaluate(
         seed: of environments and action noise; None takes the experiment's.
         num_envs: environments that play side by side, at most `episodes`; None takes up to 16.
         levels: train, those that the experiment trains on; test, all above them (see EnvConfig.num_levels).
+        max_steps: after which an episode is cut where gymnasium steps it, whose tasks need not end by themselves.
 
     Raises:
         SettingsError: there is no such run or checkpoint, or a number is out of range.
@@ -106,9 +110,12 @@ def evaluate(
             seed_purpose="test",
             num_envs=num_envs,
             levels=levels,
+            max_steps=max_steps,
             threads=cores(),
         )
-    protocol = f"{result.protocol}, checkpoint of iteration {policy.iteration}"
+    frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
+    trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
+    protocol = f"{result.protocol}, {trained}"
     return Evaluation(result.scores, result.lengths, protocol)
 
 
@@ -122,6 +129,7 @@ def evaluate_policy(
     seed_purpose: str = "eval",
     num_envs: int | None = None,
     levels: Levels | None = None,
+    max_steps: int = MAX_STEPS,
     threads: int = 1,
     alive: Callable[[], None] = lambda: None,
 ) -> Evaluation:
@@ -141,11 +149,22 @@ def evaluate_policy(
         raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has at least one.")
     if num_envs is not None and num_envs < 1:
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
+    if max_steps < 1:
+        raise SettingsError(f"--max-steps {max_steps} is out of range: an episode has at least one.")
     if levels == "test" or (levels is None and experiment.env.num_levels):
         experiment = experiment.replace(env=experiment.env.held_out())
     seed = experiment.seed if seed is None else seed
     count = min(episodes, num_envs or MAX_ENVS)
-    player = Player(model, experiment, num_envs=count, greedy=greedy, seed=seed, purpose=seed_purpose, threads=threads)
+    player = Player(
+        model,
+        experiment,
+        num_envs=count,
+        greedy=greedy,
+        seed=seed,
+        purpose=seed_purpose,
+        max_steps=max_steps,
+        threads=threads,
+    )
     scores = np.zeros(episodes)
     lengths = np.zeros(episodes, np.int64)
     episode = np.arange(count)
@@ -159,16 +178,19 @@ def evaluate_policy(
             episode[step.terminated | step.truncated] += count
     finally:
         player.close()
+    cut = int(np.sum(lengths == player.max_steps))
     protocol = (
-        f"{episodes} whole episode{'s' if episodes > 1 else ''} of {_environment(experiment)}, "
+        f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
+        f"{_environment(experiment, player.env.emulator)}, {f'{cut} cut after {max_steps:,} steps, ' * bool(cut)}"
         f"{'greedy' if greedy else 'sampled'} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
     )
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
 
 
-def _environment(experiment: Experiment) -> str:
+def _environment(experiment: Experiment, emulator: str) -> str:
     env = experiment.env
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
+    notes += [emulator] if emulator else []
     notes += [f"{name}={value}" for name, value in env.options.items()]
     if env.num_levels:
         notes.append(f"levels {env.start_level} to {env.start_level + env.num_levels - 1}")

@@ -121,6 +121,25 @@ def test_decorrelation_does_not_cut_episodes(scripted: Experiment) -> None:
     assert evaluate_policy(build(scripted), cut, 9) == evaluate_policy(build(scripted), scripted, 9)
 
 
+def test_an_episode_that_never_ends_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(SCRIPTED.replace("self.left == 0", "False"))
+    endless = experiment(EnvConfig(id=f"{tmp_path}/endless.py:Scripted"))
+    got = evaluate_policy(build(endless), endless, 5, num_envs=2, max_steps=30)
+    assert got.lengths == (30,) * 5 and set(got.scores) == {2.5 * 30}
+    assert got.protocol.startswith("5 episodes of ") and ", 5 cut after 30 steps, sampled actions" in got.protocol
+    with pytest.raises(SettingsError, match="--max-steps 0"):
+        evaluate_policy(build(endless), endless, 5, max_steps=0)
+
+
+def test_other_libraries_end_episodes_by_their_own_limits() -> None:
+    options: dict[str, Any] = {"max_num_frames_per_episode": 80}
+    atari = experiment(EnvConfig(id="Pong", protocol="machado", adapter="ale", options=options))
+    got = evaluate_policy(build(atari), atari, 1, max_steps=7)
+    assert got.lengths == (20,) and got.protocol.startswith(
+        "1 whole episode of Pong (machado protocol, sticky actions 0.25"
+    )
+
+
 def test_sampled_actions_repeat_with_their_seed_and_leave_other_streams_alone() -> None:
     settings = experiment(CARTPOLE)
     policy = build(settings)
@@ -154,7 +173,8 @@ def test_atari_in_bf16_with_memory_and_lost_lives() -> None:
     got = evaluate_policy(policy, settings, 3, num_envs=2)
     assert got == evaluate_policy(policy, settings, 3, num_envs=2)
     assert all(0 < length <= 120 for length in got.lengths) and all(s == int(s) for s in got.scores)
-    assert "Breakout (classic protocol, max_num_frames_per_episode=480, ale)" in got.protocol
+    stated = "sticky actions 0, 4 frames an action, at most 480 frames"
+    assert f"Breakout (classic protocol, {stated}, max_num_frames_per_episode=480, ale)" in got.protocol
 
 
 def test_the_agent_starts_anew_at_a_lost_life_as_in_training() -> None:
