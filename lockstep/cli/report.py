@@ -55,9 +55,17 @@ def report(arguments: list[str]) -> int:
     home = runs[0] if len(runs) == 1 else Path()
     out = Path(given.out) if given.out else home / "report.html"
     with progress_to_stderr():
-        write(runs, out, metric=given.metric, verify=given.verify)
-    _written(out, json=given.json)
-    return 0
+        written = write(runs, out, metric=given.metric, verify=given.verify)
+    if given.json:
+        proofs = [{"run": name, "ok": proof.ok, "verdict": proof.verdict} for name, proof in written.proofs]
+        say_json({"file": str(out), "bytes": out.stat().st_size, "left_out": list(written.left_out), "proofs": proofs})
+    else:
+        if written.left_out:
+            say(f"left out, since they have no {given.metric}: {', '.join(written.left_out)}")
+        for name, proof in written.proofs if given.verify else ():
+            say(f"{name}: {proof.verdict}")
+        _say_written(out)
+    return 1 if given.verify and not all(proof.ok for _, proof in written.proofs) else 0
 
 
 def compare(arguments: list[str]) -> int:
@@ -73,13 +81,9 @@ def compare(arguments: list[str]) -> int:
         return 0
     say(str(found))
     if given.out:
-        _written(Path(given.out), json=False)
+        _say_written(Path(given.out))
     return 0
 
 
-def _written(path: Path, *, json: bool) -> None:
-    size = path.stat().st_size
-    if json:
-        say_json({"file": str(path), "bytes": size})
-    else:
-        say(f"wrote {path} ({size / 1e6:.1f} MB)")
+def _say_written(path: Path) -> None:
+    say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")

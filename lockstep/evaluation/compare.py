@@ -102,7 +102,7 @@ def compare(
             "compare needs two sets of runs, with -- between them: lockstep compare runs/a-s1 runs/a-s2 -- runs/b-s1 "
             "runs/b-s2"
         )
-    sets = [read_runs(paths, metric) for paths in (a, b)]
+    sets, left_out = zip(*(read_runs(paths, metric) for paths in (a, b)), strict=True)
     named = [task for task in tasks(sets[0]) if task in tasks(sets[1])]
     if not named:
         raise SettingsError(
@@ -111,18 +111,27 @@ def compare(
         )
     found = [_contrast(task, sets, metric, x) for task in named]
     overall = _overall(found, metric) if len(found) > 1 else None
-    comparison = Comparison(metric, x, tuple(found), overall, tuple(_notes(sets, named, [len(a), len(b)])))
+    comparison = Comparison(metric, x, tuple(found), overall, tuple(_notes(sets, named, metric, left_out, (a, b))))
     if out is not None:
         groups = [Method(_shared(runs), runs) for runs in sets]
         for letter, group, label in zip("AB", groups, labels([group.settings for group in groups])):
             group.label = f"{letter}: {label}" if label else letter
-        write_page(out, "A against B", groups, metric, verdict=_section(comparison))
+        named_out = [name for names in left_out for name in names]
+        write_page(out, "A against B", groups, metric, verdict=_section(comparison), left_out=named_out)
     return comparison
 
 
 def _contrast(task: str, sets: Sequence[Sequence[Run]], metric: str, x: str) -> Contrast:
-    curves = [[run.curve(x, metric) for run in runs if run.task == task] for runs in sets]
+    on_task = [[run for run in runs if run.task == task] for runs in sets]
+    curves = [[run.curve(x, metric) for run in runs] for runs in on_task]
     budget = float(min(steps[-1] for runs in curves for steps, _ in runs))
+    for run, (steps, _) in ((run, c) for runs, cs in zip(on_task, curves) for run, c in zip(runs, cs)):
+        if steps[0] > budget:
+            raise SettingsError(
+                f"{run.name} has its first {metric} at {steps[0]:,.0f} {x}, but another run on {task} reached only "
+                f"{budget:,.0f}, so there is no equal budget at which both have a score. Leave one of them out, or "
+                "train the shorter run for longer."
+            )
     scores = [np.array([np.interp(budget, *curve) for curve in runs]) for runs in curves]
     return _estimates(task, [scores[0]], [scores[1]], budget, tuple(scores[0].tolist()), tuple(scores[1].tolist()))
 
@@ -141,9 +150,15 @@ def _overall(found: Sequence[Contrast], metric: str) -> Contrast:
     return Contrast(f"{len(found)} tasks", None, None, None, estimate(probability_of_improvement, *raw))
 
 
-def _notes(sets: Sequence[Sequence[Run]], named: Sequence[str], given: Sequence[int]) -> list[str]:
+def _notes(
+    sets: Sequence[Sequence[Run]],
+    named: Sequence[str],
+    metric: str,
+    left_out: Sequence[Sequence[str]],
+    given: Sequence[Sequence[Path | str]],
+) -> list[str]:
     notes = []
-    for letter, runs, count in zip("AB", sets, given):
+    for letter, runs, without, paths in zip("AB", sets, left_out, given):
         by_task = [[run.settings for run in runs if run.task == task] for task in tasks(runs)]
         mixed = sorted({name for settings in by_task for name in differing(settings)})
         if mixed:
@@ -151,9 +166,10 @@ def _notes(sets: Sequence[Sequence[Run]], named: Sequence[str], given: Sequence[
         alone = [task for task in tasks(runs) if task not in named]
         if alone:
             notes.append(f"only {letter} has runs of {', '.join(alone)}; they were left out.")
-        if len(runs) < count:
-            left = count - len(runs)
-            notes.append(f"{left} of the runs of {letter} were left out: given twice, or without the metric.")
+        if without:
+            notes.append(f"of {letter} were left out, since they have no {metric}: {', '.join(without)}.")
+        if again := len(paths) - len(runs) - len(without):
+            notes.append(f"{again} of the runs of {letter} were given twice, and count once.")
     if min(sum(run.task == task for run in runs) for runs in sets for task in named) < 5:
         notes.append("with fewer than five runs of a task in a set, intervals are too narrow: train more seeds.")
     return notes

@@ -18,9 +18,9 @@ _THRESHOLDS = np.linspace(0.0, 4.0, 81)
 """Human-normalized scores of a performance profile."""
 
 
-def warnings(groups: Sequence[Method]) -> str:
+def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
     """What a reader has to know before believing a number."""
-    texts = []
+    texts = [f"Left out, since they have no {metric}: {', '.join(left_out)}."] if left_out else []
     for group in groups:
         for task in tasks(group.runs):
             seeds = [run.seed for run in group.on(task)]

@@ -120,11 +120,10 @@ def prove(run: Run, again: int = 0) -> Proof:
     return Proof(True, text, *known)
 
 
-def proof(runs: Sequence[Run], again: int = 0) -> str:
+def proof(runs: Sequence[Run], proofs: Sequence[Proof]) -> str:
     """The verdict of each run's ledger."""
     rows = []
-    for run in runs:
-        found = prove(run, again)
+    for run, found in zip(runs, proofs, strict=True):
         mark = '<span class="good">✓</span> ' if found.ok else '<span class="bad">✗</span> '
         verdict = Html(mark + page.plain(found.verdict))
         rows.append([run.name, str(run.seed), _code(found.experiment), _code(found.digest), verdict])

@@ -6,43 +6,56 @@ findings.py says what was learned, provenance.py how it came about.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.page import Section
+from lockstep.evaluation.provenance import Proof
 from lockstep.evaluation.runs import Method, Run, methods, tasks, title
 from lockstep.settings import SettingsError
 
 
+@dataclass(frozen=True)
+class Report:
+    """A page that was written."""
+
+    path: Path
+    left_out: tuple[str, ...]
+    """Runs without a value of the metric."""
+    proofs: tuple[tuple[str, Proof], ...]
+    """What each run's ledger says."""
+
+
 def report(
     runs: Sequence[Path | str], out: Path | str = "report.html", *, metric: str = "score/mean", verify: int = 0
-) -> Path:
+) -> Report:
     """Write one self-contained HTML page about some runs. Runs that differ only in seed and task are one method.
 
     Args:
         runs: run folders, of runs that have ended or not.
         out: file to write, ending in .html.
-        metric: name in metrics.jsonl that counts as the score; runs without it are left out.
+        metric: name in metrics.jsonl that counts as the score; runs without it are left out, and named.
         verify: iterations of each run to repeat and compare (see lockstep.verify), 0 for none.
 
     Returns:
-        The path written.
+        Where it was written, and what it says of single runs.
 
     Raises:
         SettingsError: a folder is no run, no run has the metric, or the file's name does not end in .html.
     """
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example: lockstep report runs/pong")
-    found = read_runs(runs, metric)
+    found, left_out = read_runs(runs, metric)
     groups = methods(found, across_tasks=True)
     heading = title([run.settings for run in found])
     for group in groups:
         group.label = group.label or heading or "all runs"
-    return write_page(out, heading or "Report", groups, metric, verify=verify)
+    return write_page(out, heading or "Report", groups, metric, left_out=left_out, verify=verify)
 
 
-def read_runs(paths: Sequence[Path | str], metric: str) -> list[Run]:
-    """Each run once; those without a value of the metric are left out.
+def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list[str]]:
+    """Each run once, and the names of those that are left out, since they have no value of the metric.
 
     Raises:
         SettingsError: a folder is no run, or none has the metric.
@@ -51,7 +64,7 @@ def read_runs(paths: Sequence[Path | str], metric: str) -> list[Run]:
     scored = [run for run in found if run.has(metric)]
     if not scored:
         found[0].curve("samples", metric)  # raises, and says what there is instead
-    return scored
+    return scored, [run.name for run in found if run not in scored]
 
 
 def write_page(
@@ -61,9 +74,10 @@ def write_page(
     metric: str,
     *,
     verdict: Section | None = None,
+    left_out: Sequence[str] = (),
     verify: int = 0,
-) -> Path:
-    """The page about some methods; verdict is what a comparison found.
+) -> Report:
+    """The page about some methods; verdict is what a comparison found, left_out the runs without the metric.
 
     Raises:
         SettingsError: see report.
@@ -75,15 +89,18 @@ def write_page(
         raise SettingsError(f"--verify {verify} is out of range: give the iterations to repeat, or 0 for none.")
     runs = [run for group in groups for run in group.runs]
     named = tasks(runs)
+    proofs = [provenance.prove(run, verify) for run in runs]
     sections = [
         *([verdict] if verdict else []),
-        Section("scores", "Scores", findings.warnings(groups) + findings.scores(groups, named, metric)),
+        Section(
+            "scores", "Scores", findings.warnings(groups, metric, left_out) + findings.scores(groups, named, metric)
+        ),
         Section("curves", "Learning curves", findings.curves(groups, named, metric)),
         Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
         Section("lag", "Policy lag", provenance.lag(runs)),
         Section("settings", "Settings", provenance.settings(groups)),
-        Section("proof", "Proof", provenance.proof(runs, verify)),
+        Section("proof", "Proof", provenance.proof(runs, proofs)),
         Section("machines", "Versions and machines", provenance.machines(runs)),
         Section("videos", "Videos", provenance.videos(runs, named, metric)),
     ]
@@ -92,4 +109,4 @@ def write_page(
     text = page.document(heading, summary, [section for section in sections if section.body])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
-    return out
+    return Report(out, tuple(left_out), tuple((run.name, proof) for run, proof in zip(runs, proofs, strict=True)))

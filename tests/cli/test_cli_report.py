@@ -28,9 +28,18 @@ def test_report_of_one_run_goes_into_its_folder(capsys: Captured) -> None:
 def test_report_of_several_runs(capsys: Captured) -> None:
     assert main(["report", "runs/a1", "runs/b1", "--out", "page.html", "--metric", "loss/value", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"file": "page.html", "bytes": Path("page.html").stat().st_size}
+    assert told["file"] == "page.html" and told["bytes"] == Path("page.html").stat().st_size
+    assert told["left_out"] == [] and [proof["run"] for proof in told["proofs"]] == ["a1", "b1"]
     assert main(["report", "runs/a1", "runs/b1"]) == 0
     assert "wrote report.html" in capsys.readouterr().out and "loss/value over" in Path("page.html").read_text()
+
+
+def test_a_report_that_does_not_verify_says_so(capsys: Captured) -> None:
+    write_run(Path("runs/young"), iterations=2)
+    assert main(["report", "runs/a1", "runs/young"]) == 0, "proof was not asked for"
+    assert "left out, since they have no score/mean: young" in capsys.readouterr().out
+    assert main(["report", "runs/a1", "--verify", "1"]) == 1
+    assert "a1: There is no ledger" in capsys.readouterr().out
 
 
 def test_compare(capsys: Captured) -> None:

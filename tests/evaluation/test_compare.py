@@ -46,6 +46,14 @@ def test_runs_are_compared_at_an_equal_budget(tmp_path: Path) -> None:
     assert compare(a, b, x="time").tasks[0].budget == 30 * 200.0
 
 
+def test_a_run_whose_scores_begin_too_late_has_none_at_an_equal_budget(tmp_path: Path) -> None:
+    long, short = write_run(tmp_path / "long", iterations=60), write_run(tmp_path / "short", iterations=10)
+    lines = (long / "metrics.jsonl").read_text().splitlines()
+    (long / "metrics.jsonl").write_text("\n".join(lines[40:]) + "\n")
+    with pytest.raises(SettingsError, match=r"long has its first score/mean at 671,744 samples.*reached only 163,840"):
+        compare([long], [short])
+
+
 def test_several_tasks(tmp_path: Path) -> None:
     a = runs_of(tmp_path, "a", [1, 2, 3, 4, 5]) + runs_of(tmp_path, "a", [7] * 5, "Acrobot-v1")
     b = runs_of(tmp_path, "b", [0] * 5) + runs_of(tmp_path, "b", [9] * 5, "Acrobot-v1")
@@ -74,7 +82,9 @@ def test_what_weakens_a_comparison_is_noted(tmp_path: Path) -> None:
     notes = " ".join(compare(a, [*b, b[0]]).notes)
     assert "the runs of A differ in more than seed and task: scheme.lag." in notes
     assert "only A has runs of Acrobot-v1" in notes
-    assert "1 of the runs of B were left out" in notes
+    assert "1 of the runs of B were given twice" in notes
+    young = write_run(tmp_path / "young", iterations=2)
+    assert "of B were left out, since they have no score/mean: young." in compare(b, [*b, young]).notes
     assert "fewer than five runs" in notes
 
 

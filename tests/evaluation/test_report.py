@@ -12,7 +12,7 @@ import pytest
 from made_runs import write_run
 
 from lockstep import ledger, recipes
-from lockstep.evaluation.report import report
+from lockstep.evaluation.report import report as write_report
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 from lockstep.train import train
@@ -46,6 +46,11 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.sections[self.section] = self.sections.get(self.section, "") + data + " "
+
+
+def report(*arguments: Any, **named: Any) -> Path:
+    """The page."""
+    return write_report(*arguments, **named).path
 
 
 def read(path: Path) -> Reader:
@@ -251,7 +256,9 @@ def test_a_running_run_and_one_without_scores(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 11, "samp')
     young = write_run(tmp_path / "b", iterations=2)
-    assert len(rows(report([run, young], tmp_path / "r.html"), "scores")) == 2
+    written = write_report([run, young], tmp_path / "r.html")
+    assert len(rows(written.path, "scores")) == 2 and written.left_out == ("b",)
+    assert "Left out, since they have no score/mean: b." in read(written.path).sections["scores"]
 
 
 @pytest.mark.parametrize(
