@@ -66,7 +66,7 @@ def sweep(arguments: list[str]) -> int:
             entries = queue.entries()
     if options.json:
         found = {} if trials is None else {"search": _found(trials)}
-        say_json({"sweep": str(queue.folder), **found, "runs": [_document(queue, entry) for entry in entries]})
+        say_json({"sweep": str(queue.folder), **found, "runs": _documents(queue, entries)})
     return code
 
 
@@ -202,7 +202,7 @@ def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
 
 def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: SweepOptions) -> None:
     """What has become of each run, or would be done with it."""
-    for document in (_document(queue, entry) for entry in entries):
+    for document in _documents(queue, entries):
         score = "" if document["score"] is None else f"{document['score']:.2f}"
         digest = (document["digest"] or "")[:12]
         say(f"{document['state']:<8} {document['done']:>4.0%} {score:>9}  {digest:<12}  {document['name']}")
@@ -243,8 +243,17 @@ def _found(trials: Trials) -> dict[str, Any]:
     }
 
 
-def _document(queue: Queue, entry: Entry) -> dict[str, Any]:
-    """A run for people and programs."""
+def _documents(queue: Queue, entries: list[Entry]) -> list[dict[str, Any]]:
+    """Runs for people and programs."""
+    gone: dict[str, str] = {}
+    if (queue.folder / "jobs").exists():
+        from lockstep.sweep.slurm import abandoned
+
+        gone = abandoned(queue)
+    return [_document(queue, entry, gone.get(entry.name, "")) for entry in entries]
+
+
+def _document(queue: Queue, entry: Entry, gone: str) -> dict[str, Any]:
     outcome, state = queue.outcome(entry.name), queue.state(entry.name)
     curve = Curve(queue.run(entry.name) / "metrics.jsonl")
     curve.read(end=True)
@@ -254,7 +263,7 @@ def _document(queue: Queue, entry: Entry) -> dict[str, Any]:
         "done": 1.0 if state == "done" else min(1.0, curve.samples / entry.samples),
         "score": curve.score if outcome is None else outcome.score,
         "digest": outcome.digest if outcome else None,
-        "reason": outcome.reason if outcome else "",
+        "reason": outcome.reason if outcome else gone,
         "run": str(queue.run(entry.name)),
         "log": str(queue.log(entry.name)),
         "cores": needs_of(entry).cores,

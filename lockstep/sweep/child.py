@@ -79,7 +79,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     with contextlib.suppress(OSError):
         os.chdir(entry.directory)
     look_for_files_in(entry.directory)
-    sys.argv[:] = ["lockstep", "sweep", str(queue.folder)]  # what the run records as its command
+    sys.argv[:] = entry.command or ["lockstep", "sweep", str(queue.folder)]  # what the run records as its command
     folder = queue.run(entry.name)
     queue.discard_unfinished_folder(entry.name)
     layout, options = Layout.parse(entry.layout), RunOptions(**{**entry.options, "run": str(folder)})

@@ -8,9 +8,10 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +42,8 @@ class Entry:
     """Fields of RunOptions."""
     directory: str
     """Where the sweep was started, to which files of the user's own are relative."""
+    command: list[str] = field(default_factory=list)
+    """That gave the run to the sweep, for the run's own record."""
 
     @property
     def env(self) -> str:
@@ -154,6 +157,7 @@ class Queue:
                 layout=run.layout,
                 options=dataclasses.asdict(run.options),
                 directory=directory or os.getcwd(),
+                command=list(sys.argv),
             )
         return list(known.values())
 

@@ -155,6 +155,26 @@ def searching(queue: Queue) -> str | None:
     return job if job is not None and job in _queued_jobs() else None
 
 
+def abandoned(queue: Queue) -> dict[str, str]:
+    """What to say of runs that wait although they were handed to Slurm, and whose jobs are gone, by name; nothing
+    where Slurm does not answer."""
+    handed = {
+        entry.name: job
+        for entry in queue.entries()
+        if (job := _job(queue, entry.name)) is not None and queue.state(entry.name) == "waiting"
+    }
+    try:
+        known = _queued_jobs() if handed else set()
+    except SettingsError:
+        return {}
+    return {
+        name: f"its job {job} is gone: see {queue.folder / 'slurm' / f'{job}_0_log.err'}, and sacct -j {job}. "
+        "Submitted again, the run goes on from its checkpoint."
+        for name, job in handed.items()
+        if job not in known
+    }
+
+
 def _settings(queue: Queue, wanted: Needs) -> dict[str, Any]:
     gpus = {"gpus_per_node": wanted.gpus} if wanted.gpus else {}
     return {"job_name": queue.folder.name, "cpus_per_task": wanted.cores, **gpus}

@@ -202,6 +202,8 @@ def test_a_machine_that_shuts_down_loses_nothing(moment: str, start: Callable[..
         assert int(newest) == lines(), "it was not taken for impatience"
     assert main(["sweep", "set"]) == 0
     assert outcomes() == expected()
+    (facts,) = (json.loads(path.read_text()) for path in Path("set/runs").glob("*/run.json"))
+    assert "sweep set ppo-cartpole --env.adapter" in facts["command"], "what gave it to the sweep"
 
 
 def is_child_of(process: Path, parent: int) -> bool:

@@ -78,6 +78,13 @@ def test_a_job_goes_on_after_its_time_is_up(
     process.wait(60)
     assert (cluster / "requeued").read_text() == "requeue 7_0\n"
     assert queue.state(first.name) == "waiting"
+    assert main(["sweep", "set", "--status"]) == 0
+    assert "is gone" not in capsys.readouterr().out
+    (cluster / "jobs").write_text("7_1\n")
+    assert main(["sweep", "set", "--status"]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "is gone" in line]
+    assert said.startswith(f"    its job 7_0 is gone: see {cluster}/set/slurm/7_0_0_log.err")
+    assert f"--error {cluster}/set/slurm/%A_%a_%t_log.err" in (cluster / "submitted").read_text()
     assert job(0).wait(120) == 0
     outcome = queue.outcome(first.name)
     assert outcome is not None
