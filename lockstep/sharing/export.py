@@ -57,9 +57,9 @@ class Check:
 
     observations: int
     """How many were compared."""
-    equal: int | None
-    """On how many of them it took the action of the run's model in fp32; None if nothing here can run the file."""
-    difference: float | None
+    equal: int
+    """On how many of them it took the action of the run's model in fp32."""
+    difference: float
     """The largest difference between the numbers of these two about their policies."""
     equal_in_training: int
     """On how many the run's model in fp32 takes the action of the same model in the precision of training."""
@@ -80,21 +80,16 @@ class Export:
 
     @property
     def ok(self) -> bool:
-        """Whether it acts as the run's model does, as far as that could be tried."""
+        """Whether it acts as the run's model does."""
         check = self.check
         same = check.equal_in_training == check.observations or self.precision != "fp32"
-        return check.equal in (None, check.observations) and same
+        return check.equal == check.observations and same
 
     def __str__(self) -> str:
         check, count = self.check, f"{self.check.observations:,}"
         told = [f"wrote {self.path} (checkpoint of iteration {self.iteration}, fp32) and {self.description.name}"]
-        if check.equal is None:
-            told.append("not compared: onnxruntime is not installed (pip install onnxruntime)")
-        else:
-            told.append(
-                f"actions: {check.equal:,} of {count} equal to the model's, numbers differ by at most "
-                f"{check.difference:.1g}"
-            )
+        apart = f"numbers differ by at most {check.difference:.1g}"
+        told.append(f"actions: {check.equal:,} of {count} equal to the model's, {apart}")
         if self.precision != "fp32":
             same = f"{check.equal_in_training:,} of {count}"
             told.append(f"training computed in {self.precision}, in which {same} actions are the same")
@@ -162,16 +157,14 @@ def export(
     return Export(out, out.with_name(f"{out.name}.json"), trained.iteration, trained.experiment.precision, check)
 
 
-def load(path: Path | str) -> Run | None:
-    """An exported file as a function; None if it is ONNX and onnxruntime is not installed."""
+def load(path: Path | str) -> Run:
+    """An exported file as a function."""
     path = Path(path)
     if path.suffix == SUFFIXES["torch"]:
         return torch.export.load(path).module()
     if path.suffix == SUFFIXES["torchscript"]:
         with _quiet():
             return torch.jit.load(path)
-    if importlib.util.find_spec("onnxruntime") is None:
-        return None
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -191,10 +184,11 @@ def load(path: Path | str) -> Run | None:
 def _write(module: ExportedPolicy, example: dict[str, Tensor], path: Path, format: Format) -> dict[str, Tensor]:
     """Write a file; returns the outputs for the example."""
     outputs = module(example)
-    if format == "onnx" and (absent := [n for n in ("onnx", "onnxscript") if importlib.util.find_spec(n) is None]):
+    absent = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if format == "onnx" and absent:
         raise SettingsError(
-            f"Writing ONNX needs {' and '.join(absent)}, not installed here. Install everything for it with: "
-            'pip install "lockstep[export]", or use --format torch.'
+            f"Writing ONNX and comparing it needs {' and '.join(absent)}, not installed here. Install everything for "
+            'it with: pip install "lockstep[export]", or use --format torch.'
         )
     try:
         with _quiet():
@@ -240,7 +234,7 @@ def _quiet() -> Iterator[None]:
 
 @torch.inference_mode()
 def _compare(
-    player: Player, trained: Policy, plain: Policy, names: list[str], exported: Run | None, observations: int
+    player: Player, trained: Policy, plain: Policy, names: list[str], exported: Run, observations: int
 ) -> Check:
     """Let the trained policy play, and ask the model in fp32 and the exported file what they would have done. Each
     keeps its own core state."""
@@ -257,17 +251,16 @@ def _compare(
         assert player.output is not None
         in_precision = distribution.mode(player.output.policy[0])
         in_training += _equal(_batches(distribution.to_env(in_precision.numpy())), expected)
-        if exported is not None:
-            inputs = {name: x.clone() for name, x in _named(obs, start, previous, fed).items() if name in names}
-            result = exported(inputs)
-            if not count:  # alone, an environment is answered as beside others
-                alone = exported({name: x[:1].clone() for name, x in inputs.items()})
-                difference = _apart(alone["policy"], result["policy"][:1])
-            equal += _equal([x.numpy() for name, x in result.items() if name.startswith("action")], expected)
-            difference = max(difference, _apart(result["policy"], output.policy[0]))
-            fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
+        inputs = {name: x.clone() for name, x in _named(obs, start, previous, fed).items() if name in names}
+        result = exported(inputs)
+        if not count:  # alone, an environment is answered as beside others
+            alone = exported({name: x[:1].clone() for name, x in inputs.items()})
+            difference = _apart(alone["policy"], result["policy"][:1])
+        equal += _equal([x.numpy() for name, x in result.items() if name.startswith("action")], expected)
+        difference = max(difference, _apart(result["policy"], output.policy[0]))
+        fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
         count += _ROWS
-    return Check(count, None if exported is None else equal, None if exported is None else difference, in_training)
+    return Check(count, equal, difference, in_training)
 
 
 def _copied(inputs: tuple[Any, ...]) -> list[Any]:

@@ -140,6 +140,16 @@ def test_mistakes_are_explained(trained: Callable[[str], Path], tmp_path: Path) 
         export(tmp_path / "none")
 
 
+def test_a_file_that_nothing_here_could_run_is_not_written(
+    trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    with pytest.raises(SettingsError, match=r"onnxruntime.*not installed"):
+        export(trained("cartpole-lag-1"), tmp_path / "policy.onnx", format="onnx")
+    assert not list(tmp_path.iterdir())
+
+
 @onnx
 def test_what_a_format_does_not_know_is_named(trained: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="ndtri"):
