@@ -30,8 +30,9 @@ class EvalArguments:
     """Environments that play side by side. Default: up to 16."""
     levels: Literal["train", "test"] = "train"
     """Levels to play, if the run was trained on a set of them (env.num_levels): those, or all others."""
-    max_steps: int = 27_000
-    """Environment steps after which an episode is cut, if gymnasium steps it: its tasks need not end by themselves."""
+    max_steps: int | None = None
+    """Environment steps after which an episode is cut, if gymnasium steps it: its tasks need not end by themselves.
+    Default: 27,000."""
     json: bool = False
     """Print JSON."""
 

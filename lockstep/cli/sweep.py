@@ -214,6 +214,10 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: Sw
         for trial in trials.all():
             say(f"{trial.state:<8} {trial}")
         say(trials.summary())
+        from lockstep.sweep.slurm import SEARCH
+
+        if not trials.complete and (gone := _gone(queue).get(SEARCH)):
+            say(f"the search: {gone}")
     if options.slurm and options.dry_run and trials is not None:
         _submit_search(queue, trials, options)
     elif options.slurm and options.dry_run:
@@ -245,12 +249,17 @@ def _found(trials: Trials) -> dict[str, Any]:
 
 def _documents(queue: Queue, entries: list[Entry]) -> list[dict[str, Any]]:
     """Runs for people and programs."""
-    gone: dict[str, str] = {}
-    if (queue.folder / "jobs").exists():
-        from lockstep.sweep.slurm import abandoned
-
-        gone = abandoned(queue)
+    gone = _gone(queue)
     return [_document(queue, entry, gone.get(entry.name, "")) for entry in entries]
+
+
+def _gone(queue: Queue) -> dict[str, str]:
+    """What to say of those whose Slurm jobs are gone."""
+    if not (queue.folder / "jobs").exists():
+        return {}
+    from lockstep.sweep.slurm import abandoned
+
+    return abandoned(queue)
 
 
 def _document(queue: Queue, entry: Entry, gone: str) -> dict[str, Any]:

@@ -76,6 +76,10 @@ class EnvConfig:
                 "limit. Say how many there are, as in --env.num-levels 200."
             )
 
+    def training(self) -> EnvConfig:
+        """The environments of training, which follow the curriculum."""
+        return replace(self, options={**self.options, **self.curriculum}, curriculum={})
+
     def held_out(self) -> EnvConfig:
         """The same environments on all levels above those that were trained on.
 

@@ -22,14 +22,14 @@ class Goals:
     """An environment's reward as a function of goals.
 
     Args:
-        config: the environment.
+        config: the environment, which is that of training.
 
     Raises:
         SettingsError: it is not told goals, or is not served by gymnasium.
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = construct(config).unwrapped if config.adapter == "gymnasium" else None
+        env: Any = construct(config.training()).unwrapped if config.adapter == "gymnasium" else None
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         if not {ACHIEVED, DESIRED} <= entries or not hasattr(env, "compute_reward"):

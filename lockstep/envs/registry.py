@@ -55,9 +55,15 @@ def make(
         SettingsError: an unknown id or option, a library that is not installed, or a pool with another adapter.
     """
     config = resolve(config)
-    if config.curriculum and purpose == "train":
-        config = dataclasses.replace(config, options={**config.options, **config.curriculum})
-    env = _make(config, seed, first_index, num_envs, threads, purpose, render, pool)
+    curriculum = config.curriculum if purpose == "train" else {}
+    if curriculum:
+        config = config.training()
+    try:
+        env = _make(config, seed, first_index, num_envs, threads, purpose, render, pool)
+    except SettingsError as error:
+        if not curriculum:
+            raise
+        raise SettingsError(f"{error} (Of these options, {', '.join(curriculum)} came from env.curriculum.)") from error
     return RandomActions(env, seed, first_index) if config.random_actions and purpose == "train" else env
 
 

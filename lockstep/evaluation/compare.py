@@ -116,8 +116,8 @@ def compare(
         groups = [Method(_shared(runs), runs) for runs in sets]
         for letter, group, label in zip("AB", groups, labels([group.settings for group in groups])):
             group.label = f"{letter}: {label}" if label else letter
-        named_out = [name for names in left_out for name in names]
-        write_page(out, "A against B", groups, metric, verdict=_section(comparison), left_out=named_out)
+        without = [run for runs in left_out for run in runs]
+        write_page(out, "A against B", groups, metric, verdict=_section(comparison), left_out=without)
     return comparison
 
 
@@ -154,7 +154,7 @@ def _notes(
     sets: Sequence[Sequence[Run]],
     named: Sequence[str],
     metric: str,
-    left_out: Sequence[Sequence[str]],
+    left_out: Sequence[Sequence[Run]],
     given: Sequence[Sequence[Path | str]],
 ) -> list[str]:
     notes = []
@@ -167,7 +167,9 @@ def _notes(
         if alone:
             notes.append(f"only {letter} has runs of {', '.join(alone)}; they were left out.")
         if without:
-            notes.append(f"of {letter} were left out, since they have no {metric}: {', '.join(without)}.")
+            notes.append(
+                f"of {letter} were left out, since they have no {metric}: {', '.join(run.name for run in without)}."
+            )
         if again := len(paths) - len(runs) - len(without):
             notes.append(f"{again} of the runs of {letter} were given twice, and count once.")
     if min(sum(run.task == task for run in runs) for runs in sets for task in named) < 5:

@@ -114,7 +114,7 @@ class Player:
         seed: of environments and action noise.
         purpose: sets these streams apart from those of other uses of the same seed.
         threads: that step the environments; changes no result.
-        max_steps: after which an episode of gymnasium's is cut; other libraries have limits of their own.
+        max_steps: after which an episode is cut, for gymnasium alone; other libraries have limits of their own.
         render: prepare for render, for which B must be 1.
     """
 
@@ -131,13 +131,10 @@ class Player:
         max_steps: int = sys.maxsize,
         render: bool = False,
     ) -> None:
-        config = dataclasses.replace(envs.resolve(experiment.env), num_envs=num_envs, decorrelate=0)
-        reseed_every = max_steps if config.adapter == "gymnasium" else sys.maxsize
-        config = dataclasses.replace(config, reseed_every=reseed_every)
+        config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=max_steps)
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )
-        self.max_steps = reseed_every
         self._actor = Inference(model.for_acting())
         self._distribution = model.distribution
         self._greedy = greedy

@@ -24,7 +24,7 @@ class Report:
     left_out: tuple[str, ...]
     """Runs without a value of the metric."""
     proofs: tuple[tuple[str, Proof], ...]
-    """What each run's ledger says."""
+    """What each run's ledger says, of those that are left out too."""
 
 
 def report(
@@ -54,8 +54,8 @@ def report(
     return write_page(out, heading or "Report", groups, metric, left_out=left_out, verify=verify)
 
 
-def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list[str]]:
-    """Each run once, and the names of those that are left out, since they have no value of the metric.
+def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list[Run]]:
+    """Each run once, and those that are left out, since they have no value of the metric.
 
     Raises:
         SettingsError: a folder is no run, or none has the metric.
@@ -64,7 +64,7 @@ def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list
     scored = [run for run in found if run.has(metric)]
     if not scored:
         found[0].curve("samples", metric)  # raises, and says what there is instead
-    return scored, [run.name for run in found if run not in scored]
+    return scored, [run for run in found if run not in scored]
 
 
 def write_page(
@@ -74,7 +74,7 @@ def write_page(
     metric: str,
     *,
     verdict: Section | None = None,
-    left_out: Sequence[str] = (),
+    left_out: Sequence[Run] = (),
     verify: int = 0,
 ) -> Report:
     """The page about some methods; verdict is what a comparison found, left_out the runs without the metric.
@@ -89,18 +89,18 @@ def write_page(
         raise SettingsError(f"--verify {verify} is out of range: give the iterations to repeat, or 0 for none.")
     runs = [run for group in groups for run in group.runs]
     named = tasks(runs)
-    proofs = [provenance.prove(run, verify) for run in runs]
+    names = tuple(run.name for run in left_out)
+    every = [*runs, *left_out]
+    proofs = [provenance.prove(run, verify) for run in every]
     sections = [
         *([verdict] if verdict else []),
-        Section(
-            "scores", "Scores", findings.warnings(groups, metric, left_out) + findings.scores(groups, named, metric)
-        ),
+        Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, named, metric)),
         Section("curves", "Learning curves", findings.curves(groups, named, metric)),
         Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
         Section("lag", "Policy lag", provenance.lag(runs)),
         Section("settings", "Settings", provenance.settings(groups)),
-        Section("proof", "Proof", provenance.proof(runs, proofs)),
+        Section("proof", "Proof", provenance.proof(every, proofs)),
         Section("machines", "Versions and machines", provenance.machines(runs)),
         Section("videos", "Videos", provenance.videos(runs, named, metric)),
     ]
@@ -109,4 +109,4 @@ def write_page(
     text = page.document(heading, summary, [section for section in sections if section.body])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
-    return Report(out, tuple(left_out), tuple((run.name, proof) for run, proof in zip(runs, proofs, strict=True)))
+    return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lockstep import envs
 from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
@@ -19,7 +21,8 @@ from lockstep.settings import SettingsError
 
 MAX_ENVS = 16
 MAX_STEPS = 27_000
-"""Environment steps of an episode, unless one asks for more: those of Atari's 108,000 frames."""
+"""Environment steps of an episode of gymnasium's, unless one asks for more: those of Atari's 108,000 frames at 4 a
+step."""
 Levels = Literal["train", "test"]
 
 
@@ -79,7 +82,7 @@ def evaluate(
     seed: int | None = None,
     num_envs: int | None = None,
     levels: Levels = "train",
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = None,
 ) -> Evaluation:
     """Play whole episodes with a run's policy and report their raw scores.
 
@@ -94,7 +97,8 @@ def evaluate(
         seed: of environments and action noise; None takes the experiment's.
         num_envs: environments that play side by side, at most `episodes`; None takes up to 16.
         levels: train, those that the experiment trains on; test, all above them (see EnvConfig.num_levels).
-        max_steps: after which an episode is cut where gymnasium steps it, whose tasks need not end by themselves.
+        max_steps: after which an episode is cut where gymnasium steps it, whose tasks need not end by themselves; None
+            for 27,000.
 
     Raises:
         SettingsError: there is no such run or checkpoint, or a number is out of range.
@@ -129,7 +133,7 @@ def evaluate_policy(
     seed_purpose: str = "eval",
     num_envs: int | None = None,
     levels: Levels | None = None,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = None,
     threads: int = 1,
     alive: Callable[[], None] = lambda: None,
 ) -> Evaluation:
@@ -149,8 +153,15 @@ def evaluate_policy(
         raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has at least one.")
     if num_envs is not None and num_envs < 1:
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
-    if max_steps < 1:
+    if max_steps is not None and max_steps < 1:
         raise SettingsError(f"--max-steps {max_steps} is out of range: an episode has at least one.")
+    adapter = envs.resolve(experiment.env).adapter
+    if max_steps is not None and adapter != "gymnasium":
+        raise SettingsError(
+            f"--max-steps {max_steps} is for tasks that gymnasium steps, but {experiment.env.id} is stepped by "
+            f"{adapter}, which has a limit of its own: an option of the run's environment. Leave out --max-steps."
+        )
+    longest = (max_steps or MAX_STEPS) if adapter == "gymnasium" else sys.maxsize
     if levels == "test" or (levels is None and experiment.env.num_levels):
         experiment = experiment.replace(env=experiment.env.held_out())
     seed = experiment.seed if seed is None else seed
@@ -162,12 +173,13 @@ def evaluate_policy(
         greedy=greedy,
         seed=seed,
         purpose=seed_purpose,
-        max_steps=max_steps,
+        max_steps=longest,
         threads=threads,
     )
     scores = np.zeros(episodes)
     lengths = np.zeros(episodes, np.int64)
     episode = np.arange(count)
+    cut = 0
     try:
         while (episode < episodes).any():
             step = player.step()
@@ -175,13 +187,14 @@ def evaluate_policy(
             counted = (episode < episodes) & ~step.first
             scores[episode[counted]] += step.reward[counted]
             lengths[episode[counted]] += 1
+            cut += int(np.sum(lengths[episode[counted & step.truncated]] == longest))
             episode[step.terminated | step.truncated] += count
     finally:
         player.close()
-    cut = int(np.sum(lengths == player.max_steps))
+    limited = f"{cut} ended at the limit of {longest:,} steps, " if cut else ""
     protocol = (
         f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
-        f"{_environment(experiment, player.env.emulator)}, {f'{cut} cut after {max_steps:,} steps, ' * bool(cut)}"
+        f"{_environment(experiment, player.env.emulator)}, {limited}"
         f"{'greedy' if greedy else 'sampled'} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
     )
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)

@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from lockstep.shard import block
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _SHOWING = 0.3
 """Seconds that a process gets to print where it stands, so that no two print at once."""
@@ -36,8 +37,8 @@ _report_loss: Callable[[str], Any] | None = None
 def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a child process that runs target(*args).
 
-    It ignores Ctrl-C, which reaches children too, and SIGTERM: the parent decides when it ends. It ends as soon as the
-    parent is gone. And it prints where it stands when it crashes, or is asked to by show_stack.
+    It ignores Ctrl-C, which reaches children too, SIGTERM and SIGHUP: the parent decides when it ends. It ends as soon
+    as the parent is gone. And it prints where it stands when it crashes, or is asked to by show_stack.
     """
     resource_tracker.ensure_running()  # or it would be started below, and unblock the signals
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
@@ -68,6 +69,20 @@ def _behave(parent: int) -> None:
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+
+
+def stops() -> list[signal.Signals]:
+    """What asks this process to stop: Ctrl-C, a shutdown, and a terminal that is closed, unless nohup wants that to be
+    ignored."""
+    return [number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
+def forget_terminal() -> None:
+    """Print no more to a terminal, which may be gone: that would raise."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def pin(process: Any, index: int, count: int) -> None:

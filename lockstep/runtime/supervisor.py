@@ -88,18 +88,20 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a stop request; a SIGINT after it ends at once.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request; a SIGINT after it ends at once.
 
-    Another SIGTERM says nothing new: a machine that shuts down sends it to every process, and so does whoever
+    Others after it say nothing new: a machine that shuts down sends them to every process, and so does whoever
     started this one and was told, too. What is in earnest is followed by SIGKILL.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.getsignal(number) for number in children.stops()}
 
     def handle(number: int, _: Any) -> None:
-        if stop.requested() and number == signal.SIGTERM:
+        if number == signal.SIGHUP:
+            children.forget_terminal()
+        if stop.requested() and number != signal.SIGINT:
             return
         if stop.requested():
             for known, handler in old.items():

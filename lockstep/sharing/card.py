@@ -21,6 +21,9 @@ VIDEO, CURVE = "replay.mp4", "learning-curve.png"
 """Names that the Hub's pages show."""
 
 
+_PRIVATE = ("--run", "--wandb", "--trackio", "--slurm-options")
+
+
 def card(
     folder: RunFolder,
     repo: str,
@@ -101,9 +104,19 @@ def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def public_command(command: str) -> str:
-    """A command without --run, and with files by their names alone."""
-    words = re.sub(r"(^| )--(?:run|wandb|trackio)(?: |=)(?:'[^']*'|\S+)", "", command)
-    return shlex.join(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", word) for word in shlex.split(words))
+    """A command without --run and accounts, and with files by their names alone."""
+    kept, words = [], shlex.split(command)
+    while words:
+        flag, given, _ = words[0].partition("=")
+        if flag not in _PRIVATE:
+            kept.append(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", words.pop(0)))
+            continue
+        words.pop(0)
+        values = 0 if given else len(words) if flag == "--slurm-options" else 1
+        while words and values and not words[0].startswith("--"):
+            words.pop(0)
+            values -= 1
+    return shlex.join(kept)
 
 
 def _metadata(name: str, experiment: Experiment, score: Evaluation) -> str:

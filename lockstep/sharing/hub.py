@@ -32,6 +32,8 @@ _OURS = re.compile(
     rf"|{re.escape(CURVE)}|{re.escape(VIDEO)}"
 )
 """Files of a run's repository; anything else in it is left alone."""
+_OF_FILES = re.compile("path|file|dir|args|url")
+"""In names of options."""
 _OUR_TYPE = re.compile(r"lockstep(?:\.[a-z]\w*)+:[A-Z]\w*")
 
 
@@ -146,7 +148,8 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             raise SettingsError(
                 f"{repo} holds no run of lockstep (it has no {' or '.join(missing)}). Pull what push uploaded."
             )
-        if not trust and (foreign := foreign_code(json.loads((scratch / "experiment.json").read_text()))):
+        settings, facts = (_object(scratch / name, repo) for name in ("experiment.json", "run.json"))
+        if not trust and (foreign := foreign_code(settings)):
             raise SettingsError(
                 f"The run in {repo} names code from outside lockstep, which any use of it would run here: "
                 f"{', '.join(foreign)}. If you trust its author, and have this code, pull it with --trust."
@@ -160,17 +163,28 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
         latest(scratch / "checkpoints")  # says what is missing if there is none
         for checkpoint in list_checkpoints(scratch / "checkpoints"):
             open_checkpoint(checkpoint)
-        facts = json.loads((scratch / "run.json").read_text())
-        facts.pop("directory", None)  # where users' files would be looked for
-        (scratch / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
+        # Again, since another program may have uploaded them: they would say where users' files are looked for, and
+        # to whose account metrics go.
+        (scratch / "run.json").write_text(json.dumps(public_facts(facts), indent=2) + "\n")
         os.rename(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 
+def _object(path: Path, repo: str) -> dict[str, Any]:
+    """A JSON file that was downloaded."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and (path.name != "run.json" or {"options", "command", "layout"} <= found.keys()):
+            return found
+    except ValueError:
+        pass
+    raise SettingsError(f"{path.name} of {repo} is damaged: it is not what push uploads. Push the run again.")
+
+
 def foreign_code(settings: Any) -> list[str]:
-    """What in an experiment's JSON is imported from outside lockstep when the experiment is used."""
+    """What in an experiment's JSON is, or may name, code from outside lockstep that is run when it is used."""
     if isinstance(settings, list):
         return [name for each in settings for name in foreign_code(each)]
     if not isinstance(settings, dict):
@@ -179,7 +193,18 @@ def foreign_code(settings: Any) -> list[str]:
     found = [name for name in named if not _is_ours(name)]
     if ":" in str(settings.get("id")):
         found.append(str(settings["id"]))
+    for options in (settings.get("options"), settings.get("curriculum")):
+        if isinstance(options, dict):
+            found += [f"{name}={value}" for name, value in options.items() if not _is_plain(name, value)]
     return [*found, *foreign_code(list(settings.values()))]
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Whether an environment's option is a number or a word. Others may name files and programs: EnvPool's Doom runs
+    the one that vzd_path says, and writes where game_args say."""
+    if _OF_FILES.search(name):
+        return False
+    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and bool(re.fullmatch(r"[\w-]*", value)))
 
 
 def _is_ours(name: str) -> bool:

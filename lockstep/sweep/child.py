@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -19,6 +20,8 @@ ELSEWHERE = 75
 """Exit code if another process runs it."""
 LOST = 76
 """In place of the exit code of a run that was lost with its machine, and can go on elsewhere."""
+STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+"""Exit codes of one that was asked to stop, or that a signal ended before it knew what to do about it."""
 
 
 def start(

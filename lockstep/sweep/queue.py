@@ -133,15 +133,23 @@ class Queue:
         with open(self.log(name), "a", encoding="utf-8") as file:
             yield _locked_within(file.fileno(), _DYING)
 
-    def add(self, runs: Sequence[Run], directory: str | None = None) -> None:
+    def add(self, runs: Sequence[Run], directory: str | None = None, command: Sequence[str] | None = None) -> None:
         """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
-        layout and options that are given now; directory: where users' files lie, by default the current one."""
+        layout and options that are given now.
+
+        Args:
+            runs: what to run.
+            directory: where users' files lie; None for the current one.
+            command: what the runs record as theirs; None for that of this process.
+        """
         before = {entry.name: entry for entry in self.entries()}
-        for entry in self.with_runs(runs, directory):
+        for entry in self.with_runs(runs, directory, command):
             if entry != before.get(entry.name):
                 write_json(self._queue / f"{entry.name}.json", dataclasses.asdict(entry))
 
-    def with_runs(self, runs: Sequence[Run], directory: str | None = None) -> list[Entry]:
+    def with_runs(
+        self, runs: Sequence[Run], directory: str | None = None, command: Sequence[str] | None = None
+    ) -> list[Entry]:
         """What would be queued if these runs were added."""
         known = {entry.identity: entry for entry in self.entries()}
         for run in runs:
@@ -157,7 +165,7 @@ class Queue:
                 layout=run.layout,
                 options=dataclasses.asdict(run.options),
                 directory=directory or os.getcwd(),
-                command=list(sys.argv),
+                command=list(command or sys.argv),
             )
         return list(known.values())
 

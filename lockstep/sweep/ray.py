@@ -43,7 +43,9 @@ class SweepRun:
             self._process = child.start(queue, name, sorted(os.sched_getaffinity(0)))
             if self._told:
                 self._process.terminate()
-        return self._process.wait()
+        code = self._process.wait()
+        with self._lock:  # its node, not the sweep, may have wanted it to stop
+            return child.LOST if code in child.STOPPED and not self._told else code
 
     def stop(self) -> None:
         """Have the run end with a checkpoint."""

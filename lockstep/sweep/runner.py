@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
+from lockstep.runtime import children
 from lockstep.sweep import child
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, make_overview
@@ -126,10 +127,12 @@ class Runner:
     @contextlib.contextmanager
     def _counting_signals(self) -> Iterator[None]:
         def count(number: int, frame: Any) -> None:
-            if not self._asked or number == signal.SIGINT:  # machines repeat SIGTERM, people Ctrl-C
+            if not self._asked or number == signal.SIGINT:  # machines repeat the others, people Ctrl-C
                 self._asked += 1
+            if number == signal.SIGHUP:
+                children.forget_terminal()
 
-        old = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        old = {number: signal.signal(number, count) for number in children.stops()}
         try:
             yield
         finally:
@@ -188,8 +191,8 @@ class Runner:
             lost = code == child.LOST and not running.told
             self._losses[name] += lost
             resumable = code in (child.INTERRUPTED, child.ELSEWHERE, child.LOST) and self._losses[name] <= _LOSSES
-            # These two reach it by themselves when a machine shuts down, and before it could learn what they mean.
-            resumable |= code in (-signal.SIGTERM, -signal.SIGINT) or (running.told and code < 0)
+            # These reach it by themselves when a machine shuts down, and before it could learn what they mean.
+            resumable |= code in child.STOPPED or (running.told and code < 0)
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)

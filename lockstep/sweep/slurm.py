@@ -18,7 +18,7 @@ from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import needs_of
 from lockstep.sweep.slots import Needs
 
-_SEARCH = "search"
+SEARCH = "search"
 """In place of a run's name."""
 _SLOTS = 4
 """Runs of a search at a time: more end sooner, and learn less from each other."""
@@ -141,7 +141,7 @@ def submit_search(
         say(script(made))
         return
     job = made.submit(SearchJob(str(queue.folder), slots))
-    write_json(_jobs(queue, make=True) / f"{_SEARCH}.json", {"job": job.job_id})
+    write_json(_jobs(queue, make=True) / f"{SEARCH}.json", {"job": job.job_id})
     say(f"job {job.job_id}: the search, {slots} runs at a time; log: {job.paths.stdout}")
 
 
@@ -151,25 +151,22 @@ def searching(queue: Queue) -> str | None:
     Raises:
         SettingsError: Slurm does not answer.
     """
-    job = _job(queue, _SEARCH)
+    job = _job(queue, SEARCH)
     return job if job is not None and job in _queued_jobs() else None
 
 
 def abandoned(queue: Queue) -> dict[str, str]:
-    """What to say of runs that wait although they were handed to Slurm, and whose jobs are gone, by name; nothing
-    where Slurm does not answer."""
-    handed = {
-        entry.name: job
-        for entry in queue.entries()
-        if (job := _job(queue, entry.name)) is not None and queue.state(entry.name) == "waiting"
-    }
+    """What to say of runs that wait although they were handed to Slurm, and whose jobs are gone, by name, and of the
+    search under SEARCH; nothing where Slurm does not answer."""
+    waiting = [entry.name for entry in queue.entries() if queue.state(entry.name) == "waiting"]
+    handed = {name: job for name in (*waiting, SEARCH) if (job := _job(queue, name)) is not None}
     try:
         known = _queued_jobs() if handed else set()
     except SettingsError:
         return {}
     return {
         name: f"its job {job} is gone: see {queue.folder / 'slurm' / f'{job}_0_log.err'}, and sacct -j {job}. "
-        "Submitted again, the run goes on from its checkpoint."
+        "Submitted again, it goes on from checkpoints."
         for name, job in handed.items()
         if job not in known
     }

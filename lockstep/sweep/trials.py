@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,11 +53,11 @@ class Trials:
     the next one goes on as it would have.
     """
 
-    def __init__(self, queue: Queue, search: Search, directory: str) -> None:
-        """directory: where the search was started, to which files of the user's own are relative."""
+    def __init__(self, queue: Queue, search: Search, directory: str, command: list[str]) -> None:
+        """directory: where the search was started, to which files of the user's own are relative; command: by which."""
         search.validate()
         self.search = search
-        self._queue, self._directory = queue, directory
+        self._queue, self._directory, self._command = queue, directory, command
 
     @staticmethod
     def make(queue: Queue, search: Search) -> Trials:
@@ -71,7 +72,9 @@ class Trials:
                 f"{queue.folder} holds another search: its trials would say nothing of this one. Choose another "
                 f"folder, or go on with that one, for more trials if wanted: lockstep sweep {queue.folder} --trials N"
             )
-        return Trials(queue, search, before._directory if before else os.getcwd())
+        if before is not None:
+            return Trials(queue, search, before._directory, before._command)
+        return Trials(queue, search, os.getcwd(), list(sys.argv))
 
     @staticmethod
     def open(queue: Queue) -> Trials | None:
@@ -81,7 +84,7 @@ class Trials:
             return None
         kept = read_json(path)
         look_for_files_in(kept["directory"])
-        return Trials(queue, from_json(kept["search"]), kept["directory"])
+        return Trials(queue, from_json(kept["search"]), kept["directory"], kept.get("command", list(sys.argv)))
 
     def begin(self) -> None:
         """Keep the search, and queue what a kill kept from being queued.
@@ -90,11 +93,11 @@ class Trials:
             SettingsError: Optuna is not installed.
         """
         _library()
-        kept = {"directory": self._directory, "search": to_json(self.search)}
+        kept = {"directory": self._directory, "command": self._command, "search": to_json(self.search)}
         write_json(self._queue.folder / "search.json", kept)
         self._folder.mkdir(exist_ok=True)
         for number, (values, _) in self._kept().items():
-            self._queue.add(self.search.trial(number, values), self._directory)
+            self._queue.add(self.search.trial(number, values), self._directory, self._command)
 
     @cached_property
     def _optuna(self) -> Any:
@@ -120,7 +123,7 @@ class Trials:
         identities = [run.experiment.identity() for run in runs]
         # First, so that a run that is queued belongs to a trial, whatever ends this process.
         write_json(self._folder / f"{number:03}.json", {"values": to_json(values), "runs": identities})
-        self._queue.add(runs, self._directory)
+        self._queue.add(runs, self._directory, self._command)
         return [entry for entry in self._queue.entries() if entry.identity in identities]
 
     def all(self) -> list[Trial]:

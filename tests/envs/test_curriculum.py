@@ -10,6 +10,7 @@ import pytest
 from lockstep import envs
 from lockstep.cli.main import main
 from lockstep.envs.base import EnvConfig, ShardEnv
+from lockstep.envs.goals import Goals
 from lockstep.settings import SettingsError, from_json, to_json
 
 ROOT = Path(__file__).parents[2]
@@ -64,8 +65,34 @@ def test_a_run_is_trained_on_easy_starts_and_scored_on_the_task(
 def test_a_curriculum_must_leave_the_spaces_alone() -> None:
     with pytest.raises(SettingsError, match=r"env.curriculum=.*symbols.*other observations"):
         envs.spaces(EnvConfig(id=TASK, curriculum={"symbols": 7}))
-    with pytest.raises(SettingsError, match="'steps'"):
+    with pytest.raises(SettingsError, match=r"'steps'.*steps came from env.curriculum"):
         envs.spaces(EnvConfig(id=TASK, curriculum={"steps": 7}))
+
+
+GOALS = """
+import gymnasium
+import numpy as np
+
+class Near(gymnasium.Env):
+    def __init__(self, tolerance=0.1):
+        self.tolerance = tolerance
+        point = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"observation": point, "achieved_goal": point, "desired_goal": point}
+        )
+        self.action_space = point
+
+    def compute_reward(self, achieved, desired, info):
+        return (np.abs(achieved - desired) < self.tolerance).all(-1).astype(np.float32)
+"""
+
+
+def test_hindsight_rewards_as_training_does(tmp_path: Path) -> None:
+    (tmp_path / "near.py").write_text(GOALS)
+    config = EnvConfig(id=f"{tmp_path}/near.py:Near", adapter="gymnasium", curriculum={"tolerance": 0.5})
+    goals = Goals(config)
+    assert goals.reward(np.zeros((1, 1)), np.full((1, 1), 0.3)) == [1.0]
+    goals.close()
 
 
 def test_experiments_without_one_are_what_they_were() -> None:

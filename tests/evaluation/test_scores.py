@@ -126,7 +126,10 @@ def test_an_episode_that_never_ends_is_cut(tmp_path: Path) -> None:
     endless = experiment(EnvConfig(id=f"{tmp_path}/endless.py:Scripted"))
     got = evaluate_policy(build(endless), endless, 5, num_envs=2, max_steps=30)
     assert got.lengths == (30,) * 5 and set(got.scores) == {2.5 * 30}
-    assert got.protocol.startswith("5 episodes of ") and ", 5 cut after 30 steps, sampled actions" in got.protocol
+    assert (
+        got.protocol.startswith("5 episodes of ")
+        and ", 5 ended at the limit of 30 steps, sampled actions" in got.protocol
+    )
     with pytest.raises(SettingsError, match="--max-steps 0"):
         evaluate_policy(build(endless), endless, 5, max_steps=0)
 
@@ -134,7 +137,9 @@ def test_an_episode_that_never_ends_is_cut(tmp_path: Path) -> None:
 def test_other_libraries_end_episodes_by_their_own_limits() -> None:
     options: dict[str, Any] = {"max_num_frames_per_episode": 80}
     atari = experiment(EnvConfig(id="Pong", protocol="machado", adapter="ale", options=options))
-    got = evaluate_policy(build(atari), atari, 1, max_steps=7)
+    with pytest.raises(SettingsError, match=r"--max-steps 7 is for tasks that gymnasium steps.*ale"):
+        evaluate_policy(build(atari), atari, 1, max_steps=7)
+    got = evaluate_policy(build(atari), atari, 1)
     assert got.lengths == (20,) and got.protocol.startswith(
         "1 whole episode of Pong (machado protocol, sticky actions 0.25"
     )

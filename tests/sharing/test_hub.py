@@ -185,6 +185,42 @@ def test_an_environment_from_elsewhere_is_seen_under_any_type() -> None:
     assert found == ["lockstep.experiment:EnvConfig", "os:system"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vzd_path", "/usr/bin/perl"),
+        ("vzd_path", "perl"),
+        ("iwad_path", "README"),
+        ("game_args", "x"),
+        ("config", "+logfile /tmp/x"),
+        ("scene", "README.md"),
+        ("xml_file", "x"),
+        ("words", ["a"]),
+        ("nested", {"a": 1}),
+        ("none", None),
+    ],
+)
+@pytest.mark.parametrize("where", ["options", "curriculum"])
+def test_options_that_may_name_files_or_programs_are_foreign(where: str, name: str, value: object) -> None:
+    env = {
+        "$type": "lockstep.envs.base:EnvConfig",
+        "id": "Basic-v1",
+        where: {name: value, "frame_skip": 2, "a": "full"},
+    }
+    assert hub.foreign_code({"env": env}) == [f"{name}={value}"]
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "run.json"])
+@pytest.mark.parametrize("text", [b"[]", b"{", b"{}", b"\xff"])
+def test_a_damaged_file_is_not_pulled(
+    name: str, text: bytes, run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(run, REPO, episodes=1)
+    server.repositories[REPO].files[name] = text
+    if name == "run.json" or text != b"{}":
+        assert f"{name} of {REPO} is damaged" in refused(hub.pull, REPO, tmp_path / "a")
+
+
 def test_all_recipes_are_ours() -> None:
     for make in RECIPES.values():
         experiment = make()
@@ -197,7 +233,8 @@ def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_p
     checkpoint = next(path for path in files if path.endswith("manifest.json")).rpartition("/")[0]
     files[f"{checkpoint}/lockstep.evil.py"] = b"raise SystemExit"
     facts = json.loads(files["run.json"])
-    files["run.json"] = json.dumps({**facts, "directory": f"runs/x/{checkpoint}"}).encode()
+    options = {**facts["options"], "wandb": "theirs", "trackio": "theirs"}
+    files["run.json"] = json.dumps({**facts, "directory": f"runs/x/{checkpoint}", "options": options}).encode()
     pulled = hub.pull(REPO, tmp_path / "a")
     assert not list(pulled.rglob("*.py"))
     assert json.loads((pulled / "run.json").read_text()) == facts
@@ -210,6 +247,11 @@ def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_p
         ("lockstep train /srv/me/my.py:recipe --run=x", "lockstep train my.py:recipe"),
         ("lockstep train ppo --env.options rom=/srv/me/a.bin b=1", "lockstep train ppo --env.options rom=a.bin b=1"),
         ("lockstep train ppo --wandb secret --run 'a b'", "lockstep train ppo"),
+        ("lockstep train ppo --wandb=me --seed 1", "lockstep train ppo --seed 1"),
+        (
+            "lockstep sweep /srv/x p.py:r --slurm --slurm-options account=me mem=1 --seed 1..3",
+            "lockstep sweep x p.py:r --slurm --seed 1..3",
+        ),
         ("lockstep train examples/custom_env.py:recipe", "lockstep train examples/custom_env.py:recipe"),
     ],
 )

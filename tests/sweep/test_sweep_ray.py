@@ -21,7 +21,7 @@ from lockstep.cli.main import main
 from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError, from_json
-from lockstep.sweep.child import LOST
+from lockstep.sweep.child import LOST, STOPPED
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.ray import Bundle, RayCluster, RayProcess, SweepRun
 from lockstep.sweep.slots import Needs
@@ -86,6 +86,27 @@ def test_why_a_run_was_lost_is_in_its_log() -> None:
     process = RayProcess(ray, queue, "run", Bundle(1, 0.0))
     assert process.poll() == LOST
     assert queue.log("run").read_text() == "No module named lockstep\n"
+
+
+@pytest.mark.parametrize("code", STOPPED)
+@pytest.mark.parametrize("told", [False, True])
+def test_a_run_that_its_node_stopped_goes_on_elsewhere(
+    code: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = SweepRun()
+
+    class Ended:
+        def wait(self) -> int:
+            if told:
+                actor.stop()
+            return code
+
+        def terminate(self) -> None:
+            pass
+
+    monkeypatch.setattr("lockstep.sweep.child.start", lambda *_: Ended())
+    Queue.make(tmp_path / "set")
+    assert actor.run(str(tmp_path / "set"), "name") == (code if told else LOST)
 
 
 def test_a_run_that_ray_has_no_place_for_yet() -> None:

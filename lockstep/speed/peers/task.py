@@ -64,6 +64,8 @@ def _unlike(experiment: Experiment) -> list[str]:
         and isinstance(space, gymnasium.spaces.Discrete) == isinstance(algorithm, SACConfig),
         "normalization": normalized and not doom,
         "random actions": experiment.env.random_actions,
+        "a curriculum": bool(experiment.env.curriculum),
+        "a set of levels": bool(experiment.env.num_levels),
         f"the encoder {model.encoder}": _image(experiment) and model.encoder not in (*_IMAGE_ENCODERS, "auto"),
         "model.previous_action_reward and model.dense_size": model.previous_action_reward
         or model.dense_size not in (0, 512),
