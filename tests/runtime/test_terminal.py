@@ -18,7 +18,12 @@ FLAGS = (
     *("--env.adapter", "gymnasium", "--algorithm.rollout", "8", "--layout", "inline,learner_delay=0.05"),
     *("--checkpoint-every", "1000", "--no-tensorboard"),
 )
-OWNING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+OWNING = """# Makes the terminal its own, with what SIGHUP is to mean, and becomes what follows.
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @pytest.mark.timeout(400)
@@ -26,17 +31,13 @@ OWNING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); 
 @pytest.mark.parametrize("words", [("train", "ppo-cartpole", "--run", "run"), ("sweep", "set", "ppo-cartpole")])
 def test_a_closed_terminal_loses_nothing(words: tuple[str, ...], ignored: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep", *words, *FLAGS]
-    owning = (
-        OWNING.replace("fcntl.ioctl", "import signal; signal.signal(1, signal.SIG_IGN); fcntl.ioctl")
-        if ignored
-        else OWNING
-    )
+    hangup = "SIG_IGN" if ignored else "SIG_DFL"
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", owning, *command],
+        [sys.executable, "-c", OWNING, hangup, *command],
         stdin=theirs,
-        stdout=theirs if not ignored else subprocess.DEVNULL,
-        stderr=theirs if not ignored else subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if ignored else theirs,
+        stderr=subprocess.DEVNULL if ignored else theirs,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         start_new_session=True,
