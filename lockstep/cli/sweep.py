@@ -16,7 +16,7 @@ from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.layout import Layout
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import LASTING, SweepOptions
-from lockstep.sweep.queue import Entry, Queue, read_json, write_json
+from lockstep.sweep.queue import SEARCH, Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import Runner, needs_of
 from lockstep.sweep.slots import Machine, Needs, Place
 from lockstep.sweep.stopping import Curve
@@ -66,7 +66,9 @@ def sweep(arguments: list[str]) -> int:
             entries = queue.entries()
     if options.json:
         found = {} if trials is None else {"search": _found(trials)}
-        say_json({"sweep": str(queue.folder), **found, "runs": _documents(queue, entries)})
+        gone = _gone(queue)
+        documents = [_document(queue, entry, gone) for entry in entries]
+        say_json({"sweep": str(queue.folder), **found, "runs": documents})
     return code
 
 
@@ -202,7 +204,8 @@ def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
 
 def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: SweepOptions) -> None:
     """What has become of each run, or would be done with it."""
-    for document in _documents(queue, entries):
+    gone = _gone(queue)
+    for document in (_document(queue, entry, gone) for entry in entries):
         score = "" if document["score"] is None else f"{document['score']:.2f}"
         digest = (document["digest"] or "")[:12]
         say(f"{document['state']:<8} {document['done']:>4.0%} {score:>9}  {digest:<12}  {document['name']}")
@@ -214,10 +217,8 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: Sw
         for trial in trials.all():
             say(f"{trial.state:<8} {trial}")
         say(trials.summary())
-        from lockstep.sweep.slurm import SEARCH
-
-        if not trials.complete and (gone := _gone(queue).get(SEARCH)):
-            say(f"the search: {gone}")
+        if SEARCH in gone and not trials.complete:
+            say(f"the search: {gone[SEARCH]}")
     if options.slurm and options.dry_run and trials is not None:
         _submit_search(queue, trials, options)
     elif options.slurm and options.dry_run:
@@ -247,12 +248,6 @@ def _found(trials: Trials) -> dict[str, Any]:
     }
 
 
-def _documents(queue: Queue, entries: list[Entry]) -> list[dict[str, Any]]:
-    """Runs for people and programs."""
-    gone = _gone(queue)
-    return [_document(queue, entry, gone.get(entry.name, "")) for entry in entries]
-
-
 def _gone(queue: Queue) -> dict[str, str]:
     """What to say of those whose Slurm jobs are gone."""
     if not (queue.folder / "jobs").exists():
@@ -262,7 +257,8 @@ def _gone(queue: Queue) -> dict[str, str]:
     return abandoned(queue)
 
 
-def _document(queue: Queue, entry: Entry, gone: str) -> dict[str, Any]:
+def _document(queue: Queue, entry: Entry, gone: dict[str, str]) -> dict[str, Any]:
+    """A run for people and programs; gone: what to say of those whose Slurm jobs are."""
     outcome, state = queue.outcome(entry.name), queue.state(entry.name)
     curve = Curve(queue.run(entry.name) / "metrics.jsonl")
     curve.read(end=True)
@@ -272,7 +268,7 @@ def _document(queue: Queue, entry: Entry, gone: str) -> dict[str, Any]:
         "done": 1.0 if state == "done" else min(1.0, curve.samples / entry.samples),
         "score": curve.score if outcome is None else outcome.score,
         "digest": outcome.digest if outcome else None,
-        "reason": outcome.reason if outcome else gone,
+        "reason": outcome.reason if outcome else gone.get(entry.name, ""),
         "run": str(queue.run(entry.name)),
         "log": str(queue.log(entry.name)),
         "cores": needs_of(entry).cores,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def _contrast(task: str, sets: Sequence[Sequence[Run]], metric: str, x: str) -> 
     on_task = [[run for run in runs if run.task == task] for runs in sets]
     curves = [[run.curve(x, metric) for run in runs] for runs in on_task]
     budget = float(min(steps[-1] for runs in curves for steps, _ in runs))
-    for run, (steps, _) in ((run, c) for runs, cs in zip(on_task, curves) for run, c in zip(runs, cs)):
+    for run, (steps, _) in zip(itertools.chain(*on_task), itertools.chain(*curves), strict=True):
         if steps[0] > budget:
             raise SettingsError(
                 f"{run.name} has its first {metric} at {steps[0]:,.0f} {x}, but another run on {task} reached only "

@@ -79,10 +79,11 @@ def stops() -> list[signal.Signals]:
 
 def forget_terminal() -> None:
     """Print no more to a terminal, which may be gone: that would raise."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    with open(os.devnull, "wb") as nowhere:
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                    os.dup2(nowhere.fileno(), descriptor)
 
 
 def pin(process: Any, index: int, count: int) -> None:

@@ -19,9 +19,8 @@ from lockstep.verify import checkpoint_digest
 
 VIDEO, CURVE = "replay.mp4", "learning-curve.png"
 """Names that the Hub's pages show."""
-
-
-_PRIVATE = ("--run", "--wandb", "--trackio", "--slurm-options")
+_PRIVATE = ("run", "wandb", "trackio")
+"""Options that name folders and accounts."""
 
 
 def card(
@@ -98,7 +97,7 @@ every iteration); bits are comparable on an equal processor with equal versions.
 
 def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """What run.json says, without the paths of the machine and the accounts of the one who trained."""
-    options = {name: value for name, value in facts["options"].items() if name not in ("run", "wandb", "trackio")}
+    options = {name: value for name, value in facts["options"].items() if name not in _PRIVATE}
     kept = {name: value for name, value in facts.items() if name != "directory"}
     return {**kept, "options": options, "command": public_command(facts["command"])}
 
@@ -107,12 +106,13 @@ def public_command(command: str) -> str:
     """A command without --run and accounts, and with files by their names alone."""
     kept, words = [], shlex.split(command)
     while words:
-        flag, given, _ = words[0].partition("=")
-        if flag not in _PRIVATE:
-            kept.append(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", words.pop(0)))
+        word = words.pop(0)
+        flag, given, _ = word.partition("=")
+        several = flag == "--slurm-options"
+        if not several and flag not in [f"--{name}" for name in _PRIVATE]:
+            kept.append(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", word))
             continue
-        words.pop(0)
-        values = 0 if given else len(words) if flag == "--slurm-options" else 1
+        values = 0 if given else len(words) if several else 1
         while words and values and not words[0].startswith("--"):
             words.pop(0)
             values -= 1

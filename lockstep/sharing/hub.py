@@ -32,6 +32,8 @@ _OURS = re.compile(
     rf"|{re.escape(CURVE)}|{re.escape(VIDEO)}"
 )
 """Files of a run's repository; anything else in it is left alone."""
+_ENTRIES = {"experiment.json": {"$type"}, "run.json": {"options", "command", "layout"}}
+"""What a run cannot do without: files, and entries in them."""
 _OF_FILES = re.compile("path|file|dir|args|url")
 """In names of options."""
 _OUR_TYPE = re.compile(r"lockstep(?:\.[a-z]\w*)+:[A-Z]\w*")
@@ -144,11 +146,11 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             for name in filter(_OURS.fullmatch, (entry.rfilename for entry in found.siblings or ())):
                 hub.hf_hub_download(repo, name, revision=found.sha, local_dir=scratch)
         shutil.rmtree(scratch / ".cache", ignore_errors=True)
-        if missing := [name for name in ("experiment.json", "run.json") if not (scratch / name).is_file()]:
+        if missing := [name for name in _ENTRIES if not (scratch / name).is_file()]:
             raise SettingsError(
                 f"{repo} holds no run of lockstep (it has no {' or '.join(missing)}). Pull what push uploaded."
             )
-        settings, facts = (_object(scratch / name, repo) for name in ("experiment.json", "run.json"))
+        settings, facts = (_object(scratch / name, repo) for name in _ENTRIES)
         if not trust and (foreign := foreign_code(settings)):
             raise SettingsError(
                 f"The run in {repo} names code from outside lockstep, which any use of it would run here: "
@@ -173,13 +175,11 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
 
 
 def _object(path: Path, repo: str) -> dict[str, Any]:
-    """A JSON file that was downloaded."""
-    try:
+    """A JSON file that was downloaded, and has the entries that are used."""
+    with contextlib.suppress(ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and (path.name != "run.json" or {"options", "command", "layout"} <= found.keys()):
+        if isinstance(found, dict) and _ENTRIES[path.name] <= found.keys():
             return found
-    except ValueError:
-        pass
     raise SettingsError(f"{path.name} of {repo} is damaged: it is not what push uploads. Push the run again.")
 
 

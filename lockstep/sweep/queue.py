@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lockstep.sweep.spec import Run
 
 State = Literal["waiting", "running", "done", "stopped", "failed"]
+SEARCH = "search"
+"""In place of a run's name, where a search has what runs have."""
 _DYING = 20.0
 """Seconds that a run's process, whose sweep was killed, may take to be gone."""
 

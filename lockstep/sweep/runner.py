@@ -190,9 +190,9 @@ class Runner:
             outcome = self._queue.outcome(name)
             lost = code == child.LOST and not running.told
             self._losses[name] += lost
-            resumable = code in (child.INTERRUPTED, child.ELSEWHERE, child.LOST) and self._losses[name] <= _LOSSES
-            # These reach it by themselves when a machine shuts down, and before it could learn what they mean.
-            resumable |= code in child.STOPPED or (running.told and code < 0)
+            # Signals reach it by themselves when a machine shuts down, even before it could learn what they mean.
+            resumable = code in (*child.STOPPED, child.ELSEWHERE) or (running.told and code < 0)
+            resumable |= code == child.LOST and self._losses[name] <= _LOSSES
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)

@@ -14,12 +14,10 @@ from lockstep.runtime.slurm import executor, script, submitit
 from lockstep.settings import SettingsError
 from lockstep.sweep.child import run_entry
 from lockstep.sweep.options import SweepOptions
-from lockstep.sweep.queue import Entry, Queue, read_json, write_json
+from lockstep.sweep.queue import SEARCH, Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import needs_of
 from lockstep.sweep.slots import Needs
 
-SEARCH = "search"
-"""In place of a run's name."""
 _SLOTS = 4
 """Runs of a search at a time: more end sooner, and learn less from each other."""
 _REFUSED = 2

@@ -212,13 +212,10 @@ def test_options_that_may_name_files_or_programs_are_foreign(where: str, name: s
 
 @pytest.mark.parametrize("name", ["experiment.json", "run.json"])
 @pytest.mark.parametrize("text", [b"[]", b"{", b"{}", b"\xff"])
-def test_a_damaged_file_is_not_pulled(
-    name: str, text: bytes, run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_not_pulled(name: str, text: bytes, run: Path, server: StandIn, tmp_path: Path) -> None:
     hub.push(run, REPO, episodes=1)
     server.repositories[REPO].files[name] = text
-    if name == "run.json" or text != b"{}":
-        assert f"{name} of {REPO} is damaged" in refused(hub.pull, REPO, tmp_path / "a")
+    assert f"{name} of {REPO} is damaged" in refused(hub.pull, REPO, tmp_path / "a")
 
 
 def test_all_recipes_are_ours() -> None:
