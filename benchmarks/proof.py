@@ -173,8 +173,8 @@ def _mujoco() -> dict[str, Proof]:
 
 
 def _atari() -> dict[str, Proof]:
-    """The proofs of learning.py with more seeds, Pong's no longer than their scores rise, and Procgen with levels that
-    training does not see."""
+    """The proofs of learning.py with more seeds, Pong's no longer than their scores rise; Breakout for its published
+    budget, at CleanRL's learning rate; and Procgen with levels that training does not see."""
     published = {
         "pong-ppo": "20.36 ± 0.20 at 10M (CleanRL)",
         "pong-impala": "19.09 ± 0.34 at 50M, Machado protocol (Cleanba)",
@@ -186,6 +186,8 @@ def _atari() -> dict[str, Proof]:
     experiments["pong-impala"] = experiments["pong-impala"].replace(total_steps=4_000_000)
     dqn = experiments["pong-dqn"]
     experiments["pong-dqn"] = dqn.replace(total_steps=600_000, algorithm=replace(_config(dqn), epsilon_fraction=0.25))
+    breakout = experiments["breakout-ppo"]
+    long = breakout.replace(total_steps=10_000_000, algorithm=replace(_ppo(breakout), learning_rate=2.5e-4))
     procgen = recipes.ppo_procgen()
     levels = replace(procgen.env, num_levels=200)
     return {
@@ -193,6 +195,7 @@ def _atari() -> dict[str, Proof]:
             name: Proof(name.split("-")[1].upper(), experiments[name], 3, published=known)
             for name, known in published.items()
         },
+        "breakout40m-ppo": Proof("PPO", long, 1, published=published["breakout-ppo"]),
         "starpilot-ppo": Proof(
             "PPO",
             procgen.replace(env=levels, total_steps=1_000_000),
