@@ -304,14 +304,17 @@ class _TensorBoard:
 
 
 class _Tracker:
-    """W&B, and trackio, which answers to the same three calls."""
+    """W&B, and trackio, which answers to the same calls. Both show everything over samples."""
 
     def __init__(self, module: str, **settings: Any) -> None:
         self._module: Any = importlib.import_module(module)
         self._module.init(**settings)
+        self._step = module == "trackio"
+        if not self._step:  # W&B's own step counts calls, and would drop what a resumed run repeats
+            self._module.define_metric("*", step_metric="samples")
 
     def log(self, values: dict[str, float], samples: int) -> None:
-        self._module.log({**values, "samples": samples})
+        self._module.log({**values, "samples": samples}, **({"step": samples} if self._step else {}))
 
     def close(self) -> None:
         self._module.finish()

@@ -29,6 +29,8 @@ class Replay:
     """Of the repetition's final state."""
     iterations: int
     difference: Difference | None
+    stopped: bool
+    """Whether it was interrupted before all recorded iterations were repeated."""
 
 
 def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path) -> Recorded | None:
@@ -122,5 +124,6 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
     recorded = recorded_clock(experiment, lines, folder.path)
     result = train(experiment, layout, options, stop_after=len(lines), recorded=recorded)
     again = ledger.read(RunFolder(result.run).ledger)
-    difference = ledger.compare(head, lines, *again, iterations=None if result.stopped else len(lines))
-    return Replay(difference is None, result.run, result.digest, result.iterations, difference)
+    difference = ledger.compare(head, lines, *again, iterations=result.iterations)
+    stopped = result.iterations < len(lines)
+    return Replay(difference is None and not stopped, result.run, result.digest, result.iterations, difference, stopped)

@@ -124,8 +124,11 @@ def resume(
     from_checkpoint: str | None = None,
     stop_after: int | None = None,
 ) -> Result:
-    """Continue a stopped or killed run from its newest checkpoint (or a named one), exactly: the run ends with the
-    digest and the ledger that it would have had without the interruption. The layout may differ from before.
+    """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the digest and the ledger
+    that it would have had without the interruption. The layout may differ from before.
+
+    Args:
+        from_checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
 
     Raises:
         SettingsError: there is no run or no checkpoint there.
@@ -154,7 +157,7 @@ def resumable(folder: RunFolder, name: str | None) -> Path | None:
         for written in (folder.ledger, folder.metrics):
             written.unlink(missing_ok=True)
         return None
-    path = checkpoint.latest(directory) if name is None else directory / name
+    path = checkpoint.find(directory, name)
     saved = checkpoint.open_checkpoint(path)
     checkpoint.set_aside_newer(directory, saved.iteration)
     return path

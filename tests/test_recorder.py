@@ -182,7 +182,8 @@ def test_trackers_are_started_fed_and_finished(
     module = ModuleType(tracker)
     module.__dict__.update(
         init=lambda **settings: calls.append(("init", settings)),
-        log=lambda values: calls.append(("log", values)),
+        define_metric=lambda name, **axis: calls.append(("axis", {name: axis})),
+        log=lambda values, **step: calls.append(("log", {**values, **step})),
         finish=lambda: calls.append(("finish", None)),
     )
     monkeypatch.setitem(sys.modules, tracker, module)
@@ -191,6 +192,8 @@ def test_trackers_are_started_fed_and_finished(
     recorder = Recorder(folder, EXPERIMENT, Layout(), options)
     recorder.record(report(1))
     recorder.close()
+    axis = ("axis", {"*": {"step_metric": "samples"}})
+    assert calls.pop(1) == axis if tracker == "wandb" else calls[1][1]["step"] == STEP
     assert [name for name, _ in calls] == ["init", "log", "finish"]
     assert calls[0][1]["project"] == "project" and calls[0][1]["config"]["seed"] == 1
     assert calls[1][1]["samples"] == STEP and calls[1][1]["loss/value"] == 2.0

@@ -400,6 +400,7 @@ def test_the_command(recorded: Callable[[str], Ran], capsys: pytest.CaptureFixtu
         "digest": run.digest,
         "iterations": 6,
         "difference": None,
+        "stopped": False,
     }
 
     line = ledger.read(run.run / "ledger.jsonl")[1][2]
@@ -414,6 +415,21 @@ def test_the_command(recorded: Callable[[str], Ran], capsys: pytest.CaptureFixtu
 
     assert main(["replay", str(run.run), "--layout", "processes:2", *quiet]) == 2
     assert "cannot repeat a free-running run" in capsys.readouterr().err
+
+
+def test_an_interrupted_replay_claims_nothing_of_the_rest(
+    recorded: Callable[[str], Ran], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded("lstm").run
+    monkeypatch.setattr("lockstep.train.train", lambda *a, **k: train(*a, **{**k, "stop_after": 2}))
+    quiet = ("--display", "none", "--no-tensorboard")
+    assert main(["replay", str(run), "--run", "some", *quiet]) == 130
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"stopped after 2 iterations, which gave the same bits as those of {run}"
+    forged = forge(run, 1, parameters={"made_up": "0" * 16})
+    assert main(["replay", str(forged), "--run", "other", "--json", *quiet]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["stopped"] and found["difference"]["iteration"] == 1
 
 
 def test_a_changed_event_is_found(recorded: Callable[[str], Ran]) -> None:

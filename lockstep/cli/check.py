@@ -73,23 +73,27 @@ def verify(arguments: list[str]) -> int:
 
 
 def replay(arguments: list[str]) -> int:
-    """Run `lockstep replay`; 0 if every bit came out again, else 1."""
+    """Run `lockstep replay`; 0 if every bit came out again, 1 if not, 130 if interrupted."""
     given = parse(ReplayArguments, "replay", arguments)
     layout = Layout.parse(given.layout)
     from lockstep.replay import replay as repeat
 
     with progress_to_stderr() if given.json else contextlib.nullcontext():
         found = repeat(given.recorded, layout, given.options)
+    code = 1 if found.difference else 130 if found.stopped else 0
     if given.json:
         say_json({**dataclasses.asdict(found), "run": str(found.run)})
-        return 0 if found.ok else 1
+        return code
     say(f"run: {found.run}")
-    if found.difference is None:
-        say(f"Replayed: all {found.iterations:,} recorded iterations of {given.recorded} gave the same bits.")
-    else:
+    if found.difference is not None:
         say(f"The replay is not what {given.recorded} recorded. {found.difference}")
+    elif found.stopped:
+        say(f"stopped after {found.iterations:,} iterations, which gave the same bits as those of {given.recorded}")
+        return code  # the digest is not the run's
+    else:
+        say(f"Replayed: all {found.iterations:,} recorded iterations of {given.recorded} gave the same bits.")
     say(f"digest: {found.digest}")
-    return 0 if found.ok else 1
+    return code
 
 
 def diff(arguments: list[str]) -> int:

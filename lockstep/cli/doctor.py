@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import os
 import platform
 import time
@@ -24,8 +24,12 @@ from lockstep.settings import SettingsError
 
 EXTRAS = {
     "atari": ("ale_py", "Atari games"),
+    "classic": ("pygame", "pictures of CartPole and its relatives"),
     "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
+    "minatar": ("minatar", "MinAtar's five small games"),
     "mujoco": ("mujoco", "MuJoCo through gymnasium"),
+    "robotics": ("gymnasium_robotics", "Fetch, AntMaze and more"),
+    "vizdoom": ("envpool", "Doom"),
     "optuna": ("optuna", "searches for settings"),
     "ray": ("ray", "runs and sweeps on Ray clusters"),
     "slurm": ("submitit", "runs and sweeps on Slurm clusters"),
@@ -100,9 +104,10 @@ def examine() -> dict[str, Any]:
         "memory_gigabytes": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": gpus,
     }
+    sources = importlib.metadata.packages_distributions()
     extras = {
         extra: {
-            "version": version(module.replace("_", "-")) if importlib.util.find_spec(module) else None,
+            "version": version(sources[module][0]) if module in sources else None,
             "purpose": purpose,
             "install": f'pip install "lockstep[{extra}]"',
         }

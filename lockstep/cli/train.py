@@ -51,7 +51,7 @@ class ResumeArguments:
     layout: str | None = None
     """As for train; another layout than before is fine. Default: the one the run was started with."""
     checkpoint: str | None = None
-    """Name of the checkpoint to continue from; default: the newest."""
+    """latest, best, or an iteration, to continue from. Newer ones are set aside. Default: latest."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 

@@ -18,7 +18,8 @@ from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
-_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "minatar": "minatar"}
+_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "minatar": "minatar", "pygame": "classic"}
+"""Modules that a complaint may name, and the extras that bring them."""
 
 
 def is_callable(env_id: str) -> bool:
@@ -49,10 +50,15 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             return gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
-        extra = next(absent, None)
-        hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install what it names."
-        raise SettingsError(f"{config.id} needs a library that is not installed: {error} {hint}") from error
+        raise needs_library(config.id, error) from error
+
+
+def needs_library(env_id: str, error: Exception) -> SettingsError:
+    """What to tell of an environment that misses a library, and how to install it."""
+    absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
+    extra = next(absent, None)
+    hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install what it names."
+    return SettingsError(f"{env_id} needs a library that is not installed: {str(error).rstrip('.')}. {hint}")
 
 
 @contextlib.contextmanager

@@ -27,8 +27,7 @@ from lockstep.models.capture import Inference
 from lockstep.normalize import Normalizers
 from lockstep.rng import stream
 from lockstep.run import RunFolder
-from lockstep.runtime.checkpoint import Checkpoint, best_iteration, latest, list_checkpoints, open_checkpoint
-from lockstep.settings import SettingsError
+from lockstep.runtime.checkpoint import Checkpoint, find, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,7 @@ def find_checkpoint(run: Path | str, checkpoint: str | None = None) -> Checkpoin
     Raises:
         SettingsError: there is no such checkpoint, or it is damaged.
     """
-    directory = RunFolder.open(run).checkpoints
-    name = checkpoint or "latest"
-    if name == "latest":
-        return open_checkpoint(latest(directory))
-    if name == "best":
-        best = best_iteration(directory)
-        if best is None:
-            raise SettingsError(
-                f"{run} has no best checkpoint yet: one is marked at the first checkpoint taken after episodes have "
-                "ended. Use --checkpoint latest."
-            )
-        return open_checkpoint(directory / f"{best:08d}")
-    if not name.isdigit():
-        there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
-        raise SettingsError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {there}.")
-    return open_checkpoint(directory / f"{int(name):08d}")
+    return open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint))
 
 
 def load_policy(

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
 from lockstep.envs.base import EnvConfig
+from lockstep.envs.gym import needs_library
 from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.run import RunFolder
 from lockstep.settings import SettingsError
@@ -80,7 +82,7 @@ def record_video(
         frames_per_step = player.env.frames_per_step
         default = round(60 / frames_per_step) if frames_per_step > 1 else 30
         with torch_threads(experiment.torch_threads):
-            write_mp4(out, _pictures(player, episodes, max_steps), fps or default)
+            write_mp4(out, _pictures(player, experiment.env.id, episodes, max_steps), fps or default)
     finally:
         player.close()
     return out
@@ -104,8 +106,8 @@ def prepare_graphics(env: EnvConfig) -> None:
                 raise SettingsError(f"{env.id} cannot be drawn: {error}. {_ADVICE}") from error
 
 
-def _pictures(player: Player, episodes: int, max_steps: int) -> Iterator[np.ndarray]:
-    yield _first_picture(player)
+def _pictures(player: Player, env_id: str, episodes: int, max_steps: int) -> Iterator[np.ndarray]:
+    yield _first_picture(player, env_id)
     for _ in range(max_steps):
         step = player.step()
         yield player.env.render()
@@ -114,11 +116,13 @@ def _pictures(player: Player, episodes: int, max_steps: int) -> Iterator[np.ndar
             return
 
 
-def _first_picture(player: Player) -> np.ndarray:
+def _first_picture(player: Player, env_id: str) -> np.ndarray:
     try:
         return player.env.render()
     except SettingsError:
         raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise needs_library(env_id, error) from error
     except Exception as error:  # whatever a graphics library raises
         raise SettingsError(
             f"The environment could not draw a picture: {type(error).__name__}: {error}. {_ADVICE}"

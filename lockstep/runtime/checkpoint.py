@@ -320,6 +320,29 @@ def latest(directory: str | os.PathLike[str]) -> Path:
     return found[-1]
 
 
+def find(directory: Path, name: str | None = None) -> Path:
+    """The checkpoint of a run that is called latest (also None), best, or by its iteration.
+
+    Raises:
+        CheckpointError: none is called so.
+    """
+    name, run = name or "latest", directory.parent
+    if name == "latest":
+        return latest(directory)
+    if name == "best":
+        best = best_iteration(directory)
+        if best is None:
+            raise CheckpointError(
+                f"{run} has no best checkpoint yet: one is marked at the first checkpoint taken after episodes have "
+                "ended. Use --checkpoint latest."
+            )
+        return checkpoint_path(directory, best)
+    if not name.isdecimal():
+        there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
+        raise CheckpointError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {there}.")
+    return checkpoint_path(directory, int(name))
+
+
 def best_iteration(directory: str | os.PathLike[str]) -> int | None:
     """The iteration of the checkpoint with the best score, None if there is none that is intact."""
     path = _best(list_checkpoints(directory))

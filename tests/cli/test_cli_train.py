@@ -186,9 +186,13 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     assert re.fullmatch(r"digest: [0-9a-f]{64}", last)
     ledger = RunFolder.open("r").ledger.read_bytes()
 
-    assert main(["resume", "r", "--checkpoint", "00000001", "--display", "none"]) == 0
+    assert main(["resume", "r", "--checkpoint", "1", "--display", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == last
     assert RunFolder.open("r").ledger.read_bytes() == ledger
+    assert main(["resume", "r", "--checkpoint", "best", "--display", "none"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    assert main(["resume", "r", "--checkpoint", "newest", "--display", "none"]) == 2
+    assert "Use latest, best or an iteration; r has: " in capsys.readouterr().err
     metrics = RunFolder.open("r").metrics.read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in metrics] == [1, 2, 3]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ class Blind(CartPoleEnv):
     with pytest.raises(SettingsError, match=r"could not draw a picture: OSError: no graphics driver.*MUJOCO_GL"):
         record_video(run, tmp_path / "a.mp4")
     assert not list(tmp_path.glob("*.mp4"))
+
+
+def test_pictures_that_need_a_library_name_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = recipes.ppo_cartpole()
+    settings = base.replace(
+        env=dataclasses.replace(base.env, adapter="gymnasium"), total_steps=base.samples_per_iteration
+    )
+    run = str(tmp_path / "run")
+    train(settings, options=RunOptions(run=run, **QUIET))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pygame"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pygame" else object())
+    with pytest.raises(SettingsError, match=r'CartPole-v1 needs .*pygame.*pip install "lockstep\[classic\]"'):
+        record_video(run, tmp_path / "a.mp4")
 
 
 @pytest.mark.parametrize(
