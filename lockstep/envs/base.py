@@ -32,7 +32,7 @@ class EnvConfig:
     """Library that steps them; auto takes the fastest installed one that can serve the id."""
     protocol: Literal["none", "machado", "classic"] = "none"
     """Atari protocol. machado: sticky actions 0.25, full action set, no life-loss signal, 108,000 frames.
-    classic: up to 30 no-op starts, episode ends for the agent at a lost life. Both clip training rewards."""
+    classic: 0 to 29 no-ops at the start, episode ends for the agent at a lost life. Both clip training rewards."""
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     reseed_every: int = 4096

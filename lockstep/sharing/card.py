@@ -67,7 +67,7 @@ Trained with lockstep: everything here can be repeated, bit by bit.
 
 {pictures}{film}## Use it
 
-    pip install "lockstep[hub]"
+    pip install ".[hub]"    # in a checkout of lockstep
     lockstep pull {repo} --to run
     lockstep eval run --episodes 30
     lockstep record run
