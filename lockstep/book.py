@@ -129,9 +129,7 @@ class Book:
         behind = [update.behind for update in updates]
         acted = [delivery for slot in slots for delivery in deliveries[slot]]
         if self._experiment.scheme.free_running:
-            decided: dict[str, Any] = {
-                "events": [{"shard": d.shard, "rollout": d.number, "versions": list(d.versions)} for d in acted]
-            }
+            decided: dict[str, Any] = {"events": [_event(delivery) for delivery in acted]}
         else:
             decided = {"collected_with": acted[0].versions[0][1]}
         if self._experiment.scheme.preempt < 1:
@@ -193,3 +191,8 @@ class Book:
     def close(self) -> None:
         self._recorder.close()
         self._ledger.close()
+
+
+def _event(delivery: Delivery) -> dict[str, Any]:
+    event = {"shard": delivery.shard, "rollout": delivery.number, "versions": list(delivery.versions)}
+    return event if delivery.noise is None else {**event, "noise": delivery.noise}

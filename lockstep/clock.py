@@ -75,6 +75,10 @@ class Clock:
         """The versions that act in a rollout."""
         return ((0, self.collects_with(fill.number)),)
 
+    def noise(self, fill: Fill) -> int | None:
+        """The number by which the model's noise is drawn in a rollout. None: that of the rollout."""
+        return None
+
     def fills(self, iteration: int) -> list[Fill]:
         """What an iteration learns from, in order of batch slots."""
         return [Fill(shard, iteration) for shard in range(self.shards)]
@@ -97,8 +101,9 @@ class Recorded(Clock):
     """A clock that repeats what a run recorded of what timing decided."""
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """By iteration, in order of batch slots: `shard`, `rollout`, and the `versions` that acted in it, as in the
-    ledger. None where the lag is a number, which says all that."""
+    """By iteration, in order of batch slots: `shard`, `rollout`, the `versions` that acted in it, and the `noise` that
+    it was collected with if that is not its own, as in the ledger. None where the lag is a number, which says all
+    that."""
     origin: str = ""
     """The run's folder."""
     cuts: Sequence[Sequence[Sequence[int]]] = ()
@@ -112,6 +117,9 @@ class Recorded(Clock):
 
     def acting(self, fill: Fill) -> Acting:
         return self._acting[fill] if self.events else super().acting(fill)
+
+    def noise(self, fill: Fill) -> int | None:
+        return self._noise.get(fill)
 
     def slot(self, fill: Fill) -> int:
         return self._slots[fill] if self.events and not self.by_shard else fill.shard
@@ -129,6 +137,15 @@ class Recorded(Clock):
     @functools.cached_property
     def _slots(self) -> dict[Fill, int]:
         return {fill: slot for i in range(len(self.events)) for slot, fill in enumerate(self.fills(i))}
+
+    @functools.cached_property
+    def _noise(self) -> dict[Fill, int]:
+        return {
+            Fill(event["shard"], event["rollout"]): event["noise"]
+            for slots in self.events
+            for event in slots
+            if "noise" in event
+        }
 
     @functools.cached_property
     def _acting(self) -> dict[Fill, Acting]:

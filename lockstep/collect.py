@@ -44,6 +44,9 @@ class Delivery:
     """(raw score, length in steps) of the episodes that ended in it."""
     cut: int | None = None
     """The steps that it has if it was cut, fewer than rollouts have."""
+    noise: int | None = None
+    """The number by which the model's noise was drawn, where that is not this rollout's: shards that act together share
+    it, and after a free-running run was resumed their rollouts need not have one number."""
 
 
 class Collector:
@@ -106,14 +109,19 @@ class Collector:
     def frames_per_step(self) -> int:
         return self._batches[0].seats[0].env.frames_per_step
 
-    def collect(self, lap: int, version_at: Callable[[int], Version]) -> list[Delivery]:
+    def collect(self, lap: int, version_at: Callable[[int], Version], noise: int | None = None) -> list[Delivery]:
         """Fill one rollout of every shard, step t acting with version_at(t). The rollouts themselves are overwritten
-        when their slab's turn comes again."""
-        acted, version = self._play(lap, version_at)
-        return [self._delivery(shard, lap, acted, version) for shard in self.seats()]
+        when their slab's turn comes again.
+
+        Args:
+            noise: the number by which the model's noise is drawn. None: that of the first shard's rollout.
+        """
+        noise = lap + self._batches[0].seats[0].offset if noise is None else noise
+        acted, version = self._play(lap, version_at, noise)
+        return [self._delivery(shard, lap, acted, version, noise) for shard in self.seats()]
 
     @torch.inference_mode()
-    def _play(self, lap: int, version_at: Callable[[int], Version]) -> tuple[Acting, Version]:
+    def _play(self, lap: int, version_at: Callable[[int], Version], drawn_by: int) -> tuple[Acting, Version]:
         """Returns (step, version) for each version that acted, and the last of them."""
         version = version_at(0)  # may be waited for, and with it for the slab to be free
         version.normalizers.apply(self._model)  # a rollout has one set of statistics, the one it is learned with
@@ -121,7 +129,7 @@ class Collector:
             self._actor.refresh()
         acted = [(0, version.number)]
         steps = self._experiment.algorithm.rollout
-        noise = self._noise(lap, steps)
+        noise = self._noise(drawn_by, steps)
         for batch in self._batches:
             batch.begin(lap)
         playing = self._batches
@@ -160,15 +168,17 @@ class Collector:
                 self._preemption.collected(Fill(shard, lap + seat.offset))
         return tuple(acted), version
 
-    def _noise(self, lap: int, steps: int) -> Tensor:
+    def _noise(self, number: int, steps: int) -> Tensor:
         """fp32 [steps, Z]: what disturbs the model at each step; one row for the whole rollout, or none, is less."""
-        model, rollout = self._model, lap + self._batches[0].seats[0].offset
+        model = self._model
         rows = (steps if model.noise_at_every_step else 1) if model.noise_numbers else 0
-        draw = stream(self._experiment.seed, "noisy", rollout)
+        draw = stream(self._experiment.seed, "noisy", number)
         return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32))
 
-    def _delivery(self, shard: int, lap: int, acted: Acting, version: Version) -> Delivery:
+    def _delivery(self, shard: int, lap: int, acted: Acting, version: Version, drawn_by: int) -> Delivery:
         _, seat = self.seats()[shard]
+        number = lap + seat.offset
+        noise = drawn_by if self._model.noise_numbers and drawn_by != number else None
         rollout, cut = self._slabs.rollout(shard, lap), None
         if seat.last < 0:
             moments = version.normalizers.rollout_sums(rollout, seat)
@@ -178,7 +188,7 @@ class Collector:
             # Only now: the return in flight goes on, but what learns must bootstrap from the last observation.
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
         digests = structure_digests(rollout)
-        return Delivery(shard, lap + seat.offset, lap, acted, moments.numpy(), digests, seat.episodes, cut)
+        return Delivery(shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise)
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
         """Every shard with the acting batch that it sits in."""
@@ -249,9 +259,9 @@ class Collectors:
         self.shards = list(self._by_shard)
         self.frames_per_step = self._all[0].frames_per_step
 
-    def collect(self, fill: Fill, version_at: Callable[[int], Version]) -> list[Delivery]:
-        """Collect a rollout, by its lap, and those of all shards that act together with it."""
-        return self._by_shard[fill.shard].collect(fill.number, version_at)
+    def collect(self, fill: Fill, version_at: Callable[[int], Version], noise: int | None = None) -> list[Delivery]:
+        """Collect a rollout, by its lap, and those of all shards that act together with it; noise: as for Collector."""
+        return self._by_shard[fill.shard].collect(fill.number, version_at, noise)
 
     def rollout(self, delivery: Delivery) -> Rollout:
         """What was delivered, while its slab is not used again."""

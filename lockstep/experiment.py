@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,7 +26,8 @@ class NormalizeConfig:
     returns: bool = False
     """Divide rewards by the running deviation of the discounted return (no mean is subtracted)."""
     clip: float = 10.0
-    """Bound on the normalised magnitude. Lower tames outliers, higher keeps more of their information."""
+    """Bound on the normalised magnitude: of observations and rewards, with replay of the sum of n rewards. Lower tames
+    outliers, higher keeps more of their information."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -58,6 +61,7 @@ class Experiment:
         self.scheme.validate()
         self.normalize.validate()
         self.model.validate()
+        _check_finite({name: value for name, value in vars(self).items() if name != "env"})
         if num_envs % shards:
             raise SettingsError(
                 f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "
@@ -112,3 +116,12 @@ class Experiment:
 
     def replace(self, **changes: object) -> Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _check_finite(settings: Mapping[str, Any], path: str = "") -> None:
+    """Raise SettingsError for a number that is none, which comparisons with bounds let pass."""
+    for name, value in settings.items():
+        if dataclasses.is_dataclass(value):
+            _check_finite(vars(value), f"{path}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{path}{name}={value} must be a finite number.")

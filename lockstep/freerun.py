@@ -47,7 +47,8 @@ class Pace:
         if not isinstance(config, OffPolicyConfig):
             return Pace(shards)
         warm = config.build().warm_iterations(experiment.samples_per_iteration)
-        return Pace(shards, warm, config.replay.slack, max(warm, begin) + 1)
+        ready = begin if config.replay.checkpoint else begin + warm  # a memory that was not kept is filled anew
+        return Pace(shards, warm, config.replay.slack, max(warm, ready) + 1)
 
     def least(self, iteration: int) -> int:
         """Rollouts that must have been taken when an iteration learns."""

@@ -132,7 +132,7 @@ class OwnRollouts:
     def _take(self, fill: Fill) -> Arrival:
         if fill not in self._collected:
             acting = acting_with(self._clock.acting(fill), self._versions.__getitem__)
-            for delivery in self._collectors.collect(fill, acting):
+            for delivery in self._collectors.collect(fill, acting, self._clock.noise(fill)):
                 self._collected[Fill(delivery.shard, delivery.number)] = delivery
         delivery = self._collected.pop(fill)
         self._next[delivery.shard] = delivery.number + 1

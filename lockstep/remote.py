@@ -359,7 +359,8 @@ def serve(end: CollectorEnd, collectors: Collectors, clock: Clock, iterations: I
         collected: set[Fill] = set()
         for fill in clock.fills(iteration):
             if fill.shard in collectors.shards and fill not in collected:
-                deliveries = collectors.collect(fill, acting_with(clock.acting(fill), end.version))
+                acting = acting_with(clock.acting(fill), end.version)
+                deliveries = collectors.collect(fill, acting, clock.noise(fill))
                 end.deliver(deliveries)
                 collected |= {Fill(delivery.shard, delivery.number) for delivery in deliveries}
     while True:

@@ -62,7 +62,8 @@ def _check_events(experiment: Experiment, clock: Clock, lines: list[dict[str, An
         for event in line["events"]:
             shard, acting = event["shard"], event["versions"]
             in_order = event["rollout"] == number.get(shard) and acting and acting[0][0] == 0
-            if not in_order or not iteration - clock.lag <= acting[0][1] <= acting[-1][1] <= iteration:
+            noisy = isinstance(event.get("noise", 0), int)
+            if not (in_order and noisy) or not iteration - clock.lag <= acting[0][1] <= acting[-1][1] <= iteration:
                 raise _undecidable(iteration, event)
             number[shard] += 1
         if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):

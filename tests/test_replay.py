@@ -269,12 +269,16 @@ def test_a_deterministic_run_is_repeated_too() -> None:
 # ------------------------------------------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize(("kind", "so_far", "numbers"), [("lstm", 3, [4, 4, 2, 2]), ("dqn", 4, [4, 2, 3, 2])])
+@pytest.mark.parametrize(
+    ("kind", "so_far", "numbers"), [("lstm", 3, [4, 4, 2, 2]), ("dqn", 4, [4, 2, 3, 2]), ("noisy", 4, [4, 2, 3, 2])]
+)
 def test_a_resumed_run_is_repeated_as_a_whole(kind: str, so_far: int, numbers: list[int]) -> None:
     """From a checkpoint at which shards had reached different rollouts, and on another layout each time."""
     experiment = free(9, lstm=True, normalize=True, refresh="step", max_lag=2)
-    if kind == "dqn":
+    if kind != "lstm":
         experiment = remembering(10, refresh="step")
+    if kind == "noisy":
+        experiment = experiment.replace(model=dataclasses.replace(experiment.model, noisy=True))  # type: ignore[call-arg]
     train(experiment, INLINE, options(Path("run")), stop_after=so_far, recorded=by_hand(experiment))
     saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     assert saved.iteration == so_far
@@ -287,6 +291,7 @@ def test_a_resumed_run_is_repeated_as_a_whole(kind: str, so_far: int, numbers: l
     assert result.iterations == experiment.iterations
     check_events(experiment, events(run.run))
     assert events(run.run)[:so_far] == json.loads(json.dumps(by_hand(experiment).events[:so_far]))
+    assert any("noise" in event for slots in events(run.run) for event in slots) == (kind == "noisy")
     assert again(run.run) == run
     assert again(run.run, "cpu:a2-l1", "split") == run
 

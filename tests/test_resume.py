@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import random
 import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import Child
-from tiny import EXPERIMENTS, cut, options
+from tiny import EXPERIMENTS, cut, options, replaying
 
 from lockstep import recipes
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -181,3 +185,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(capsys: pytest
     assert capsys.readouterr().out.splitlines()[-1] == f"digest: {expected[0]}"
     assert Path("part/ledger.jsonl").read_bytes() == expected[1]
     assert Path("part/checkpoints/00000002.superseded").is_dir(), "nothing is deleted"
+
+
+@pytest.mark.parametrize("lag", [0, "async"])
+@pytest.mark.parametrize("recipe", ["dqn-cartpole", "r2d2-memory"])
+def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(recipe: str, lag: int | str) -> None:
+    base = recipes.RECIPES[recipe]
+    lengths = {"burn_in": 2, "unroll": 4} if recipe == "r2d2-memory" else {}
+    scheme: dict[str, Any] = {"lag": lag} if lag == 0 else {"lag": lag, "max_lag": 2}
+    tiny = replaying(base, replay={"checkpoint": False, "capacity": 4 * 40}, algorithm=lengths, scheme=scheme)
+    assert isinstance(tiny.algorithm, OffPolicyConfig)
+    algorithm = dataclasses.replace(tiny.algorithm, rollout=4, warmup=64)
+    experiment = tiny.replace(algorithm=algorithm, total_steps=16 * 16)
+    warm = algorithm.build().warm_iterations(experiment.samples_per_iteration)
+    assert warm >= 4
+    layout = Layout.parse("cpu:a1-l1")
+    train(experiment, layout, options(Path("run")), stop_after=7)
+    assert not list(Path("run").rglob("replay-*")), "nothing is written"
+    assert resume("run", layout, options(Path("run"))).iterations == 16
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    learned = [line["iteration"] for line in lines if "loss/value" in line]
+    assert learned == [*range(warm + 1, 8), *range(8 + warm, 17)]

@@ -142,6 +142,16 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def validate_with(self, experiment: Experiment) -> None:
         """Raise SettingsError for what does not go with the experiment's other settings."""
+        if not experiment.model.has_policy_and_value:
+            raise SettingsError(
+                f"algorithm={self.name} needs a policy and a value, but the model is "
+                f"{type(experiment.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."
+            )
+        if self.gradient_steps(experiment.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
+            raise SettingsError(
+                "A minibatch of one sample has advantages of 0 once they are standardized: lower algorithm.minibatches="
+                f"{self.minibatches}, or raise algorithm.rollout or env.num_envs."
+            )
         if experiment.scheme.preempt < 1 and self.rnd.coef:
             raise SettingsError(
                 f"scheme.preempt={experiment.scheme.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "

@@ -85,6 +85,12 @@ class DQNConfig(OffPolicyConfig):
                 f"algorithm={self.name} needs a Q-network, but the model is {type(experiment.model).__name__}: use "
                 "lockstep.models.QModelConfig, as the recipe dqn-atari does."
             )
+        if experiment.model.uses_previous and not self.sequences:
+            raise SettingsError(
+                f"algorithm={self.name} learns from single steps, which know no previous action and reward: use "
+                "--model.no-previous-action-reward, or the recipes r2d2-atari and r2d2-memory, which learn from "
+                "sequences."
+            )
 
     def build(self) -> DQN:
         return DQN(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_LARGEST_LOG_RATIO = 80.0
 VALUE_METRICS = ("value/target", "value/target_squared", "value/error", "value/error_squared")
 """Sums from which explained_variance is computed once they have been added up over shards and minibatches."""
 
@@ -15,8 +16,9 @@ def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
 
 
 def log_ratio(log_prob_t: Tensor, behavior_log_prob_t: Tensor, valid_t: Tensor) -> Tensor:
-    """log π/μ [T, B], and 0 in invalid slots, where the action meant nothing and exp of it might overflow."""
-    return torch.where(valid_t, log_prob_t - behavior_log_prob_t, 0.0)
+    """log π/μ [T, B], at most 80, so that its exp is finite: clipped losses have NaN gradients of infinite ratios. 0 in
+    invalid slots, where the action meant nothing."""
+    return torch.where(valid_t, log_prob_t - behavior_log_prob_t, 0.0).clamp(max=_LARGEST_LOG_RATIO)
 
 
 def approximate_kl(log_ratio_t: Tensor, valid_t: Tensor) -> Tensor:

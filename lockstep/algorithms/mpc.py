@@ -62,6 +62,12 @@ class MPCConfig(OffPolicyConfig):
                 f"algorithm=mpc needs a dynamics model, but the model is {type(experiment.model).__name__}: use "
                 "lockstep.models.dynamics.DynamicsConfig, as the recipe mpc-pendulum does."
             )
+        for setting in ("discount", "target_period", "target_rate"):
+            if getattr(self, setting) != getattr(MPCConfig, setting):
+                raise SettingsError(
+                    f"algorithm.{setting} is not used by algorithm=mpc, which has no values and no target network: "
+                    "leave it out. What discounts plans is model.discount."
+                )
 
     def build(self) -> MPC:
         return MPC(self)

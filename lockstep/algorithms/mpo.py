@@ -148,7 +148,8 @@ class MPO(QPG[MPOConfig]):
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """As the base class, and `dual_learning_rate`."""
-        return {**super().hyperparameters(progress), "dual_learning_rate": self.config.dual_learning_rate}
+        rate = self.annealed(self.config.dual_learning_rate, progress)
+        return {**super().hyperparameters(progress), "dual_learning_rate": rate}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         """Policy, critics and duals."""

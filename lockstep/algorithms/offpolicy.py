@@ -57,8 +57,9 @@ class ReplayConfig:
     what `updates` says. Higher lets collectors and learners wait less for each other, and hardware decide more of what
     is learned; with 0 the ratio is exact."""
     checkpoint: bool = True
-    """Write what is remembered into checkpoints, so that a resumed run goes on exactly. Off saves disk and time, and
-    a resumed run begins with an empty memory (another result)."""
+    """Write what is remembered into checkpoints, so that a resumed run goes on exactly. Off saves disk and time;
+    a resumed run then begins with an empty memory, and fills it for as long as the warm-up took before it learns on
+    (another result, which can be neither verified nor replayed)."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -140,12 +141,20 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.replay.hindsight={self.replay.hindsight} gives single steps other goals, but items span "
                 f"{self.item_steps} steps here. Use --algorithm.n-step 1, and an algorithm without sequences."
             )
+        if self.replay.recency < 1 and self.replay.recency_least <= environments:
+            raise SettingsError(
+                f"algorithm.replay.recency_least={self.replay.recency_least} must be above env.num_envs="
+                f"{environments}, so that two steps of each environment can be drawn: one may be a "
+                "reset. Wang and Ross used 5000."
+            )
         if self.replay.recency < 1 and self.item_steps != self.n_step:
             raise SettingsError("algorithm.replay.recency is for single steps, but this algorithm draws sequences.")
-        if self.warmup >= experiment.total_steps:
+        collecting = self.build().warm_iterations(experiment.samples_per_iteration)
+        if collecting >= experiment.iterations:
             raise SettingsError(
-                f"algorithm.warmup={self.warmup} leaves nothing of total_steps={experiment.total_steps} to learn in. "
-                "Lower it, or raise --total-steps."
+                f"total_steps={experiment.total_steps} leaves nothing to learn in: the first {collecting} of "
+                f"{experiment.iterations} iterations only collect, for algorithm.warmup={self.warmup} and items of "
+                f"{self.item_steps} steps. Lower the warm-up, or raise --total-steps."
             )
         if experiment.scheme.free_running and experiment.scheme.max_lag == 0:
             raise SettingsError(

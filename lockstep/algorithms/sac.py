@@ -122,7 +122,7 @@ class SAC(QPG[SACConfig]):
         chosen = batch.action.long().expand(len(all_values), *batch.action.shape).unsqueeze(-1)
         return all_values.gather(-1, chosen).squeeze(-1), after, climb, -(log_p.exp() * log_p).sum(-1)
 
-    def _target_entropy(self, model: ActorCritic) -> float:
+    def _target_entropy(self, model: PolicyModel) -> float:
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         distribution = model.distribution
@@ -131,15 +131,25 @@ class SAC(QPG[SACConfig]):
         return -float(math.prod(distribution.action_shape))
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
-        """The logarithm of the temperature."""
+        """The logarithm of the temperature.
+
+        Raises:
+            SettingsError: no policy has so much entropy, so that the temperature would rise for ever.
+        """
+        distribution = model.distribution
+        discrete = isinstance(distribution, Categorical)
+        largest = math.log(distribution.n) if discrete else math.log(2) * math.prod(distribution.action_shape)
+        if self._target_entropy(model) > largest:
+            raise SettingsError(
+                f"algorithm.target_entropy={self.config.target_entropy} is more than any policy has here: at most "
+                f"{largest:.4g} nats, with all actions equally likely. Leave it out, or lower it."
+            )
         return {"log_temperature": torch.tensor(math.log(self.config.initial_temperature))}
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """As the base class, and `temperature_learning_rate`."""
-        return {
-            **super().hyperparameters(progress),
-            "temperature_learning_rate": self.config.temperature_learning_rate,
-        }
+        rate = self.annealed(self.config.temperature_learning_rate, progress)
+        return {**super().hyperparameters(progress), "temperature_learning_rate": rate}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         """Policy, critics and, if it is learned, the temperature."""

@@ -7,7 +7,7 @@ P distribution parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import torch
@@ -121,6 +121,8 @@ class ActorCritic(PolicyModel):
 @dataclass(frozen=True)
 class ActorCriticConfig(TrunkConfig):
     """A policy and critics, each an MLP of its own over vectors (and features of images)."""
+
+    has_policy_and_value: ClassVar[bool] = False
 
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Hidden layers of the policy, and of each critic. More or wider ones fit harder functions, and cost time."""

@@ -125,6 +125,10 @@ class ModelConfig(ABC):
     core: Literal["none", "gru", "lstm"] = "none"
     """Memory between encoder and heads."""
 
+    has_policy_and_value: ClassVar[bool] = True
+    """Whether forward gives the parameters of a policy, whose log_prob can be learned, and a value: what on-policy
+    algorithms need."""
+
     @property
     def recurrent(self) -> bool:
         return self.core != "none"

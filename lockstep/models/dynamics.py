@@ -7,7 +7,7 @@ plan, P candidate plans, N rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import torch
@@ -33,6 +33,8 @@ _FIRST_STD = 0.5
 @dataclass(frozen=True)
 class DynamicsConfig(ModelConfig):
     """An ensemble of dynamics models and a planner; observations must be vectors, actions continuous and bounded."""
+
+    has_policy_and_value: ClassVar[bool] = False
 
     members: int = 5
     """Networks that each predict by themselves. More trust less in what none has seen, and cost more."""

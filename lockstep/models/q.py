@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import torch
@@ -209,6 +209,8 @@ class QModel(PolicyModel):
 class QModelConfig(TrunkConfig):
     """A Q-network over discrete actions."""
 
+    has_policy_and_value: ClassVar[bool] = False
+
     dueling: bool = False
     """Estimate the state's value and each action's advantage in streams of their own. On generalises over actions."""
     noisy: bool = False
@@ -278,5 +280,7 @@ class QModelConfig(TrunkConfig):
         for name, least in (("stream_size", 0), ("numbers", 1), ("cosines", 1)):
             if getattr(self, name) < least:
                 raise SettingsError(f"model.{name}={getattr(self, name)} must be at least {least}.")
+        if self.returns == "categorical" and self.numbers < 2:
+            raise SettingsError(f"model.numbers={self.numbers}: categorical returns need 2 atoms or more, such as 51.")
         if self.returns == "categorical" and not self.v_min < self.v_max:
             raise SettingsError(f"model.v_min={self.v_min} must be below model.v_max={self.v_max}.")

@@ -152,6 +152,14 @@ def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
     return Ring(steps, obs[0])
 
 
+def ring_like(ring: Ring, kept: dict[str, Tensor]) -> Ring:
+    """The ring, or an empty one of the other kind if that is what between gave: a rollout whose steps are mostly resets
+    does not show which kind it should be."""
+    if isinstance(ring, StackedFrames):
+        return Ring(len(ring._frames), ring._newest) if "obs" in kept else ring
+    return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0])
+
+
 def _write(ring: Tensor, at: Tensor, values: Tensor) -> None:
     """ring[at] = values for places [T] that follow each other round the ring, by plain copies."""
     first = int(at[0])

@@ -21,7 +21,7 @@ from lockstep.rng import stream
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.storage import memory
 from lockstep.storage.batches import Filled, Slice
-from lockstep.storage.frames import ring_for
+from lockstep.storage.frames import ring_for, ring_like
 from lockstep.storage.hindsight import Hindsight
 from lockstep.storage.history import History
 from lockstep.storage.rollout import Rollout
@@ -240,7 +240,9 @@ class Replay:
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
         """Restore what between returned."""
         for name, ring in self._rings.items():
-            ring.put_back(first, below(f"obs.{name}.", tensors))
+            kept = below(f"obs.{name}.", tensors)
+            self._rings[name] = ring_like(ring, kept)
+            self._rings[name].put_back(first, kept)
         for name, tensor in self._by_step().items():
             tensor[(first + torch.arange(len(tensors[name]))) % self.steps] = tensors[name]
 
@@ -308,6 +310,8 @@ class ReplayBatches:
         self._items = config.batch_size // agent.experiment.scheme.shards
         self._steps = 0
         """Gradient steps of the iteration."""
+        self._began = 0 if config.replay.checkpoint else None
+        """The iteration with which memory began. None: not yet known, since a resumed run begins with none."""
         self._taken: dict[int, _Taken] = {}
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -333,7 +337,8 @@ class ReplayBatches:
                 self._hindsight[slot].follow()
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
         self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
-        self._steps = self._algorithm.updates_in(iteration, experiment.samples_per_iteration)
+        self._began = iteration if self._began is None else self._began
+        self._steps = self._algorithm.updates_in(iteration - self._began, experiment.samples_per_iteration)
         return self._steps
 
     def slice(self, slot: int, step: int) -> Slice:

@@ -191,6 +191,15 @@ def test_log_ratio_of_a_meaningless_action_is_zero() -> None:
     assert ratio.tolist() == [[2.0, 0.0]]
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_action_that_became_likely_beyond_measure_leaves_gradients_finite(advantage: float) -> None:
+    """Clipped, the ratio's gradient is 0, which times an infinite ratio would be none."""
+    log_prob = torch.tensor([[100.0]], requires_grad=True)
+    ratio = log_ratio(log_prob, torch.tensor([[0.0]]), torch.tensor([[True]])).exp()
+    torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum().backward()
+    assert log_prob.grad is not None and float(log_prob.grad) == 0.0
+
+
 def test_approximate_kl_by_hand_and_in_expectation() -> None:
     valid = torch.tensor([[True, True, False]])
     kl = approximate_kl(torch.tensor([[0.0, math.log(2.0), 5.0]]), valid)

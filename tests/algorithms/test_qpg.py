@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tiny import options
 from torch import Tensor
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.kl import kl_divergence
@@ -21,6 +24,7 @@ from lockstep.agent import Networks
 from lockstep.algorithms import LossOutput, ParameterGroup
 from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
+from lockstep.algorithms.sac import SACConfig
 from lockstep.learn import UpdateRule
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.continuous import standard_normal
@@ -28,6 +32,7 @@ from lockstep.models.mlps import MLPs
 from lockstep.parameters import FlatParameters
 from lockstep.settings import SettingsError
 from lockstep.storage.transitions import Transitions
+from lockstep.train import train
 
 OBSERVATIONS = spaces.Dict({"goal": spaces.Box(-1, 1, (2,)), "observation": spaces.Box(-1, 1, (3,))})
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -348,6 +353,25 @@ def test_settings_out_of_range(recipe: str, change: dict[str, Any], hint: str) -
     wrong = experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, **change))
     with pytest.raises(SettingsError, match=hint):
         wrong.validate()
+
+
+@pytest.mark.parametrize(("recipe", "rate"), [("sac-mujoco", "temperature"), ("mpo-mujoco", "dual")])
+def test_annealing_lowers_all_learning_rates(recipe: str, rate: str) -> None:
+    config = dataclasses.replace(recipes.RECIPES[recipe]().algorithm, anneal_learning_rate=True)  # type: ignore[call-arg]
+    begin, late = (config.build().hyperparameters(progress) for progress in (0.0, 0.75))
+    for name in ("learning_rate", "actor_learning_rate", f"{rate}_learning_rate"):
+        assert late[name] == pytest.approx(begin[name] / 4) and begin[name] == getattr(config, name)
+
+
+@pytest.mark.parametrize(("env", "most"), [("CartPole-v1", math.log(2)), ("Pendulum-v1", math.log(2))])
+def test_an_entropy_that_no_policy_has_is_refused(env: str, most: float, tmp_path: Path) -> None:
+    base = recipes.RECIPES["sac-mujoco"]()
+    assert isinstance(base.algorithm, SACConfig)
+    for entropy, refused in ((most - 0.01, False), (most + 0.01, True)):
+        algorithm = dataclasses.replace(base.algorithm, target_entropy=entropy, warmup=64, updates=1)
+        settings = base.replace(env=dataclasses.replace(base.env, id=env, adapter="gymnasium"), algorithm=algorithm)
+        with pytest.raises(SettingsError, match="more than any policy has") if refused else contextlib.nullcontext():
+            train(settings.replace(total_steps=192), options=options(tmp_path / str(refused)))
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)

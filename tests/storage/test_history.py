@@ -91,6 +91,21 @@ def test_a_restored_history_goes_on(tmp_path: Path) -> None:
     assert_equal_from_here(whole, memory, rollouts[50:])
 
 
+def test_a_first_rollout_of_resets_alone_does_not_decide_how_observations_were_kept(tmp_path: Path) -> None:
+    """A resumed run shapes its memory after the next rollout, which may be one that shows no stacks."""
+    settings = experiment(steps=100, envs=2, n_step=1, rollout=6)
+    stacks, noise = (list(World(2, 5, "noise", ends).rollouts(6, 40)) for ends in (0.02, 1.0))
+    memory, history = Replay(settings, stacks[0]), History(0)
+    for each in stacks[:30]:
+        memory.insert(each)
+    path = checkpoint.finish(tmp_path, 1, history.save(tmp_path, 1, memory), {}, keep=1)
+    twin = Replay(settings, noise[0])
+    assert twin.nbytes != memory.nbytes, "of the other kind"
+    assert History(0).restore(checkpoint.open_checkpoint(path), twin)
+    assert twin.nbytes == memory.nbytes
+    assert_equal_from_here(memory, twin, stacks[30:])
+
+
 def test_steps_are_written_once(tmp_path: Path) -> None:
     settings = experiment(steps=2048, envs=2, n_step=1, rollout=16)
     rollouts = list(World(2, 5, "zero", 0.01).rollouts(16, 200))

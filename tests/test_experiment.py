@@ -1,0 +1,64 @@
+"""Settings that contradict each other, or mean nothing, are refused before anything starts, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.recipes import RECIPES
+from lockstep.settings import SettingsError
+
+
+def changed(settings: Any, path: str, value: Any) -> Any:
+    """Settings with another value at a path, as in algorithm.replay.recency."""
+    name, _, rest = path.partition(".")
+    return dataclasses.replace(settings, **{name: changed(getattr(settings, name), rest, value) if rest else value})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "words"),
+    [
+        ("dqn-cartpole", {"model.previous_action_reward": True}, "no-previous-action-reward, or the recipes r2d2"),
+        ("c51-atari", {"model.numbers": 1}, "2 atoms or more"),
+        ("dqn-cartpole", {"algorithm.warmup": 99_999, "total_steps": 100_000}, "leaves nothing to learn in"),
+        ("r2d2-atari", {"algorithm.warmup": 0, "total_steps": 5_000}, "iterations only collect"),
+        ("ppo-cartpole", {"env.num_envs": 1, "scheme.shards": 1, "algorithm.rollout": 4}, "minibatch of one sample"),
+        ("sac-mujoco", {"algorithm.replay.recency": 0.996, "algorithm.replay.recency_least": 4}, "recency_least=4"),
+        ("mpc-pendulum", {"algorithm.discount": 0.9}, "algorithm.discount is not used by algorithm=mpc"),
+        ("mpc-pendulum", {"algorithm.target_period": 10}, "algorithm.target_period is not used"),
+        ("ppo-cartpole", {"algorithm.clip": math.nan}, r"algorithm\.clip=nan must be a finite number"),
+        ("ppo-cartpole", {"algorithm.value_clip": math.nan}, r"algorithm\.value_clip=nan must be a finite number"),
+        ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be a finite number"),
+        ("ppo-mujoco", {"normalize.clip": math.inf}, r"normalize\.clip=inf must be a finite number"),
+    ],
+)
+def test_what_means_nothing_is_refused(recipe: str, changes: dict[str, Any], words: str) -> None:
+    experiment = RECIPES[recipe]()
+    experiment.validate()
+    if recipe == "ppo-cartpole" and "algorithm.rollout" in changes:
+        changes = {**changes, "algorithm.minibatches": 4, "scheme.acting_batch": 0}
+    for path, value in changes.items():
+        experiment = changed(experiment, path, value)
+    with pytest.raises(SettingsError, match=words):
+        experiment.validate()
+
+
+@pytest.mark.parametrize("recipe", ["ppo-cartpole", "a2c-atari", "impala-atari", "appo-atari"])
+@pytest.mark.parametrize("of", ["dqn-cartpole", "sac-mujoco", "mpc-pendulum"])
+def test_on_policy_algorithms_refuse_models_without_a_policy_to_learn(recipe: str, of: str) -> None:
+    model = RECIPES[of]().model
+    with pytest.raises(SettingsError, match=f"needs a policy and a value, but the model is {type(model).__name__}"):
+        RECIPES[recipe]().replace(model=model).validate()
+
+
+def test_a_recipe_s_budget_can_be_cut_to_where_it_just_learns() -> None:
+    experiment = RECIPES["dqn-cartpole"]()
+    assert isinstance(experiment.algorithm, OffPolicyConfig)
+    warm = experiment.algorithm.build().warm_iterations(experiment.samples_per_iteration)
+    experiment.replace(total_steps=(warm + 1) * experiment.samples_per_iteration).validate()
+    with pytest.raises(SettingsError, match=f"the first {warm} of {warm} iterations only collect"):
+        experiment.replace(total_steps=warm * experiment.samples_per_iteration).validate()
