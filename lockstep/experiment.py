@@ -124,4 +124,4 @@ def _check_finite(settings: Mapping[str, Any], path: str = "") -> None:
         if dataclasses.is_dataclass(value):
             _check_finite(vars(value), f"{path}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{path}{name}={value} must be a finite number: 1e9, say, where there should be no bound.")
+            raise SettingsError(f"{path}{name}={value} must be a finite number; where there is no bound, 1e9.")
