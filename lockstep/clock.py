@@ -8,7 +8,7 @@ max(0, i - k), and learned from in iteration i. Nothing of that depends on time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -62,10 +62,10 @@ class Clock:
                 "rollouts with no older one, and no setting may let timing decide (lag or gradient_lag async, preempt)."
             )
 
-    def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
+    def ticks(self, start: int, stop_after: int | None = None) -> range:
         """Iterations from start to the end, or until stop_after of them exist in all."""
         end = self.iterations if stop_after is None else min(self.iterations, stop_after)
-        return iter(range(start, end))
+        return range(start, end)
 
     def collects_with(self, rollout: int) -> int:
         """The version that acts in a rollout, or the oldest that may."""
@@ -111,7 +111,7 @@ class Recorded(Clock):
     updates: Sequence[Sequence[tuple[int, int]]] = ()
     """By iteration, in order: (slot, behind) of all updates, as in the ledger; none where gradients are synchronous."""
 
-    def ticks(self, start: int, stop_after: int | None = None) -> Iterator[int]:
+    def ticks(self, start: int, stop_after: int | None = None) -> range:
         recorded = max(len(self.events), len(self.cuts), len(self.updates))
         return super().ticks(start, recorded if stop_after is None else min(recorded, stop_after))
 

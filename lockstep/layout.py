@@ -201,7 +201,7 @@ def _head(head: str, text: str) -> Layout:
     if head in ("inline", "torchrun"):
         return Layout(backend=head)  # type: ignore[arg-type]
     backend, _, rest = head.partition(":")
-    if backend in ("processes", "ray") and rest.isdigit() and int(rest):
+    if backend in ("processes", "ray") and rest.isdecimal() and int(rest):
         return Layout(backend=backend, workers=int(rest))  # type: ignore[arg-type]
     cpu = backend in ("cpu", "ray") and bool(rest)
     split = _SPLIT.fullmatch(rest if cpu else head)

@@ -118,12 +118,17 @@ class Recorder:
         return self._totals.best
 
     def is_best(self) -> bool:
-        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint."""
+        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint. Until a tenth of the
+        window is filled it is the newest: a mean of few episodes may be luck, and must not stand for good."""
         score, best = self.score(), self._totals.best_checkpoint
-        if score is None or (best is not None and score <= best):
+        if score is None or not math.isfinite(score) or (best is not None and score <= best):
             return False
-        self._totals.best_checkpoint = score
+        if self._settled():
+            self._totals.best_checkpoint = score
         return True
+
+    def _settled(self) -> bool:
+        return len(self._window) >= WINDOW // 10
 
     def record(self, report: IterationReport) -> None:
         """Write one iteration's line and refresh the display."""
@@ -132,8 +137,8 @@ class Recorder:
         totals.episodes += len(report.episodes)
         totals.seconds += report.seconds
         score = self.score()
-        if score is not None:
-            if len(self._window) >= WINDOW // 10 and (totals.best is None or score > totals.best):
+        if score is not None and math.isfinite(score):
+            if self._settled() and (totals.best is None or score > totals.best):
                 totals.best = score
             totals.history.append(score)
             if len(totals.history) > _HISTORY:
@@ -169,14 +174,13 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
         totals = self._totals
-        known = [best for best in (totals.best_checkpoint, self.score()) if best is not None]
         return {
             "samples": totals.samples,
             "frames": totals.frames,
             "seconds": totals.seconds,
             "episodes": totals.episodes,
             "best": totals.best,
-            "best_checkpoint": max(known, default=None),
+            "best_checkpoint": totals.best_checkpoint,
             "window": [list(episode) for episode in self._window],
             "history": list(totals.history),
         }

@@ -22,7 +22,8 @@ from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
-from lockstep.runtime.files import write_whole
+from lockstep.runtime.files import write_whole, writing
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 
 
@@ -94,8 +95,10 @@ class RunFolder:
         """
         if layout.backend == "torchrun" and os.environ.get("RANK", "0") != "0":
             return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
-        folder = RunFolder(_new_folder(experiment, options.run))
-        folder.checkpoints.mkdir()
+        seeds = envs.first_seeds(experiment.env, experiment.seed)
+        with writing(options.run or "runs"):
+            folder = RunFolder(_new_folder(experiment, options.run))
+            folder.checkpoints.mkdir()
         facts = {
             "layout": str(layout),
             "options": dataclasses.asdict(options),
@@ -106,7 +109,7 @@ class RunFolder:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "cores": cores(),
-            "first_env_seeds": envs.first_seeds(experiment.env, experiment.seed),
+            "first_env_seeds": seeds,
         }
         _write_json(folder.path / "run.json", facts)
         _write_json(folder.path / "experiment.json", to_json(experiment))  # last: it makes the folder that of a run
@@ -131,18 +134,22 @@ class RunFolder:
     def experiment(self) -> Experiment:
         """The settings that this run was started with."""
         look_for_files_in(self._read("run.json").get("directory", ""))
-        experiment = from_json(self._read("experiment.json"))
-        assert isinstance(experiment, Experiment)
+        try:
+            experiment = from_json(self._read("experiment.json"))
+        except TypeError as error:
+            raise self._damaged("experiment.json", error) from error
+        if not isinstance(experiment, Experiment):
+            raise self._damaged("experiment.json", "it holds no experiment")
         return experiment
 
     def layout(self) -> Layout:
         """The layout that this run was started with."""
-        return Layout.parse(self._read("run.json")["layout"])
+        return Layout.parse(self._fact("layout"))
 
     def options(self) -> RunOptions:
         """The options that this run was started with; run is this folder."""
         known = {f.name for f in dataclasses.fields(RunOptions)}
-        options = {name: value for name, value in self._read("run.json")["options"].items() if name in known}
+        options = {name: value for name, value in self._fact("options").items() if name in known}
         return RunOptions(**{**options, "run": str(self.path)})
 
     @contextlib.contextmanager
@@ -155,11 +162,13 @@ class RunFolder:
         with open(self.path / ".lock", "w", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise SettingsError(
                     f"{self.path} is being trained by another process. Wait until it has ended, or stop it with "
                     "Ctrl-C or SIGTERM, before resuming the run."
                 ) from None
+            except OSError as error:  # a file system without locks
+                tell(f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.", sys.stderr)
             yield
 
     def truncate_metrics(self, iterations: int) -> None:
@@ -173,10 +182,19 @@ class RunFolder:
         try:
             return json.loads((self.path / name).read_text())
         except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"{self.path / name} cannot be read: {error}. The run's folder is damaged: restore this file from a "
-                "copy, or start a new run."
-            ) from error
+            raise self._damaged(name, error) from error
+
+    def _fact(self, name: str) -> Any:
+        facts = self._read("run.json")
+        if not isinstance(facts, dict) or name not in facts:
+            raise self._damaged("run.json", f"it has no {name!r}")
+        return facts[name]
+
+    def _damaged(self, name: str, why: object) -> SettingsError:
+        return SettingsError(
+            f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
+            "start a new run."
+        )
 
 
 def version(distribution: str) -> str | None:

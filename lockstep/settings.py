@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -109,7 +111,8 @@ def load_file(path: str | Path) -> ModuleType:
     named = Path(path)
     folders = [Path(), *map(Path, filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep)))]
     path = next((folder / named for folder in folders if (folder / named).is_file()), named).resolve()
-    name = "lockstep_user_" + "_".join(path.with_suffix("").parts[1:]).replace("-", "_").replace(".", "_")
+    readable = re.sub(r"\W", "_", "_".join(path.with_suffix("").parts[1:]))
+    name = f"lockstep_user_{readable}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # a/b.py is not a_b.py
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -133,6 +136,8 @@ def load_object(reference: str) -> Any:
         SettingsError: the file, module or name does not exist.
     """
     source, _, name = reference.rpartition(":")
+    if source.startswith((".", "/", "~")) and not source.endswith(".py"):
+        raise SettingsError(f"Cannot load {reference!r}: a file's path ends in .py, as in {source}.py:{name}.")
     try:
         module = load_file(source) if source.endswith(".py") else importlib.import_module(source)
         value: Any = module

@@ -323,9 +323,11 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
         score = book.score() if book is not None else None
         return Result(job.folder.path, digest, done, score, stopped and done < experiment.iterations)
     finally:
-        if book is not None:
-            book.close()
-        rollouts.close()
+        try:
+            if book is not None:
+                book.close()
+        finally:
+            rollouts.close()
 
 
 def _agent(job: Job, role: Literal["collector", "learner"], index: int) -> Agent:

@@ -37,6 +37,7 @@ class Worker:
         scheme = agent.experiment.scheme
         shards = scheme.shards
         self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
+        self._alive = alive
         self.slots = block(shards, group.size, group.rank)
         self._tree = TreeSum(shards, group)
         if scheme.gradient_lag == "async":
@@ -98,6 +99,7 @@ class Worker:
         """
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
+            self._alive()  # a large memory on a slow disk is no standstill
             parts += self._learner.batches.save(slot, directory, iterations)
             if (kept := self._learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))

@@ -61,6 +61,7 @@ def test_roles_on_ray() -> None:
         ("inline:2", "does not state"),
         ("processes", "does not state"),
         ("processes:0", "does not state"),
+        ("processes:²", "does not state"),
         ("cpu:a2", "does not state"),
         ("cpu:a0-l1", "numbers of processes"),
         ("cpu:a1,1-l1", "numbers of processes"),

@@ -111,9 +111,16 @@ def test_state_resumes_exactly(folder: RunFolder) -> None:
 def test_best_checkpoint_is_remembered_across_a_resume(folder: RunFolder) -> None:
     recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
     assert not recorder.is_best(), "no episode has ended"
-    recorder.record(report(1, [5.0]))
-    assert recorder.is_best()
+    recorder.record(report(1, [50.0]))
+    assert recorder.is_best() and recorder.is_best(), "one episode may be luck: the newest stands, until there are more"
+    recorder.record(report(1, [1.0] * 9))
+    assert recorder.is_best(), "whatever few episodes have scored"
     assert not recorder.is_best()
+    recorder.record(dataclasses.replace(report(1), episodes=[(math.nan, 1)]))
+    assert not recorder.is_best(), "nor is a score the best that is no number"
+    for _ in range(100):
+        recorder.record(report(1, [7.0]))
+    assert recorder.is_best()
     state = json.loads(json.dumps(recorder.state()))
     recorder.close()
     resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, state)

@@ -171,3 +171,32 @@ def test_environments_that_would_start_from_one_seed_are_refused(monkeypatch: py
     monkeypatch.setattr("lockstep.envs.convert.derive_seed", lambda *indices: indices[2] // 2)
     with pytest.raises(SettingsError, match="same seed"):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+
+
+def test_a_file_system_without_locks_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with folder.locked():
+        pass
+    assert "r cannot be locked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("experiment.json", "[]", "experiment"),
+        ("run.json", "{}", "options"),
+        ("run.json", "[]", "layout"),
+    ],
+)
+def test_files_that_hold_something_else_are_damaged(name: str, text: str, read: str) -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    (folder.path / name).write_text(text)
+    with pytest.raises(SettingsError, match=rf"r/{name} cannot be read: .*damaged"):
+        getattr(folder, read)()

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from lockstep.runtime.output import Explained
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -25,14 +27,17 @@ T = TypeVar("T")
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
     """Read typed flags; tyro itself explains a mistake, names close matches and exits with 2."""
-    if default is None:
-        return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
-    return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
+    try:
+        if default is None:
+            return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
+        return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
+    except SystemExit as stop:
+        raise Explained(stop.code) from None
 
 
 def is_main_process() -> bool:
     """Whether this process speaks to the user: under torchrun, only rank 0 does."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str = "") -> None:
@@ -42,13 +47,21 @@ def say(text: str = "") -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON document to standard output."""
-    say(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print one JSON document to standard output; numbers that are not finite become null, as JSON has none."""
+    say(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def complain(error: Exception) -> None:
     """Print an error's text to standard error, in red on a terminal; under torchrun, once on every host."""
-    if int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))) == 0:
+    if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
         Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
 
 

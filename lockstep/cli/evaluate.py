@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
-from lockstep.cli.common import parse, say, say_json
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.run import RunFolder
 
 
@@ -82,16 +83,17 @@ def evaluate(arguments: list[str]) -> int:
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
 
-    result = play(
-        RunFolder.open(given.run).path,
-        episodes=given.episodes,
-        greedy=given.greedy,
-        checkpoint=given.checkpoint,
-        seed=given.seed,
-        num_envs=given.num_envs,
-        levels=given.levels,
-        max_steps=given.max_steps,
-    )
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        result = play(
+            RunFolder.open(given.run).path,
+            episodes=given.episodes,
+            greedy=given.greedy,
+            checkpoint=given.checkpoint,
+            seed=given.seed,
+            num_envs=given.num_envs,
+            levels=given.levels,
+            max_steps=given.max_steps,
+        )
     if given.json:
         say_json({"run": given.run, **result.to_json()})
     else:
@@ -105,16 +107,18 @@ def record(arguments: list[str]) -> int:
     from lockstep.evaluation.video import record_video
 
     run = RunFolder.open(given.run).path
-    path = record_video(
-        run,
-        Path(given.out) if given.out else run / "video.mp4",
-        episodes=given.episodes,
-        greedy=given.greedy,
-        checkpoint=given.checkpoint,
-        seed=given.seed,
-        max_steps=given.max_steps,
-        fps=given.fps,
-    )
+    out = Path(given.out) if given.out else run / "video.mp4"
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        path = record_video(
+            run,
+            out,
+            episodes=given.episodes,
+            greedy=given.greedy,
+            checkpoint=given.checkpoint,
+            seed=given.seed,
+            max_steps=given.max_steps,
+            fps=given.fps,
+        )
     return _written(path, json=given.json)
 
 

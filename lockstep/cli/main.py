@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import os
+import io
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 
 import lockstep
+from lockstep.runtime.output import Explained, reader_gone, silence
 
 BEGAN = time.perf_counter()
 """When this process did, nearly: before the imports that take long."""
@@ -47,19 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what an encoding lacks ends nothing
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         _show_cursor()
         return 130
     except BrokenPipeError:
-        # The reader of a pipe, such as head, has seen enough; Python must not complain while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not reader_gone():
+            raise  # it is somebody else's pipe, such as that of a user's simulator
+        silence(sys.stdout)  # the reader, such as head, has seen enough
         return 1
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            raise
-        return stop.code or 0
+    except Explained as done:
+        return int(done.code or 0)
+    except SystemExit:
+        traceback.print_exc()  # of a user's file: no run that it ends has finished
+        return 1
 
 
 def _run(arguments: list[str]) -> int:

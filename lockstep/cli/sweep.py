@@ -122,7 +122,8 @@ def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trial
     search = search or (before and before.search)
     assert search is not None
     wanted = {"trials": options.trials, "objective": options.objective}
-    return Trials.make(queue, dataclasses.replace(search, **{name: value for name, value in wanted.items() if value}))
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    return Trials.make(queue, dataclasses.replace(search, **changes))
 
 
 def _check(folder: Path, searched: bool, options: SweepOptions) -> None:

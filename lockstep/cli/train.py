@@ -17,6 +17,7 @@ from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknow
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime.output import reader_gone
 from lockstep.settings import SettingsError, load_object, to_json
 
 if TYPE_CHECKING:
@@ -188,8 +189,9 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.train import prepare
 
-    experiment = prepare(given.experiment, layout)
-    facts = derived_facts(experiment)
+    with progress_to_stderr() if given.json else contextlib.nullcontext():
+        experiment = prepare(given.experiment, layout)
+        facts = derived_facts(experiment)
     settings = to_json(experiment)
     if given.json:
         options = dataclasses.asdict(given.options)
@@ -214,6 +216,9 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def report(result: Result, *, json: bool) -> int:
+    code = 130 if result.stopped else 0
+    if reader_gone():
+        return code  # as after Ctrl-C, which ends `tee` too: what became of the run stands all the same
     if json:
         say_json({**dataclasses.asdict(result), "run": str(result.run)})
     else:
@@ -225,4 +230,4 @@ def report(result: Result, *, json: bool) -> int:
             say(f"stopped after {result.iterations:,} iterations; go on with: {command}")
         else:
             say(f"digest: {result.digest}")
-    return 130 if result.stopped else 0
+    return code

@@ -13,7 +13,7 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError
 
@@ -69,6 +69,10 @@ def check_options(options: dict[str, Any]) -> None:
                 f"env.options names {name!r}, which ALE's vector environment does not have.{hint} "
                 f"It has {', '.join(allowed)}."
             )
+    check_numbers(options)
+    for name in ("grayscale", "maxpool", "use_fire_reset", "full_action_space"):
+        if not isinstance(options.get(name, True), bool):
+            raise SettingsError(f"env.options.{name}={options[name]!r} must be true or false.")
 
 
 # A seeded reset loads the ROM again, which costs as much as 200 to 250 steps; an unseeded one costs about 15. So seeds

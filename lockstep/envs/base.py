@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -75,6 +76,10 @@ class EnvConfig:
                 f"env.start_level={self.start_level} names the first of a set of levels, but env.num_levels=0 sets no "
                 "limit. Say how many there are, as in --env.num-levels 200."
             )
+
+        for name, value in {**self.options, **self.curriculum}.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsError(f"env.options.{name}={value} must be a finite number.")
 
     def training(self) -> EnvConfig:
         """The environments of training, which follow the curriculum."""
@@ -193,3 +198,27 @@ def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], 
         return {key: allocate_observation(entry, leading, arena) for key, entry in space.spaces.items()}
     assert space.shape is not None
     return arena.zeros((*leading, *space.shape), torch.from_numpy(np.zeros(0, space.dtype)).dtype)
+
+
+_WHOLE = {
+    "stack_num": 1,
+    "img_height": 1,
+    "img_width": 1,
+    "frame_skip": 1,
+    "frameskip": 1,
+    "noop_max": 0,
+    "max_episode_steps": 1,
+    "max_num_frames_per_episode": 0,
+}
+"""Options of C++ environments that they take as they are, and crash or hang with; each with its least value."""
+
+
+def check_numbers(options: Mapping[str, Any]) -> None:
+    """Raise SettingsError for numbers that crash a library, or that it takes for something else."""
+    for name, least in _WHOLE.items():
+        value = options.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SettingsError(f"env.options.{name}={value!r} must be a whole number of at least {least}.")
+    sticky = options.get("repeat_action_probability", 0.0)
+    if isinstance(sticky, (bool, str)) or not 0 <= sticky <= 1:
+        raise SettingsError(f"env.options.repeat_action_probability={sticky!r} must lie between 0 and 1.")

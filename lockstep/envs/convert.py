@@ -33,6 +33,8 @@ class ObservationWriter:
         converted: dict[str, spaces.Space[Any]] = {}
         for path, leaf in _leaves(space, ()):
             key = ".".join(map(str, path))
+            if key in converted:
+                raise SettingsError(f"Two entries of the observation would be called {key!r}: rename one of them.")
             converted[key], write = _conversion(leaf, key)
             self._leaves.append((key, path, write))
         self._nested = isinstance(space, (spaces.Dict, spaces.Tuple))
@@ -110,7 +112,7 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
             for i in range(s):
                 np.copyto(out[:, i * c : (i + 1) * c], np.moveaxis(x[:, i], -1, 1))
 
-    elif len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
+    elif len(shape) == 3 and _channels_last(*shape):
         target = (shape[2], shape[0], shape[1])
 
         def write(x: np.ndarray, out: np.ndarray) -> None:
@@ -123,6 +125,17 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
             np.copyto(out, x.reshape(out.shape))
 
     return spaces.Box(0, 255, target, np.uint8), write
+
+
+def _channels_last(first: int, second: int, last: int) -> bool:
+    """Whether an image's channels stand last: as many as colors have there, and not at the front, or pictures that are
+    square, or larger than they are deep."""
+    colors = (1, 3, 4)
+    if (last in colors) != (first in colors):
+        return last in colors
+    if (first == second) != (second == last):
+        return first == second
+    return last < min(first, second)
 
 
 def _vector(shape: tuple[int, ...]) -> spaces.Box:

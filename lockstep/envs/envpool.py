@@ -11,7 +11,7 @@ import envpool
 import numpy as np
 from envpool.registration import registry as _registry
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError
 
@@ -21,15 +21,15 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "repeat_action_probability": 0.25,
         "full_action_space": True,
         "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
-        "max_episode_steps": 27_000,
     },
     "classic": {
         "repeat_action_probability": 0.0,
         "full_action_space": False,
         "noop_max": 30,
-        "max_episode_steps": 27_000,
     },
 }
+_LONGEST = 108_000
+"""Frames of an episode under the protocols."""
 _OURS = {
     "num_envs": "--env.num-envs",
     "batch_size": "--env.num-envs",
@@ -43,6 +43,14 @@ _OURS = {
     "base_path": "the variable ENVPOOL_ASSETS_PATH",
     "gym_reset_return_info": "nothing: it is always on",
 }
+
+
+def settings_of(config: EnvConfig) -> dict[str, Any]:
+    """What an experiment asks of EnvPool: its protocol's options, and its own in their place."""
+    settings: dict[str, Any] = {**PROTOCOLS[config.protocol], **config.options}
+    if config.protocol != "none":
+        settings.setdefault("max_episode_steps", max(1, _LONGEST // settings.get("frame_skip", 4)))
+    return settings
 
 
 def games() -> list[str]:
@@ -68,7 +76,8 @@ class EnvPoolShard(ShardEnv):
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> None:
         self._id = config.id if config.id in _registry.specs else f"{config.id}-v5"
-        self._settings = {**PROTOCOLS[config.protocol], **config.options}
+        check_numbers(config.options)
+        self._settings = settings_of(config)
         if config.num_levels:
             self._settings |= {"num_levels": config.num_levels, "start_level": config.start_level}
         self._render = render
@@ -114,6 +123,7 @@ class EnvPoolShard(ShardEnv):
                         f"env.options names {name!r}, which EnvPool's {self._id} does not have.{hint} "
                         f"It has {', '.join(allowed)}."
                     )
+            check_numbers(self._settings)
             if self._is_atari and self._settings.get("noop_max", 30) < 1:
                 raise SettingsError(
                     "env.options.noop_max must be at least 1 with EnvPool, whose reset draws from 0 to noop_max - 1 "
@@ -122,6 +132,8 @@ class EnvPoolShard(ShardEnv):
             return envpool.make_spec(self._id, num_envs=self.num_envs, batch_size=self.num_envs, **self._settings)
         except ImportError as error:  # a system library that one family needs
             raise SettingsError(f"EnvPool cannot serve {self._id} on this machine: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"EnvPool's {self._id} refuses env.options {self._settings}: {error}") from error
 
     def _make_pool(self) -> Any:
         index = np.arange(self.num_envs)

@@ -38,7 +38,13 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
         with _unknown_options(config):
-            return load_object(config.id)(**options)
+            made = load_object(config.id)(**options)
+        if not isinstance(made, gymnasium.Env):
+            raise SettingsError(
+                f"env.id={config.id} gave {made!r}, which is no gymnasium.Env. A function must return the environment, "
+                "and an environment of the old gym needs a wrapper, such as shimmy's."
+            )
+        return made
     for prefix, module in _REGISTERED_BY.items():
         if config.id.startswith(prefix):
             importlib.import_module(module)
@@ -48,6 +54,7 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
             _unknown_options(config),
         ):  # whoever names an old version wants it, say to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
+            warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
             return gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise needs_library(config.id, error) from error
@@ -68,6 +75,11 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
         yield
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected is not None and unexpected[1] == "render_mode" and "render_mode" not in config.options:
+            raise SettingsError(
+                f"{config.id} draws no pictures: its constructor takes no render_mode, which a callable of your own "
+                "must take and pass on."
+            ) from error
         if unexpected is None or unexpected[1] not in config.options:
             raise
         raise SettingsError(

@@ -149,9 +149,12 @@ class VizdoomShard(EnvPoolShard):
         options: dict[str, Any] = dict(config.options)
         self._measured = bool(options.pop("measurements", True))
         self._actions = _choose(config.id, scenario, options.pop("actions", None))
-        skip = int(options.get("frame_skip", 4))
-        if skip < 1:
-            raise SettingsError(f"env.options.frame_skip={skip} must be at least 1: the tics that an action lasts.")
+        skip = options.get("frame_skip", 4)
+        if not isinstance(skip, int) or not 1 <= skip <= scenario.timeout:
+            raise SettingsError(
+                f"env.options.frame_skip={skip!r} must be a whole number from 1 to {scenario.timeout}: the tics that "
+                "an action lasts."
+            )
         ours = {
             "stack_num": 1,
             "img_height": 72,

@@ -13,6 +13,7 @@ from matplotlib.ticker import EngFormatter
 
 from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, methods, time_unit, title
 from lockstep.evaluation.statistics import Curve, align, smooth
+from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -98,9 +99,10 @@ def plot(
                 axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="#333333")
             else:
                 axes.legend(loc="best", labelcolor="#333333")
-        out.parent.mkdir(parents=True, exist_ok=True)
         dated = {"Date": None} if out.suffix.lower() == ".svg" else {}
-        figure.savefig(out, metadata=dated or None)
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(out, metadata=dated or None)
     return out
 
 

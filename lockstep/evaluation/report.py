@@ -13,6 +13,7 @@ from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
 from lockstep.evaluation.runs import Method, Run, methods, tasks, title
+from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 
 
@@ -107,6 +108,7 @@ def write_page(
     counts = [(len(runs), "run"), (len(groups), "method"), (len(named), "task")]
     summary = ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts)
     text = page.document(heading, summary, [section for section in sections if section.body])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
     return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)))

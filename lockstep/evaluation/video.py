@@ -16,6 +16,7 @@ from lockstep.envs.base import EnvConfig
 from lockstep.envs.gym import needs_library
 from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.run import RunFolder
+from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 
 _SIZE = 640
@@ -132,7 +133,8 @@ def _first_picture(player: Player, env_id: str) -> np.ndarray:
 def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
     """Encode pictures, uint8 [H, W, 3], all of one size, as H.264 in an MP4 file that every player shows."""
     first = fit(next(pictures))
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.stem}.partial.mp4")
     height, width, _ = first.shape
     writer = imageio_ffmpeg.write_frames(

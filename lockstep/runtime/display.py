@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import os
 import sys
 import time
@@ -17,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.layout import Layout
+from lockstep.runtime.output import tell
 
 PARTS = {"env": "green", "inference": "cyan", "learning": "blue", "waiting": "yellow", "other": "bright_black"}
 """Where a worker's time goes, and the color of each part."""
@@ -189,7 +192,8 @@ def on_gpus(layout: Layout) -> bool:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The values as bars of eight heights, averaged down to at most width characters."""
+    """The finite values as bars of eight heights, averaged down to at most width characters."""
+    values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
     width = min(width, len(values))
@@ -260,7 +264,7 @@ class PlainDisplay:
             self._print(summary)
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stdout, flush=True)
+        tell(text, sys.stdout)
 
 
 def plain_line(status: Status) -> str:
@@ -294,10 +298,12 @@ class LiveDisplay:
         self._status, self._updated = status, time.monotonic()
 
     def message(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            self._console.print(text, highlight=False, markup=False)
 
     def close(self, summary: str) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
         if summary:
             self.message(summary)
 
@@ -369,7 +375,8 @@ def panel(
 def make_display(kind: Literal["auto", "live", "plain", "none"], title: str, folder: str) -> Display:
     """The display that the options ask for."""
     if kind == "auto":
-        kind = "live" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "plain"
+        terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        kind = "live" if terminal else "plain"
     if kind == "live":
         return LiveDisplay(title, folder)
     return PlainDisplay(title, folder) if kind == "plain" else NoDisplay()

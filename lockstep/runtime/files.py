@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from lockstep.settings import SettingsError
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -14,6 +18,20 @@ def write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Explain why something that a user named cannot be written.
+
+    Raises:
+        SettingsError: the file system refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SettingsError(f"Cannot write {path}: {why}. Choose another place, or make this one writable.") from error
 
 
 def sync(path: Path) -> None:

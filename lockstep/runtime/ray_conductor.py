@@ -109,8 +109,8 @@ class Conductor:
         self.losses = losses
         self._clock, self._shards = clock, job.experiment.scheme.shards
         begin = 0 if job.checkpoint is None else int(job.checkpoint.name)
-        numbers = list(clock.ticks(begin, job.stop_after))
-        self._asked, self._end = begin, begin + len(numbers)
+        numbers = clock.ticks(begin, job.stop_after)
+        self._asked, self._end = numbers.start, numbers.stop
         """The rollout that is asked for next, and the one that is not wanted any more."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
         """By shard: the last rollout that a learner has."""

@@ -25,6 +25,7 @@ from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
 from lockstep.runtime.local import Ends, LocalGroup, join
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 from lockstep.tree import partners
 
@@ -108,11 +109,8 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
                 signal.signal(known, handler)
             raise KeyboardInterrupt
         stop.request()
-        print(
-            f"{signal.Signals(number).name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+        name = signal.Signals(number).name
+        tell(f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once.", sys.stderr)
 
     for number in old:
         signal.signal(number, handle)
@@ -312,6 +310,8 @@ def _first_cause(
             with contextlib.suppress(EOFError, OSError):
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
+                    if kind == "mistake":
+                        raise SettingsError(value)
                     (failures if kind == "error" else results)[rank] = value  # a result: the others let it end well
                     continue
             if not process.is_alive():

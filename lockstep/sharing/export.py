@@ -26,6 +26,7 @@ import lockstep
 from lockstep.arrays import map_structure
 from lockstep.evaluation.policy import Player, Policy, load_policy, torch_threads
 from lockstep.run import RunFolder
+from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 from lockstep.sharing.exported import FEEDBACK, ExportedPolicy
 
@@ -141,7 +142,8 @@ def export(
             space = player.env.observation_space
             module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous)
             example = module.example(space, 2)
-            out.parent.mkdir(parents=True, exist_ok=True)
+            with writing(out):
+                out.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as scratch:
                 partial = Path(scratch) / out.name
                 outputs = _write(module, example, partial, format)

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.runtime.files import sync, write_whole
+from lockstep.runtime.files import sync, write_whole, writing
 from lockstep.settings import SettingsError, to_json
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class Queue:
         queue = Queue(folder.resolve())
         if folder.exists() and not queue.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise SettingsError(f"{folder} exists and is not the folder of a sweep. Choose another, or a new one.")
-        for part in (queue._queue, queue._outcomes, queue._logs, queue.folder / "runs"):
-            part.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            for part in (queue._queue, queue._outcomes, queue._logs, queue.folder / "runs"):
+                part.mkdir(parents=True, exist_ok=True)
         return queue
 
     def exists(self) -> bool:
@@ -219,7 +220,7 @@ class Queue:
         outcome = self.outcome(name)
         if outcome is not None:
             return outcome.state
-        with contextlib.suppress(FileNotFoundError), open(self.log(name), encoding="utf-8") as file:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(self.log(name), encoding="utf-8") as file:
             if not _try_lock(file.fileno(), shared=True):
                 return "running"
         return "waiting"

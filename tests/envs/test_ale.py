@@ -141,6 +141,12 @@ def test_pictures_show_the_game_that_is_played() -> None:
         ({"frame_skip": 2}, "Did you mean 'frameskip'"),
         ({"reward_clipping": True}, "env.reward-clip"),
         ({"episodic_life": True}, "protocol classic"),
+        ({"stack_num": 0}, "stack_num=0 must be a whole number of at least 1"),
+        ({"img_height": 0}, "img_height=0"),
+        ({"frameskip": 0}, "frameskip=0"),
+        ({"noop_max": 1000.0}, "noop_max=1000.0"),
+        ({"grayscale": 5}, "grayscale=5 must be true or false"),
+        ({"repeat_action_probability": 2.0}, "between 0 and 1"),
     ],
 )
 def test_options_that_do_not_exist_or_are_ours_are_errors(options: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from lockstep.envs.convert import ObservationWriter
+from lockstep.settings import SettingsError
 
 IMAGE = np.arange(2 * 5 * 6 * 3, dtype=np.uint8).reshape(2, 5, 6, 3)
 
@@ -50,3 +51,27 @@ def test_nested_spaces_become_one_flat_dict() -> None:
     writer.write_list([single, single], out)
     assert np.array_equal(out["0.a"], [[0, 1], [0, 1]]) and np.array_equal(out["0.b"], [[0.5], [0.5]])
     assert np.array_equal(out["1"], np.array([[0.1, 0.2]] * 2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((7, 7, 20), (20, 7, 7)),
+        ((84, 84, 12), (12, 84, 84)),
+        ((64, 64, 2), (2, 64, 64)),
+        ((64, 48, 9), (9, 64, 48)),
+        ((210, 160, 3), (3, 210, 160)),
+        ((12, 84, 84), (12, 84, 84)),
+        ((12, 64, 48), (12, 64, 48)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((10, 10, 10), (10, 10, 10)),
+    ],
+)
+def test_channels_are_found(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert ObservationWriter(spaces.Box(0, 255, shape, np.uint8)).space.shape == expected
+
+
+def test_entries_of_one_name_are_refused() -> None:
+    inner = spaces.Dict({"b": spaces.Discrete(2)})
+    with pytest.raises(SettingsError, match=r"would be called 'a\.b'"):
+        ObservationWriter(spaces.Dict({"a": inner, "a.b": spaces.Discrete(3)}))

@@ -11,6 +11,7 @@ from playing import buffers, equal, play, random_actions, reset, snapshot
 
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
+from lockstep.envs.envpool import EnvPoolShard
 from lockstep.settings import SettingsError
 
 pytestmark = pytest.mark.envpool
@@ -94,12 +95,25 @@ def test_pictures() -> None:
     assert env.render().shape == (210, 160, 3) and env.render().any()
 
 
+@pytest.mark.parametrize(("skip", "steps"), [(4, 27_000), (2, 54_000)])
+def test_a_protocol_s_longest_episode_is_counted_in_frames(skip: int, steps: int) -> None:
+    env = make("Breakout", num_envs=1, protocol="machado", options={"frame_skip": skip})
+    assert isinstance(env, EnvPoolShard) and env._settings["max_episode_steps"] == steps
+    assert "108,000 frames" in str(env.emulator)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"options": {"frameskip": 2}}, "Did you mean 'frame_skip'"),
         ({"options": {"noop_max": 0}}, "noop_max=1"),
         ({"options": {"reward_clip": True}}, "env.reward-clip"),
+        ({"options": {"stack_num": 0}}, "stack_num=0 must be a whole number of at least 1"),
+        ({"options": {"stack_num": "four"}}, "stack_num='four' must be a whole number"),
+        ({"options": {"img_height": 0}}, "img_height=0"),
+        ({"options": {"repeat_action_probability": 2.0}}, "between 0 and 1"),
+        ({"options": {"frame_skip": -1}}, "frame_skip=-1"),
+        ({"options": {"max_episode_steps": 1.5}}, "max_episode_steps=1.5"),
         ({"decorrelate": 100}, "adapter ale or gymnasium"),
     ],
 )

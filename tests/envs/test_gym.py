@@ -13,7 +13,7 @@ from playing import assert_same, buffers, play, random_actions, reset
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, load_object
 
 
 def make(env_id: str, num_envs: int = 2, render: bool = False, **settings: Any) -> ShardEnv:
@@ -159,3 +159,26 @@ def test_pictures_must_be_asked_for() -> None:
     reset(env)
     with pytest.raises(SettingsError, match="render=True"):
         env.render()
+
+
+def test_pictures_of_what_cannot_draw_and_things_that_are_no_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="lockstep/Memory-v0 draws no pictures"):
+        make("lockstep/Memory-v0", render=True)
+    Path("env.py").write_text("def nothing():\n    return None\ndef plain():\n    return object()\n")
+    for name in ("nothing", "plain"):
+        with pytest.raises(SettingsError, match=rf"env\.id=env\.py:{name} gave .* no gymnasium.Env"):
+            make(f"env.py:{name}")
+    for bad in ("./env:nothing", "../env:nothing", "/env:nothing"):
+        with pytest.raises(SettingsError, match=r"a file's path ends in \.py"):
+            make(bad)
+
+
+def test_files_whose_paths_look_alike_are_different_modules(tmp_path: Path) -> None:
+    for name in ("a/b.py", "a_b.py", "a-b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"NAME = {name!r}\n")
+    loaded = [load_object(f"{tmp_path}/{name}:NAME") for name in ("a/b.py", "a_b.py", "a-b.py")]
+    assert loaded == ["a/b.py", "a_b.py", "a-b.py"]

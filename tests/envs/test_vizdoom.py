@@ -211,7 +211,9 @@ def test_a_process_does_not_wait_for_an_engine_that_was_killed(player: Player) -
         ("vizdoom/Batle", {}, "Did you mean vizdoom/Battle"),
         ("vizdoom/Battle", {"actions": "few"}, "It has full, compact"),
         ("vizdoom/Battle", {"frameskip": 2}, "Did you mean 'frame_skip'"),
-        ("vizdoom/Battle", {"frame_skip": 0}, "at least 1"),
+        ("vizdoom/Battle", {"frame_skip": 0}, "whole number from 1 to"),
+        ("vizdoom/Battle", {"frame_skip": "many"}, "whole number from 1 to"),
+        ("vizdoom/Battle", {"frame_skip": 10_000}, "whole number from 1 to"),
     ],
 )
 def test_settings_that_cannot_work_are_errors(env_id: str, options: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from typing import Any
 
@@ -158,6 +159,8 @@ def test_bottleneck_names_the_largest_share_and_says_what_changes_the_result(
 def test_sparkline() -> None:
     assert sparkline([], 10) == ""
     assert sparkline([3.0], 10) == "▁"
+    assert sparkline([math.nan, 0.0, math.inf, 7.0], 10) == "▁█"
+    assert sparkline([math.nan], 10) == ""
     assert sparkline([0.0, 7.0], 10) == "▁█"
     assert sparkline([float(i) for i in range(8)], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([float(i) for i in range(80)], 8) == "▁▂▃▄▅▆▇█"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from children import Child
@@ -14,7 +16,8 @@ from tiny import cut, options
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.layout import Layout
-from lockstep.runtime.supervisor import WorkerError
+from lockstep.runtime.supervisor import WorkerError, _first_cause
+from lockstep.settings import SettingsError
 from lockstep.train import resume, train
 
 ENV = """
@@ -120,3 +123,11 @@ def test_workers_end_with_their_main_process(moment: str, env: Callable[..., str
     child.signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     assert Path("stepping").exists() == (moment == "stepping"), "no worker began to work without its main process"
+
+
+def test_a_mistake_that_explains_the_other_failures_is_told() -> None:
+    (mine, told), (theirs, _) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    told.send(("mistake", "env.id=X needs a library"))
+    alive = SimpleNamespace(is_alive=lambda: True)
+    with pytest.raises(SettingsError, match=r"env\.id=X needs a library"):
+        _first_cause({1: "failed: Connection closed by peer"}, ["a", "b"], [alive] * 2, [mine, theirs], {})

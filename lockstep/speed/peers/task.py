@@ -129,10 +129,10 @@ def _environment(experiment: Experiment) -> dict[str, Any]:
     options: dict[str, Any] = dict(config.options)
     atari = config.protocol != "none"
     if atari:
-        from lockstep.envs.envpool import PROTOCOLS
+        from lockstep.envs.envpool import settings_of
 
         episodic = config.protocol == "classic"
-        options = {**PROTOCOLS[config.protocol], **options, "reward_clip": True, "episodic_life": episodic}
+        options = {**settings_of(config), **options, "reward_clip": True, "episodic_life": episodic}
     return {
         "library": config.adapter,
         "id": f"{config.id}-v5" if atari else config.id,

@@ -1,0 +1,167 @@
+"""Nobody who watches any more, or cannot show a letter, ends a run; what ends one is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.common import say_json
+from lockstep.cli.main import main
+from lockstep.run import RunFolder
+from lockstep.runtime import checkpoint
+from lockstep.runtime.files import writing
+from lockstep.runtime.output import tell
+from lockstep.settings import SettingsError
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    *("ppo-cartpole", "--env.adapter", "gymnasium", "--env.num-envs", "4", "--scheme.shards", "4"),
+    *("--scheme.acting-batch", "0", "--algorithm.rollout", "16", "--algorithm.minibatches", "1", "--no-tensorboard"),
+)
+FAILING = """
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Failing(CartPoleEnv):
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 20:
+            {fault}
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if {nan} and self.steps == 3 else reward, *rest
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def command(*arguments: str) -> str:
+    return " ".join([f"PYTHONPATH={ROOT}", sys.executable, "-m", "lockstep", *arguments])
+
+
+def test_a_reader_that_has_gone_ends_nothing() -> None:
+    reading, writing_end = os.pipe()
+    with os.fdopen(writing_end, "w") as stream:
+        tell("heard", stream)
+        assert os.read(reading, 100) == b"heard\n"
+        os.close(reading)
+        for _ in range(3):
+            tell("not heard", stream)
+    closed = io.StringIO()
+    closed.close()
+    tell("nor this", closed)
+    tell("nor this", None)
+
+
+def test_letters_that_an_encoding_lacks_are_replaced() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    tell("a · b", stream)
+    assert raw.getvalue() == b"a ? b\n"
+
+
+@pytest.mark.parametrize("redirect", ["", "2>&1"])
+@pytest.mark.parametrize("layout", ["inline,learner_delay=1", "processes:2,learner_delay=1"])
+def test_ctrl_c_in_a_pipe_still_writes_the_checkpoint(layout: str, redirect: str) -> None:
+    """Ctrl-C ends `tee`, too, so that the next line, printed before the checkpoint, has no reader."""
+    words = command("train", *SMALL, "--total-steps", "1M", "--layout", layout, "--run", "run", "--display", "plain")
+    shell = f"{words} {redirect} | (trap - INT; exec tee log) > /dev/null; exit ${{PIPESTATUS[0]}}"
+    process = subprocess.Popen(
+        ["bash", "-c", shell],
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        stderr=subprocess.DEVNULL,
+    )
+    metrics, deadline = Path("run/metrics.jsonl"), time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in children_of(process.pid):
+        os.kill(pid, signal.SIGINT)
+    assert process.wait(120) == 130
+    saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
+    assert saved.iteration >= 2
+
+
+def children_of(parent: int) -> list[int]:
+    """As the terminal's Ctrl-C would find them: the pipe's ends, but not the shell, which would not tell their code."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("raise BrokenPipeError(32, 'the simulator has died')", "BrokenPipeError: [Errno 32] the simulator has died"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_what_a_user_s_environment_raises_is_neither_silent_nor_success(fault: str, told: str) -> None:
+    Path("env.py").write_text(FAILING.format(fault=fault, nan=False))
+    words = [sys.executable, "-m", "lockstep", "train", *SMALL, "--env.id", "env.py:Failing", "--run", "run"]
+    ran = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 1
+    assert told in ran.stderr and "env.py" in ran.stderr
+
+
+def test_one_score_that_is_no_number_neither_ends_a_run_nor_stands_for_the_best() -> None:
+    Path("env.py").write_text(FAILING.format(fault="pass", nan=True))
+    flags = ["--env.id", "env.py:Failing", "--run", "run", "--total-steps", "16k", "--display", "none"]
+    assert main(["train", *SMALL, *flags]) == 0
+    lines = [json.loads(line) for line in RunFolder.open("run").metrics.read_text().splitlines()]
+    assert any("score/mean" in line and line["score/mean"] is None for line in lines)
+    assert lines[-1]["score/mean"] > 0 and lines[-1]["score/best"] > 0
+    assert checkpoint.best_iteration("run/checkpoints") is not None
+
+
+def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    say_json({"score": float("nan"), "all": [1.0, float("inf"), {"a": (2, float("-inf"))}]})
+    assert json.loads(capsys.readouterr().out) == {"score": None, "all": [1.0, None, {"a": [2, None]}]}
+
+
+def test_json_is_alone_though_an_environment_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("env.py").write_text(FAILING.format(fault="pass", nan=False) + "print('connecting to the simulator')\n")
+    assert main(["train", *SMALL, "--env.id", "env.py:Failing", "--dry-run", "--json"]) == 0
+    told = capfd.readouterr()
+    assert json.loads(told.out)["layout"] == "inline" and "connecting" in told.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", *SMALL, "--run", "/proc/nothing/run"),
+        ("train", *SMALL, "--run", "file/run"),
+        ("sweep", "file/sweep", "ppo-cartpole"),
+    ],
+)
+def test_places_that_cannot_be_written_are_named(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert main([*arguments]) == 2
+    assert "error: Cannot write " in capsys.readouterr().err
+
+
+def test_writing_passes_on_what_is_no_matter_of_files() -> None:
+    with pytest.raises(ZeroDivisionError), writing("here"):
+        raise ZeroDivisionError
+    with pytest.raises(SettingsError, match="Cannot write here: No space left"), writing("here"):
+        raise OSError(28, "No space left on device")
