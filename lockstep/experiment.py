@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,7 +60,7 @@ class Experiment:
         self.scheme.validate()
         self.normalize.validate()
         self.model.validate()
-        _check_finite({name: value for name, value in vars(self).items() if name != "env"})
+        _check_numbers(self)
         if num_envs % shards:
             raise SettingsError(
                 f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "
@@ -118,10 +117,11 @@ class Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-def _check_finite(settings: Mapping[str, Any], path: str = "") -> None:
+def _check_numbers(settings: Any, path: str = "") -> None:
     """Raise SettingsError for a number that is none, which comparisons with bounds let pass."""
-    for name, value in settings.items():
-        if dataclasses.is_dataclass(value):
-            _check_finite(vars(value), f"{path}{name}.")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{path}{name}={value} must be a finite number; where there is no bound, 1e9.")
+    for each in dataclasses.fields(settings):
+        value = getattr(settings, each.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            _check_numbers(value, f"{path}{each.name}.")
+        elif isinstance(value, float) and math.isnan(value):
+            raise SettingsError(f"{path}{each.name}={value} must be a number.")

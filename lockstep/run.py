@@ -133,11 +133,8 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The settings that this run was started with."""
-        look_for_files_in(self._read("run.json").get("directory", ""))
-        try:
-            experiment = from_json(self._read("experiment.json"))
-        except TypeError as error:
-            raise self._damaged("experiment.json", error) from error
+        look_for_files_in(self._fact("directory", ""))
+        experiment = from_json(self._read("experiment.json"))
         if not isinstance(experiment, Experiment):
             raise self._damaged("experiment.json", "it holds no experiment")
         return experiment
@@ -184,11 +181,11 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise self._damaged(name, error) from error
 
-    def _fact(self, name: str) -> Any:
+    def _fact(self, name: str, default: Any = None) -> Any:
         facts = self._read("run.json")
-        if not isinstance(facts, dict) or name not in facts:
+        if not isinstance(facts, dict) or (name not in facts and default is None):
             raise self._damaged("run.json", f"it has no {name!r}")
-        return facts[name]
+        return facts.get(name, default)
 
     def _damaged(self, name: str, why: object) -> SettingsError:
         return SettingsError(

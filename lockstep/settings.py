@@ -194,6 +194,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 def from_json(value: Any) -> Any:
     """Rebuild what to_json wrote. Sequences come back as tuples.
 
@@ -209,7 +213,14 @@ def from_json(value: Any) -> Any:
                 f"{value[_TYPE]} has no setting {', '.join(sorted(unknown))}: this run was written by another "
                 "version of lockstep. Install that version, or start a new run."
             )
-        return cls(**{key: from_json(item) for key, item in value.items() if key != _TYPE})
+        settings = {key: from_json(item) for key, item in value.items() if key != _TYPE}
+        lacking = [each.name for each in dataclasses.fields(cls) if each.name not in settings and _required(each)]
+        if lacking:
+            raise SettingsError(
+                f"{value[_TYPE]} needs the setting {', '.join(lacking)}, which this run does not have: its file is "
+                "damaged, or another version of lockstep, or of your own file, wrote it."
+            )
+        return cls(**settings)
     if isinstance(value, dict):
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -23,6 +23,7 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent, Version
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
 from lockstep.collect import Collectors
@@ -146,7 +147,22 @@ def resume(
     options.validate()
     with _writing(folder, layout):
         path = resumable(folder, from_checkpoint) if _leads(layout) else None
+        if path is not None:
+            _require_memory(experiment, int(path.name))
         return _start(Job(folder, experiment, layout, options, path, stop_after))
+
+
+def _require_memory(experiment: Experiment, begin: int) -> None:
+    """Raise SettingsError if memory, which checkpoints do not hold, cannot be filled again before the run ends."""
+    config = experiment.algorithm
+    if isinstance(config, OffPolicyConfig) and not config.replay.checkpoint and begin < experiment.iterations:
+        warm = config.build().warm_iterations(experiment.samples_per_iteration)
+        if begin + warm >= experiment.iterations:
+            raise SettingsError(
+                f"The run has {experiment.iterations - begin} iterations left, and would fill its memory for {warm} of "
+                "them, since checkpoints do not hold it (algorithm.replay.no-checkpoint): it would learn no more. Use "
+                "what it has learned, or train it anew."
+            )
 
 
 def resumable(folder: RunFolder, name: str | None) -> Path | None:

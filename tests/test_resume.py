@@ -24,6 +24,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
+from lockstep.settings import SettingsError
 from lockstep.train import Result, resume, train
 
 ITERATIONS = 150
@@ -206,3 +207,7 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     learned = [line["iteration"] for line in lines if "loss/value" in line]
     assert learned == [*range(warm + 1, 8), *range(8 + warm, 17)]
+
+    train(experiment, layout, options(Path("late"), checkpoint_every=1), stop_after=16 - warm)
+    with pytest.raises(SettingsError, match=f"has {warm} iterations left, and would fill its memory for {warm}"):
+        resume("late", layout, options(Path("late")))

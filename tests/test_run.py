@@ -191,6 +191,7 @@ def test_a_file_system_without_locks_is_warned_of(
     ("name", "text", "read"),
     [
         ("experiment.json", "[]", "experiment"),
+        ("run.json", "[]", "experiment"),
         ("run.json", "{}", "options"),
         ("run.json", "[]", "layout"),
     ],
@@ -200,3 +201,16 @@ def test_files_that_hold_something_else_are_damaged(name: str, text: str, read: 
     (folder.path / name).write_text(text)
     with pytest.raises(SettingsError, match=rf"r/{name} cannot be read: .*damaged"):
         getattr(folder, read)()
+
+
+def test_a_setting_that_is_lacking_is_named_and_a_user_s_mistake_is_not_taken_for_it(tmp_path: Path) -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    experiment = json.loads((folder.path / "experiment.json").read_text())
+    del experiment["model"]
+    (folder.path / "experiment.json").write_text(json.dumps(experiment))
+    with pytest.raises(SettingsError, match="needs the setting model"):
+        folder.experiment()
+    (tmp_path / "mine.py").write_text("class Model: pass\nlen(3)\n")
+    (folder.path / "experiment.json").write_text(json.dumps({**experiment, "model": {"$type": "mine.py:Model"}}))
+    with pytest.raises(TypeError, match="has no len"):
+        folder.experiment()

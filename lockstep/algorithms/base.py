@@ -5,6 +5,7 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -79,7 +80,7 @@ class AlgorithmConfig(ABC):
         """Raise SettingsError for values out of range."""
         if self.rollout < 1:
             raise SettingsError(f"algorithm.rollout={self.rollout} must be at least 1.")
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise SettingsError(f"algorithm.learning_rate={self.learning_rate} must be positive, for example 2.5e-4.")
         if not self.max_grad_norm > 0:
             raise SettingsError(
@@ -117,6 +118,8 @@ class OnPolicyConfig(AlgorithmConfig):
     rnd: RNDConfig = field(default_factory=RNDConfig)
     """Random network distillation: a reward for what is new. Off unless its coef is above 0."""
 
+    needs_policy_and_value: ClassVar[bool] = True
+    """Whether only models will do that have a policy to learn and a value; an algorithm of one's own may do without."""
     sequences: ClassVar[bool] = False
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
 
@@ -142,7 +145,7 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def validate_with(self, experiment: Experiment) -> None:
         """Raise SettingsError for what does not go with the experiment's other settings."""
-        if not experiment.model.has_policy_and_value:
+        if self.needs_policy_and_value and not experiment.model.has_policy_and_value:
             raise SettingsError(
                 f"algorithm={self.name} needs a policy and a value, but the model is "
                 f"{type(experiment.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."

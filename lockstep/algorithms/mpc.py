@@ -63,7 +63,7 @@ class MPCConfig(OffPolicyConfig):
                 "lockstep.models.dynamics.DynamicsConfig, as the recipe mpc-pendulum does."
             )
         for setting in ("discount", "target_period", "target_rate"):
-            if getattr(self, setting) != getattr(MPCConfig, setting):
+            if getattr(self, setting) != getattr(type(self), setting):
                 raise SettingsError(
                     f"algorithm.{setting} is not used by algorithm=mpc, which has no values and no target network: "
                     "leave it out. What discounts plans is model.discount."

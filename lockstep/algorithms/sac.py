@@ -139,7 +139,7 @@ class SAC(QPG[SACConfig]):
         distribution = model.distribution
         discrete = isinstance(distribution, Categorical)
         largest = math.log(distribution.n) if discrete else math.log(2) * math.prod(distribution.action_shape)
-        if self._target_entropy(model) > largest:
+        if self.config.learn_temperature and self._target_entropy(model) > largest:
             raise SettingsError(
                 f"algorithm.target_entropy={self.config.target_entropy} is more than any policy has here: at most "
                 f"{largest:.4g} nats, with all actions equally likely. Leave it out, or lower it."

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
-from rich.console import Console
 from rich.text import Text
 
-from lockstep.runtime.output import Explained
+from lockstep.runtime.output import Explained, PatientConsole
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def _finite(value: Any) -> Any:
 def complain(error: Exception) -> None:
     """Print an error's text to standard error, in red on a terminal; under torchrun, once on every host."""
     if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
-        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        PatientConsole(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
 
 
 def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> SettingsError:

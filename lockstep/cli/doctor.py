@@ -107,7 +107,7 @@ def examine() -> dict[str, Any]:
     sources = importlib.metadata.packages_distributions()
     extras = {
         extra: {
-            "version": version(sources[module][0]) if module in sources else None,
+            "version": version(min(sources[module], key=lambda name: name != module)) if module in sources else None,
             "purpose": purpose,
             "install": f'pip install "lockstep[{extra}]"',
         }

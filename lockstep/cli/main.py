@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Sequence
 
 import lockstep
-from lockstep.runtime.output import Explained, reader_gone, silence
 
 BEGAN = time.perf_counter()
 """When this process did, nearly: before the imports that take long."""
@@ -48,9 +47,11 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
+    from lockstep.runtime.output import Explained, reader_gone, silence, tell
+
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # what an encoding lacks ends nothing
     try:
         return _run(arguments)
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Explained as done:
         return int(done.code or 0)
     except SystemExit:
-        traceback.print_exc()  # of a user's file: no run that it ends has finished
+        tell(traceback.format_exc(), sys.stderr)  # of a user's file: no run that it ends has finished
         return 1
 
 
@@ -100,8 +101,10 @@ def _run(arguments: list[str]) -> int:
 
 def _show_cursor() -> None:
     """The live display, ended at once or with a worker that was killed, could not show the cursor again."""
-    if sys.stdout.isatty():
-        print("\x1b[?25h", flush=True)
+    from lockstep.runtime.output import tell
+
+    if sys.stdout is not None and sys.stdout.isatty():
+        tell("\x1b[?25h", sys.stdout)
 
 
 def _usage() -> str:

@@ -71,7 +71,7 @@ def check_options(options: dict[str, Any]) -> None:
             )
     check_numbers(options)
     for name in ("grayscale", "maxpool", "use_fire_reset", "full_action_space"):
-        if not isinstance(options.get(name, True), bool):
+        if options.get(name, True) not in (True, False):  # 1 and 0 are those, too
             raise SettingsError(f"env.options.{name}={options[name]!r} must be true or false.")
 
 

@@ -78,8 +78,8 @@ class EnvConfig:
             )
 
         for name, value in {**self.options, **self.curriculum}.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise SettingsError(f"env.options.{name}={value} must be a finite number.")
+            if isinstance(value, float) and math.isnan(value):
+                raise SettingsError(f"env.options.{name}={value} must be a number.")
 
     def training(self) -> EnvConfig:
         """The environments of training, which follow the curriculum."""
@@ -207,7 +207,7 @@ _WHOLE = {
     "frame_skip": 1,
     "frameskip": 1,
     "noop_max": 0,
-    "max_episode_steps": 1,
+    "max_episode_steps": 0,
     "max_num_frames_per_episode": 0,
 }
 """Options of C++ environments that they take as they are, and crash or hang with; each with its least value."""
@@ -220,5 +220,5 @@ def check_numbers(options: Mapping[str, Any]) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise SettingsError(f"env.options.{name}={value!r} must be a whole number of at least {least}.")
     sticky = options.get("repeat_action_probability", 0.0)
-    if isinstance(sticky, (bool, str)) or not 0 <= sticky <= 1:
+    if not isinstance(sticky, (int, float)) or isinstance(sticky, bool) or not 0 <= sticky <= 1:
         raise SettingsError(f"env.options.repeat_action_probability={sticky!r} must lie between 0 and 1.")

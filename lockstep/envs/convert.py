@@ -128,14 +128,14 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
 
 
 def _channels_last(first: int, second: int, last: int) -> bool:
-    """Whether an image's channels stand last: as many as colors have there, and not at the front, or pictures that are
-    square, or larger than they are deep."""
+    """Whether an image's channels stand last: as many as colors have there, and not at the front, or behind a square,
+    or far fewer than both other sides."""
     colors = (1, 3, 4)
     if (last in colors) != (first in colors):
         return last in colors
     if (first == second) != (second == last):
         return first == second
-    return last < min(first, second)
+    return 4 * last <= min(first, second)
 
 
 def _vector(shape: tuple[int, ...]) -> spaces.Box:

@@ -337,6 +337,8 @@ def find(directory: Path, name: str | None = None) -> Path:
                 "ended. Use --checkpoint latest."
             )
         return checkpoint_path(directory, best)
+    if (directory / name).is_dir():  # as it is called there, such as one that was set aside
+        return directory / name
     if not name.isdecimal():
         there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
         raise CheckpointError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {there}.")

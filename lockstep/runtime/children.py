@@ -119,7 +119,9 @@ def die_with_parent(parent: int | None = None) -> None:
 def show_stack(process: BaseProcess, name: str) -> None:
     """Have a child process print where it stands to standard error."""
     if process.pid is not None and process.is_alive():
-        print(f"\n{name} (process {process.pid}) stands here:", file=sys.stderr, flush=True)
+        from lockstep.runtime.output import tell  # which a process that steps environments can do without
+
+        tell(f"\n{name} (process {process.pid}) stands here:", sys.stderr)
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(_SHOWING)
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.layout import Layout
-from lockstep.runtime.output import tell
+from lockstep.runtime.output import PatientConsole, tell
 
 PARTS = {"env": "green", "inference": "cyan", "learning": "blue", "waiting": "yellow", "other": "bright_black"}
 """Where a worker's time goes, and the color of each part."""
@@ -288,7 +288,7 @@ class LiveDisplay:
         self._status: Status | None = None
         self._updated = time.monotonic()
         self._cores = cores()
-        self._console = console or Console()
+        self._console = console or PatientConsole()
         self._live = Live(
             get_renderable=self._render, console=self._console, refresh_per_second=2, redirect_stderr=True
         )

@@ -6,7 +6,9 @@ import contextlib
 import os
 import select
 import sys
-from typing import TextIO
+from typing import IO, TextIO
+
+from rich.console import Console
 
 
 class Explained(SystemExit):
@@ -23,23 +25,36 @@ def tell(text: str, stream: TextIO | None) -> None:
             print(text, file=stream, flush=True)
         except UnicodeEncodeError:
             print(text.encode(stream.encoding, "replace").decode(stream.encoding), file=stream, flush=True)
+    except BlockingIOError:
+        pass  # a full pipe that nobody waits for: this line is lost, the next may arrive
     except (OSError, ValueError):  # ValueError: it was closed
         silence(stream)
 
 
-def silence(stream: TextIO) -> None:
+def silence(stream: IO[str]) -> None:
     """Let whatever is written to a stream from now on go nowhere, lest Python complains while it shuts down."""
     with contextlib.suppress(OSError, ValueError):
+        descriptor = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        try:
+            os.dup2(nowhere, descriptor)
+        finally:
+            os.close(nowhere)
+
+
+class PatientConsole(Console):
+    """A console whose reader may go: rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        silence(self.file)
 
 
 def reader_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads any more."""
+    """Whether standard output is a pipe, or a socket, that nobody reads any more."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (OSError, ValueError, AttributeError):  # it is no file at all
         return False

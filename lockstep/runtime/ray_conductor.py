@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
 from lockstep.runtime import children
+from lockstep.runtime.output import tell
 from lockstep.runtime.ray_actors import RayCollector, RayLearner
 from lockstep.runtime.supervisor import CONSEQUENCES, StopRequest, Work, WorkerError
 from lockstep.settings import SettingsError
@@ -69,7 +70,7 @@ def allow(losses: int, layout: Layout, text: str) -> None:
 
 def say(text: str) -> None:
     """To people."""
-    print(text, file=sys.stderr, flush=True)
+    tell(text, sys.stderr)
 
 
 @dataclass(eq=False)

@@ -222,7 +222,7 @@ def run_processes(work: Work, job: Job) -> Result:
     try:
         with stopping_on_signals(stop):
             if job.options.display != "none":
-                print(f"Starting {len(places)} processes …", file=sys.stderr, flush=True)
+                tell(f"Starting {len(places)} processes …", sys.stderr)
             for index, place in enumerate(places):
                 ours, theirs = context.Pipe()
                 process = children.start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.runtime.display import duration, number
+from lockstep.runtime.output import PatientConsole, tell
 from lockstep.sweep.queue import State
 
 PLAIN_INTERVAL = 30.0
@@ -99,7 +101,7 @@ class PlainOverview:
             self.message(plain_line(self._picture()))
 
     def message(self, text: str, style: str = "") -> None:
-        print(text, file=sys.stdout, flush=True)
+        tell(text, sys.stdout)
 
     def close(self) -> None: ...
 
@@ -115,19 +117,22 @@ class LiveOverview:
 
     def __init__(self, picture: Callable[[], Picture], title: str) -> None:
         self._picture, self._title = picture, title
-        self._console = Console()
+        self._console = PatientConsole()
         self._live = Live(self._render(), console=self._console, auto_refresh=False)
         self._live.start()
 
     def update(self) -> None:
-        self._live.update(self._render(), refresh=True)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            self._live.update(self._render(), refresh=True)
 
     def message(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style=style))
+        with contextlib.suppress(OSError):
+            self._console.print(Text(text, style=style))
 
     def close(self) -> None:
         self.update()
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
     def _render(self) -> RenderableType:
         return panel(self._picture(), self._title)
@@ -161,7 +166,8 @@ def make_overview(
 ) -> Overview:
     """The overview that the options ask for."""
     if kind == "auto":
-        kind = "live" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "plain"
+        terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        kind = "live" if terminal else "plain"
     if kind == "live":
         return LiveOverview(picture, title)
     return PlainOverview(picture) if kind == "plain" else NoOverview()

@@ -261,9 +261,9 @@ class Runner:
             for running in self._running:
                 running.process.kill()
         elif any(not running.told for running in self._running):
-            self._overview.message("checkpoint and stop after each run's iteration; a further Ctrl-C stops at once")
             for running in self._running:
                 running.tell()
+            self._overview.message("checkpoint and stop after each run's iteration; a further Ctrl-C stops at once")
 
     def _picture(self) -> Picture:
         counts: Counter[State] = Counter(self._states.values())

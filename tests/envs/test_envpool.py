@@ -114,6 +114,7 @@ def test_a_protocol_s_longest_episode_is_counted_in_frames(skip: int, steps: int
         ({"options": {"repeat_action_probability": 2.0}}, "between 0 and 1"),
         ({"options": {"frame_skip": -1}}, "frame_skip=-1"),
         ({"options": {"max_episode_steps": 1.5}}, "max_episode_steps=1.5"),
+        ({"options": {"repeat_action_probability": "often"}}, "between 0 and 1"),
         ({"decorrelate": 100}, "adapter ale or gymnasium"),
     ],
 )

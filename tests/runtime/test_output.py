@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -17,8 +18,9 @@ from lockstep.cli.common import say_json
 from lockstep.cli.main import main
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
+from lockstep.runtime.display import LiveDisplay
 from lockstep.runtime.files import writing
-from lockstep.runtime.output import tell
+from lockstep.runtime.output import PatientConsole, tell
 from lockstep.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +61,32 @@ def test_a_reader_that_has_gone_ends_nothing() -> None:
             tell("not heard", stream)
     closed = io.StringIO()
     closed.close()
-    tell("nor this", closed)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        tell("nor this", closed)
     tell("nor this", None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_full_pipe_loses_a_line_and_not_all_that_follow() -> None:
+    reading, writing_end = os.pipe()
+    os.set_blocking(writing_end, False)
+    with os.fdopen(reading, "rb", 0) as reader, os.fdopen(writing_end, "w") as stream:
+        for _ in range(3):
+            tell("x" * 100_000, stream)
+        while len(reader.read(100_000)) == 100_000:
+            pass
+        tell("after", stream)
+        assert reader.read(100_000).endswith(b"after\n")
+
+
+def test_a_console_s_reader_may_go() -> None:
+    reading, writing_end = os.pipe()
+    with os.fdopen(writing_end, "w") as stream:
+        os.close(reading)
+        display = LiveDisplay("title", "folder", PatientConsole(file=stream, force_terminal=True, width=80))
+        display.message("not seen")
+        display.close("nor this")
 
 
 def test_letters_that_an_encoding_lacks_are_replaced() -> None:
@@ -83,11 +109,16 @@ def test_ctrl_c_in_a_pipe_still_writes_the_checkpoint(layout: str, redirect: str
         stderr=subprocess.DEVNULL,
     )
     metrics, deadline = Path("run/metrics.jsonl"), time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid in children_of(process.pid):
-        os.kill(pid, signal.SIGINT)
-    assert process.wait(120) == 130
+    try:
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+            assert time.monotonic() < deadline, "no iteration has ended"
+            time.sleep(0.05)
+        for pid in children_of(process.pid):
+            os.kill(pid, signal.SIGINT)
+        assert process.wait(120) == 130
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     assert saved.iteration >= 2
 
