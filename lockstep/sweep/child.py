@@ -63,7 +63,7 @@ def run_entry(queue: Queue, name: str) -> int:
                 ended = _train(queue, queue.entry(name))
             except KeyboardInterrupt:
                 return INTERRUPTED
-            except (Exception, SystemExit) as error:  # a user's file may leave in any way
+            except Exception as error:  # but not SystemExit, by which a job of Slurm's that is queued again leaves
                 ended = Outcome("failed", reason=_explained(error))
                 print(ended.reason, file=sys.stderr)
             if ended is None:
@@ -95,7 +95,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     return Outcome("done", result.digest, result.iterations, result.score)
 
 
-def _explained(error: BaseException) -> str:
+def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
     from lockstep.runtime.supervisor import WorkerError
     from lockstep.settings import SettingsError
