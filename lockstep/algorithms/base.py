@@ -290,12 +290,12 @@ class Algorithm(ABC, Generic[ConfigT]):
 
         Always contains learning_rate; loss and targets receive the rest too.
         """
-        remaining = 1.0 - progress
         config = self.config
-        return {
-            "learning_rate": config.learning_rate * (remaining if config.anneal_learning_rate else 1.0),
-            "discount": config.discount,
-        }
+        return {"learning_rate": self.annealed(config.learning_rate, progress), "discount": config.discount}
+
+    def annealed(self, rate: float, progress: float) -> float:
+        """A learning rate at this progress, which falls linearly to zero if the config says so."""
+        return rate * (1.0 - progress if self.config.anneal_learning_rate else 1.0)
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
         """Whether to skip the iteration's remaining gradient steps, given the last step's global mean metrics."""

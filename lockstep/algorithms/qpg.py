@@ -86,10 +86,6 @@ class QPG(OffPolicy[QPGConfigT]):
         rate = self.config.actor_learning_rate / self.config.learning_rate * hyper["learning_rate"]
         return {**hyper, "actor_learning_rate": rate}
 
-    def annealed(self, rate: float, progress: float) -> float:
-        """A learning rate as the others are annealed."""
-        return rate * (1.0 - progress if self.config.anneal_learning_rate else 1.0)
-
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         """The policy and the critics, at every step."""
         return (

@@ -123,7 +123,6 @@ class EnvPoolShard(ShardEnv):
                         f"env.options names {name!r}, which EnvPool's {self._id} does not have.{hint} "
                         f"It has {', '.join(allowed)}."
                     )
-            check_numbers(self._settings)
             if self._is_atari and self._settings.get("noop_max", 30) < 1:
                 raise SettingsError(
                     "env.options.noop_max must be at least 1 with EnvPool, whose reset draws from 0 to noop_max - 1 "

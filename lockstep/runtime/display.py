@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.layout import Layout
-from lockstep.runtime.output import PatientConsole, tell
+from lockstep.runtime.output import PatientConsole, on_terminal, tell
 
 PARTS = {"env": "green", "inference": "cyan", "learning": "blue", "waiting": "yellow", "other": "bright_black"}
 """Where a worker's time goes, and the color of each part."""
@@ -375,8 +375,7 @@ def panel(
 def make_display(kind: Literal["auto", "live", "plain", "none"], title: str, folder: str) -> Display:
     """The display that the options ask for."""
     if kind == "auto":
-        terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        kind = "live" if terminal else "plain"
+        kind = "live" if on_terminal() else "plain"
     if kind == "live":
         return LiveDisplay(title, folder)
     return PlainDisplay(title, folder) if kind == "plain" else NoDisplay()

@@ -50,6 +50,11 @@ class PatientConsole(Console):
         silence(self.file)
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal that can be drawn on."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def reader_gone() -> bool:
     """Whether standard output is a pipe, or a socket, that nobody reads any more."""
     poll = select.poll()

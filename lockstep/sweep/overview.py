@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.runtime.display import duration, number
-from lockstep.runtime.output import PatientConsole, tell
+from lockstep.runtime.output import PatientConsole, on_terminal, tell
 from lockstep.sweep.queue import State
 
 PLAIN_INTERVAL = 30.0
@@ -166,8 +165,7 @@ def make_overview(
 ) -> Overview:
     """The overview that the options ask for."""
     if kind == "auto":
-        terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        kind = "live" if terminal else "plain"
+        kind = "live" if on_terminal() else "plain"
     if kind == "live":
         return LiveOverview(picture, title)
     return PlainOverview(picture) if kind == "plain" else NoOverview()
