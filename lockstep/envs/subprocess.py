@@ -132,12 +132,12 @@ class SteppingPool:
         deadline = time.perf_counter() + self._spin
         while not stepper.poll.poll(0) and time.perf_counter() < deadline:
             os.sched_yield()
-        begin = time.monotonic()
+        standstill = children.Standstill(self._stall_timeout)
         while not stepper.poll.poll(1000 * _LOOK):
             if waiting():
-                begin = time.monotonic()
-            patience = children.patience(self._stall_timeout, started=stepper.started)
-            if time.monotonic() - begin > patience:
+                standstill.moved()
+            patience = standstill.too_long(started=stepper.started)
+            if patience is not None:
                 self.failed = True
                 children.show_stack(stepper.process, _WHAT)
                 raise RuntimeError(

@@ -28,6 +28,8 @@ _SHOWING = 0.3
 """Seconds that a process gets to print where it stands, so that no two print at once."""
 _STARTUP = 120.0
 """Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
+_BETWEEN_LOOKS = 5.0
+"""Seconds between two looks at a process's progress that count as waiting for it."""
 _NOTICING = 1.0
 """Seconds that whoever waits for a process's answer gets to say more of its death."""
 
@@ -95,9 +97,35 @@ def pin(process: Any, index: int, count: int) -> None:
         os.sched_setaffinity(process.pid, share)
 
 
-def patience(stall_timeout: float, *, started: bool) -> float:
-    """Seconds that a process may show no progress; started: whether it has shown any before."""
-    return stall_timeout if started else max(stall_timeout, _STARTUP)
+class Standstill:
+    """Since when nothing has moved, as far as it was watched.
+
+    The time between two looks counts for a few seconds at most: whoever did not look for longer was stopped itself, as
+    by Ctrl-Z, and so were those that it watches.
+
+    Args:
+        stall_timeout: seconds that a process may show no progress.
+    """
+
+    def __init__(self, stall_timeout: float) -> None:
+        self._stall_timeout = stall_timeout
+        self._waited, self._looked = 0.0, time.monotonic()
+
+    def moved(self) -> None:
+        """There was progress."""
+        self._waited, self._looked = 0.0, time.monotonic()
+
+    def too_long(self, *, started: bool, grace: float = 0.0) -> float | None:
+        """The seconds of patience, once they and those of grace are over; to be asked every second or so.
+
+        Args:
+            started: whether there has been progress before.
+        """
+        now = time.monotonic()
+        self._waited += min(now - self._looked, _BETWEEN_LOOKS)
+        self._looked = now
+        patience = self._stall_timeout if started else max(self._stall_timeout, _STARTUP)
+        return patience if self._waited > patience + grace else None
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -129,7 +129,7 @@ class Conductor:
         """Since when a learner's connection is broken, and what it said."""
         self._places: Any = None
         self._polled = 0.0
-        self._moved, self._steps = time.monotonic(), -1
+        self._standstill, self._steps = children.Standstill(job.layout.stall_timeout), -1
         self._told = False
 
     def run(self) -> Result:
@@ -328,9 +328,10 @@ class Conductor:
         everyone = [*self._learners, *self._collectors]
         steps = sum(actor.steps for actor in everyone) + sum(self._arrived.values())
         if steps != self._steps:
-            self._steps, self._moved = steps, now
-        patience = children.patience(self._layout.stall_timeout, started=any(actor.steps > 0 for actor in everyone))
-        if now > self._moved + patience:
+            self._steps = steps
+            self._standstill.moved()
+        patience = self._standstill.too_long(started=any(actor.steps > 0 for actor in everyone))
+        if patience is not None:
             self._explain(everyone, patience)
         for actor in everyone:
             if actor.poll is None:

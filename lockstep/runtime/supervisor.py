@@ -249,7 +249,7 @@ def run_processes(work: Work, job: Job) -> Result:
 def _watch(names: list[str], processes: list[Any], pipes: list[Connection], progress: Any, layout: Layout) -> Result:
     """Wait until every process has answered; raise as soon as one fails, dies or all stand still."""
     results: dict[int, Result | None] = {}
-    last, moved = list(progress), time.monotonic()
+    last, standstill = list(progress), children.Standstill(layout.stall_timeout)
     while len(results) < len(processes):
         open_ranks = [rank for rank in range(len(processes)) if rank not in results]
         wait([pipes[rank] for rank in open_ranks] + [processes[rank].sentinel for rank in open_ranks], timeout=1.0)
@@ -274,10 +274,11 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
             raise WorkerError(_first_cause(failures, names, processes, pipes, results))
         now = list(progress)
         if now != last:
-            last, moved = now, time.monotonic()
+            last = now
+            standstill.moved()
             continue
-        patience = children.patience(layout.stall_timeout, started=any(now))
-        if time.monotonic() - moved > patience + _EXPLAINING:
+        patience = standstill.too_long(started=any(now), grace=_EXPLAINING)
+        if patience is not None:
             for rank in open_ranks:
                 children.show_stack(processes[rank], names[rank])
             longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,3 +23,24 @@ def test_pinned_processes_share_the_cores(count: int) -> None:
             process.join()
     assert set.union(*shares) == cores
     assert sum(map(len, shares)) == max(count, len(cores)), "no core is shared while there is another"
+
+
+def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, *range(3_600, 3_900), 3_900.0, 3_900.0])
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    standstill = children.Standstill(300.0)
+    for _ in range(3_600, 3_896):
+        assert standstill.too_long(started=True) is None, "of the hour in which it was stopped, it saw 5 seconds"
+    assert standstill.too_long(started=True) == 300.0
+    standstill.moved()
+    assert standstill.too_long(started=True) is None
+
+
+def test_a_start_and_explanations_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 2.0, 4.0, 4.0, 4.0])
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    standstill = children.Standstill(3.0)
+    assert standstill.too_long(started=False) is None
+    assert standstill.too_long(started=False) is None
+    assert standstill.too_long(started=True) == 3.0
+    assert standstill.too_long(started=True, grace=2.0) is None
