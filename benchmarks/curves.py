@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from lockstep.evaluation.statistics import bootstrap_interval, smooth
+from lockstep.evaluation.statistics import bootstrap_interval, smooth, thinned
 
 _POINTS = 80
 """Points of a drawn curve."""
@@ -20,8 +20,8 @@ def draw_band(
         samples: [I]
         curves: [seeds, I]
     """
-    chosen = np.linspace(0, len(samples) - 1, min(_POINTS, len(samples))).round().astype(int)
-    smoothed = np.stack([smooth(curve, len(curve) // 12) for curve in curves])[:, chosen]
+    smooth_curves = [thinned((samples, smooth(curve, len(curve) // 12)), _POINTS) for curve in curves]
+    drawn, smoothed = smooth_curves[0][0], np.stack([y for _, y in smooth_curves])
     band = np.array([bootstrap_interval(scores, resamples=1000) for scores in smoothed.T])
-    axes.plot(samples[chosen], smoothed.mean(axis=0), color=color, label=label, linewidth=1.8, linestyle=linestyle)
-    axes.fill_between(samples[chosen], band[:, 0], band[:, 1], color=color, alpha=0.15, linewidth=0)
+    axes.plot(drawn, smoothed.mean(axis=0), color=color, label=label, linewidth=1.8, linestyle=linestyle)
+    axes.fill_between(drawn, band[:, 0], band[:, 1], color=color, alpha=0.15, linewidth=0)

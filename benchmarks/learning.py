@@ -19,7 +19,9 @@ from pathlib import Path
 from lockstep.cli.common import parse
 from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
 from lockstep.evaluation.plots import plot
+from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate
+from lockstep.evaluation.statistics import thinned
 from lockstep.experiment import Experiment
 from lockstep.run import RunFolder
 
@@ -173,23 +175,23 @@ def report(name: str, root: Path) -> None:
     plot(runs, RESULTS / f"{name}.png", x="samples")
     rows = []
     for folder in runs:
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        scored = [(line["samples"], line["score/mean"]) for line in lines if line.get("score/mean") is not None]
+        samples, scores = RunData.read(folder).curve("samples", "score/mean")
         with open(RESULTS / f"{folder.name}.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["samples", "score_mean_of_last_100_episodes"])
-            writer.writerows(scored[:: max(1, len(scored) // _POINTS)])
+            points = zip(*thinned((samples, scores), _POINTS), strict=True)
+            writer.writerows((int(taken), float(score)) for taken, score in points)
         evaluation = evaluate(folder, episodes=PROOFS[name].episodes, greedy=PROOFS[name].greedy)
         rows.append(
             {
                 "run": folder.name,
-                "samples": scored[-1][0],
-                "training_score": scored[-1][1],
+                "samples": int(samples[-1]),
+                "training_score": float(scores[-1]),
                 "evaluation": evaluation.to_json(),
                 "identity": RunFolder.open(folder).experiment().identity(),
             }
         )
-        print(f"{folder.name}: {scored[-1][0]:,} samples, training {scored[-1][1]:.2f}, evaluation {evaluation}")
+        print(f"{folder.name}: {samples[-1]:,.0f} samples, training {scores[-1]:.2f}, evaluation {evaluation}")
     (RESULTS / f"{name}.json").write_text(json.dumps({"flags": PROOFS[name].flags, "runs": rows}, indent=1) + "\n")
 
 

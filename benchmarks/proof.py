@@ -27,7 +27,7 @@ from lockstep.evaluation.plots import plot
 from lockstep.evaluation.runs import TASK
 from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import Levels, evaluate
-from lockstep.evaluation.statistics import estimate, iqm, readable
+from lockstep.evaluation.statistics import estimate, iqm, readable, thinned
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
@@ -325,21 +325,20 @@ def _scores(name: str, proof: Proof, queue: Queue, wanted: list[str], ended: lis
                 known.append(score)
             if score is not None:
                 if outcome and "curve" not in score:
-                    score["curve"] = _thin(queue.run(run))
+                    score["curve"] = _curve(queue.run(run))
                 found.append(score)
     if found:
         write_json(path, {"runs": found})
     return found
 
 
-def _thin(folder: Path) -> list[list[float]]:
+def _curve(folder: Path) -> list[list[float]]:
     """Samples and training scores of a run, as many as a picture shows."""
     run = RunData.read(folder)
     if not run.has("score/mean"):
         return []
-    x, y = run.curve("samples", "score/mean")
-    chosen = np.linspace(0, len(x) - 1, min(_POINTS, len(x))).round().astype(int)
-    return [[int(samples), round(float(score), 3)] for samples, score in zip(x[chosen], y[chosen], strict=True)]
+    points = zip(*thinned(run.curve("samples", "score/mean"), _POINTS), strict=True)
+    return [[int(samples), round(float(score), 3)] for samples, score in points]
 
 
 def _curves(proof: Proof, scores: list[dict[str, Any]]) -> list[RunData]:

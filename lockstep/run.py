@@ -26,6 +26,19 @@ from lockstep.runtime.files import write_whole, writing
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 
+_FACTS: dict[str, type] = {
+    "layout": str,
+    "command": str,
+    "started": str,
+    "versions": dict,
+    "python": str,
+    "platform": str,
+    "cores": int,
+    "options": dict,
+    "directory": str,
+}
+"""What run.json may say, and of which kind it is."""
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -100,15 +113,9 @@ class RunFolder:
             folder = RunFolder(_new_folder(experiment, options.run))
             folder.checkpoints.mkdir()
         facts = {
-            "layout": str(layout),
+            **_here_and_now(layout),
             "options": dataclasses.asdict(options),
             "directory": os.getcwd(),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "versions": {name: version(name) for name in ("lockstep", "torch", "numpy", "gymnasium")},
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cores": cores(),
             "first_env_seeds": seeds,
         }
         _write_json(folder.path / "run.json", facts)
@@ -133,10 +140,10 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The settings that this run was started with."""
-        look_for_files_in(self._fact("directory", ""))
-        experiment = from_json(self._read("experiment.json"))
+        look_for_files_in(self.facts().get("directory", ""))
+        experiment = from_json(self.read("experiment.json"))
         if not isinstance(experiment, Experiment):
-            raise self._damaged("experiment.json", "it holds no experiment")
+            raise self.damaged("experiment.json", "it holds no experiment")
         return experiment
 
     def layout(self) -> Layout:
@@ -145,8 +152,12 @@ class RunFolder:
 
     def options(self) -> RunOptions:
         """The options that this run was started with; run is this folder."""
-        known = {f.name for f in dataclasses.fields(RunOptions)}
+        known = dataclasses.asdict(RunOptions())
         options = {name: value for name, value in self._fact("options").items() if name in known}
+        for name, value in options.items():
+            default = known[name]
+            if not (value is default or isinstance(value, str if default is None else type(default))):
+                raise self.damaged("run.json", f"its option {name!r} is {value!r}")
         return RunOptions(**{**options, "run": str(self.path)})
 
     @contextlib.contextmanager
@@ -168,6 +179,41 @@ class RunFolder:
                 tell(f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.", sys.stderr)
             yield
 
+    def facts(self) -> dict[str, Any]:
+        """run.json: layout, options, command, versions and machine of the start, and of each time it was resumed."""
+        facts = self.read("run.json")
+        resumed = facts.get("resumed", [])
+        if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
+            raise self.damaged("run.json", "its 'resumed' is no list of objects")
+        for each in (facts, *resumed):
+            wrong = [name for name, kind in _FACTS.items() if not isinstance(each.get(name, kind()), kind)]
+            if wrong:
+                raise self.damaged("run.json", f"its {wrong[0]!r} is {each[wrong[0]]!r}")
+        return facts
+
+    def note_resumption(self, iteration: int, layout: Layout) -> None:
+        """Add to run.json how the run goes on after so many iterations."""
+        facts = self.facts()
+        again = {"iteration": iteration, **_here_and_now(layout)}
+        _write_json(self.path / "run.json", {**facts, "resumed": [*facts.get("resumed", []), again]})
+
+    def records(self) -> list[dict[str, float | None]]:
+        """The lines of metrics.jsonl. The last one is left out if it is not complete: it may be being written."""
+        try:
+            lines = self.metrics.read_text(encoding="utf-8").split("\n")
+        except (OSError, ValueError) as error:
+            raise self.damaged(self.metrics.name, error) from error
+        found = []
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                raise self.damaged(self.metrics.name, f"line {number}: {error}") from error
+            values = found[-1].values() if isinstance(found[-1], dict) else [""]
+            if not all(value is None or isinstance(value, (int, float)) for value in values):
+                raise self.damaged(self.metrics.name, f"line {number} is not what train writes")
+        return found
+
     def truncate_metrics(self, iterations: int) -> None:
         """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat."""
         if not self.metrics.is_file():
@@ -175,23 +221,42 @@ class RunFolder:
         lines = [line for line in self.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         write_whole(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] <= iterations))
 
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> dict[str, Any]:
+        """One of the folder's files that hold a JSON object."""
         try:
-            return json.loads((self.path / name).read_text())
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self._damaged(name, error) from error
+            raise self.damaged(name, error) from error
+        if not isinstance(found, dict):
+            raise self.damaged(name, "it holds no JSON object")
+        return found
 
-    def _fact(self, name: str, default: Any = None) -> Any:
-        facts = self._read("run.json")
-        if not isinstance(facts, dict) or (name not in facts and default is None):
-            raise self._damaged("run.json", f"it has no {name!r}")
-        return facts.get(name, default)
+    def _fact(self, name: str) -> Any:
+        facts = self.facts()
+        if name not in facts:
+            raise self.damaged("run.json", f"it has no {name!r}")
+        return facts[name]
 
-    def _damaged(self, name: str, why: object) -> SettingsError:
+    def damaged(self, name: str, why: object) -> SettingsError:
         return SettingsError(
             f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
             "start a new run."
         )
+
+
+def _here_and_now(layout: Layout) -> dict[str, Any]:
+    """What a run, or a part of it, is trained by."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name  # as for python -m lockstep
+    return {
+        "layout": str(layout),
+        "command": shlex.join([name, *sys.argv[1:]]),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in ("lockstep", "torch", "numpy", "gymnasium")},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": cores(),
+    }
 
 
 def version(distribution: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.evaluation.page import COLORS, plain
-from lockstep.evaluation.statistics import Curve, Estimate, readable
+from lockstep.evaluation.statistics import Curve, Estimate, readable, thinned
 
 _WIDTH, _HEIGHT = 400, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 38
@@ -30,14 +30,15 @@ class Line:
     """Thin lines behind it, such as single runs."""
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:
-    """Lines with bands over a common pair of axes."""
+def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, ends: tuple[float, float] | None = None) -> str:
+    """Lines with bands over a common pair of axes; ends: those of the one that goes up, else where the lines end."""
     curves = [curve for line in lines for curve in (line.curve, *line.singles) if len(curve[0])]
     if not curves:
         return '<p class="note">Nothing to draw.</p>'
     bands = [end for line in lines if line.band for end in line.band]
     across = _Axis.around(np.concatenate([x for x, _ in curves]), _LEFT, _WIDTH - _RIGHT)
-    up = _Axis.around(np.concatenate([*(y for _, y in curves), *bands]), _HEIGHT - _BOTTOM, _TOP)
+    reached = np.array(ends) if ends else np.concatenate([*(y for _, y in curves), *bands])
+    up = _Axis.around(reached, _HEIGHT - _BOTTOM, _TOP)
     parts = [_svg(_WIDTH, _HEIGHT, f"{y_label} over {x_label}")]
     for tick in up.ticks():
         y = up.place(tick)
@@ -53,14 +54,16 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:
         parts.append(f'<g class="c{line.color % COLORS} d{line.color // COLORS % 3}"><title>{plain(line.name)}</title>')
         if line.band and len(line.curve[0]):
             x, (low, high) = line.curve[0], line.band
-            ends = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
-            parts.append(f'<polygon class="band" points="{_points(ends, across, up)}"/>')
-        parts += [f'<polyline class="single" points="{_points(_thin(c), across, up)}"/>' for c in line.singles]
+            around = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
+            parts.append(f'<polygon class="band" points="{_points(around, across, up)}"/>')
+        parts += [
+            f'<polyline class="single" points="{_points(thinned(c, _POINTS), across, up)}"/>' for c in line.singles
+        ]
         if len(line.curve[0]) == 1:
             x, y = across.place(float(line.curve[0][0])), up.place(float(line.curve[1][0]))
             parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
         elif len(line.curve[0]):
-            parts.append(f'<polyline class="line" points="{_points(_thin(line.curve), across, up)}"/>')
+            parts.append(f'<polyline class="line" points="{_points(thinned(line.curve, _POINTS), across, up)}"/>')
         parts.append("</g>")
     return "".join([*parts, "</svg>"])
 
@@ -122,17 +125,9 @@ def _points(curve: Curve, across: _Axis, up: _Axis) -> str:
     return " ".join(f"{across.place(x):.1f},{up.place(y):.1f}" for x, y in pairs)
 
 
-def _thin(curve: Curve) -> Curve:
-    x, y = curve
-    if len(x) <= _POINTS:
-        return curve
-    kept = np.linspace(0, len(x) - 1, _POINTS).astype(int)
-    return x[kept], y[kept]
-
-
 def _short(value: float) -> str:
     """A tick: 500k, 1.5M, 0.02."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return readable(value / size) + unit
-    return readable(round(value, 10))
+    return readable(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,21 @@ from typing import Any
 import numpy as np
 
 from lockstep.evaluation import atari, page
-from lockstep.evaluation.findings import normalize
+from lockstep.evaluation.findings import ENOUGH, TOO_FEW, normalize
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.report import read_runs, write_page
-from lockstep.evaluation.runs import SCORES, TASK, X_LABELS, Method, Run, differing, labels, tasks
+from lockstep.evaluation.runs import (
+    SCORES,
+    TASK,
+    X_LABELS,
+    Method,
+    Run,
+    at_equal_budget,
+    differing,
+    labels,
+    seeds_again,
+    tasks,
+)
 from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement
 from lockstep.settings import SettingsError
 
@@ -103,7 +113,16 @@ def compare(
             "compare needs two sets of runs, with -- between them: lockstep compare runs/a-s1 runs/a-s2 -- runs/b-s1 "
             "runs/b-s2"
         )
-    sets, left_out = zip(*(read_runs(paths, metric) for paths in (a, b)), strict=True)
+    scored, without = read_runs([*a, *b], metric)
+
+    def of(paths: Sequence[Path | str], runs: Sequence[Run]) -> list[Run]:
+        known = {run.path.resolve(): run for run in runs}
+        return [known[folder] for folder in dict.fromkeys(Path(path).resolve() for path in paths) if folder in known]
+
+    sets, left_out = ([of(paths, runs) for paths in (a, b)] for runs in (scored, without))
+    for runs, others in zip(sets, left_out):
+        if not runs:
+            others[0].curve(x, metric)  # raises, and says what there is instead
     named = [task for task in tasks(sets[0]) if task in tasks(sets[1])]
     if not named:
         raise SettingsError(
@@ -117,24 +136,15 @@ def compare(
         groups = [Method(_shared(runs), runs) for runs in sets]
         for letter, group, label in zip("AB", groups, labels([group.settings for group in groups])):
             group.label = f"{letter}: {label}" if label else letter
-        without = [run for runs in left_out for run in runs]
-        write_page(out, "A against B", groups, metric, verdict=_section(comparison), left_out=without)
+        write_page(out, "A against B", groups, metric, x=x, verdict=_section(comparison), left_out=without)
     return comparison
 
 
 def _contrast(task: str, sets: Sequence[Sequence[Run]], metric: str, x: str) -> Contrast:
-    on_task = [[run for run in runs if run.task == task] for runs in sets]
-    curves = [[run.curve(x, metric) for run in runs] for runs in on_task]
-    budget = float(min(steps[-1] for runs in curves for steps, _ in runs))
-    for run, (steps, _) in zip(itertools.chain(*on_task), itertools.chain(*curves), strict=True):
-        if steps[0] > budget:
-            raise SettingsError(
-                f"{run.name} has its first {metric} at {steps[0]:,.0f} {x}, but another run on {task} reached only "
-                f"{budget:,.0f}, so there is no equal budget at which both have a score. Leave one of them out, or "
-                "train the shorter run for longer."
-            )
-    scores = [np.array([np.interp(budget, *curve) for curve in runs]) for runs in curves]
-    return _estimates(task, [scores[0]], [scores[1]], budget, tuple(scores[0].tolist()), tuple(scores[1].tolist()))
+    first, second = ([run for run in runs if run.task == task] for runs in sets)
+    budget, scores = at_equal_budget([*first, *second], metric, x)
+    left, right = scores[: len(first)], scores[len(first) :]
+    return _estimates(task, [left], [right], budget, tuple(left.tolist()), tuple(right.tolist()))
 
 
 def _estimates(task: str, a: Scores, b: Scores, *rest: Any) -> Contrast:
@@ -173,8 +183,15 @@ def _notes(
             )
         if again := len(paths) - len(runs) - len(without):
             notes.append(f"{again} of the runs of {letter} were given twice, and count once.")
-    if min(sum(run.task == task for run in runs) for runs in sets for task in named) < 5:
-        notes.append("with fewer than five runs of a task in a set, intervals are too narrow: train more seeds.")
+        if seeds := seeds_again(runs):
+            notes.append(
+                f"{letter} has several runs of a task with seed {', '.join(map(str, seeds))}; they are not "
+                "independent of each other, so intervals are too narrow."
+            )
+    if both := [run.name for run in sets[0] if run in sets[1]]:
+        notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
+    if min(sum(run.task == task for run in runs) for runs in sets for task in named) < ENOUGH:
+        notes.append(f"with fewer than {ENOUGH} runs of a task in a set, {TOO_FEW}")
     return notes
 
 

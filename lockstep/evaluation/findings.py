@@ -9,27 +9,30 @@ import numpy as np
 
 from lockstep.evaluation import atari, page, statistics
 from lockstep.evaluation.charts import Line, interval_chart, line_chart
-from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, tasks, time_unit
+from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, at_equal_budget, seeds_again, tasks, time_unit
 from lockstep.evaluation.statistics import Curve, Scores, efficiency_curve, estimate, iqm, readable
 from lockstep.settings import SettingsError
 
+ENOUGH = 5
+"""Runs of a task from which on intervals are worth something; docs/statistics.md has the figures."""
+TOO_FEW = "intervals are too narrow, and exclude what is true too often: train more seeds."
 _MAX_PAIRS = 15
-_THRESHOLDS = np.linspace(0.0, 4.0, 81)
-"""Human-normalized scores of a performance profile."""
+_THRESHOLDS = 101
+"""Human-normalized scores at which a performance profile is computed, from the lowest to the highest."""
 
 
 def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
     """What a reader has to know before believing a number."""
     texts = [f"Left out, since they have no {metric}: {', '.join(left_out)}."] if left_out else []
     for group in groups:
-        for task in tasks(group.runs):
-            seeds = [run.seed for run in group.on(task)]
-            again = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-            if again:
-                texts.append(
-                    f"{group.label}, {task}: several runs have seed {', '.join(map(str, again))}. Such runs are not "
-                    "independent of each other, so intervals are too narrow."
-                )
+        if again := seeds_again(group.runs):
+            texts.append(
+                f"{group.label}: several runs of a task have seed {', '.join(map(str, again))}. Such runs are not "
+                "independent of each other, so intervals are too narrow."
+            )
+    counts = [len(group.on(task)) for group in groups for task in tasks(group.runs)]
+    if any(1 < count < ENOUGH for count in counts):
+        texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
     unfinished = [
         f"{run.name} ({run.last('samples'):,.0f} of {run.settings.get('total_steps', 0):,})"
         for group in groups
@@ -49,7 +52,7 @@ def scores(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
         runs = group.on(task)
         if not runs:
             continue
-        found = last_scores(runs, metric)
+        found = np.array([run.last(metric) for run in runs])
         samples = sorted(run.last("samples") for run in runs)
         budget = " to ".join(dict.fromkeys(f"{count:,.0f}" for count in (samples[0], samples[-1])))
         row = [task, group.label, str(len(runs)), budget]
@@ -85,30 +88,46 @@ def curves(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
     return "".join(parts) + page.paragraph(text, "note")
 
 
-def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
-    """Over all tasks: what Agarwal et al. recommend, and who beats whom."""
-    parts = []
+def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: str = "samples") -> str:
+    """Over all tasks: what Agarwal et al. recommend, and who beats whom, all runs of a task at an equal budget of x."""
+    parts, budgets, found = [], dict[str, float](), dict[str, list[np.ndarray]]()
+    for task in named:
+        runs = [group.on(task) for group in groups]
+        try:
+            budgets[task], scores = at_equal_budget([run for each in runs for run in each], metric, x)
+        except SettingsError as error:
+            parts.append(page.paragraph(f"{task} is left out: {error}", "note"))
+            continue
+        found[task] = np.split(scores, np.cumsum([len(each) for each in runs])[:-1])
+    named = list(found)
     shared = [task for task in named if all(group.on(task) for group in groups)]
     games = [task for task in shared if atari.game(task)] if metric in SCORES else []
     if len(games) > 1:
-        parts.append(_normalized(groups, games, metric))
+        scores_of = [[found[task][n] for task in games] for n in range(len(groups))]
+        parts.append(_normalized(groups, games, metric, scores_of))
     elif len(named) > 1:
         why = "scores are only normalized for Atari games" if shared else "no task has runs of every method"
         text = f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
         parts.append(page.paragraph(text, "note"))
-    rows = []
-    for a, b in itertools.islice(itertools.combinations(groups, 2), _MAX_PAIRS):
-        both = [task for task in named if a.on(task) and b.on(task)]
+    rows, pairs = [], list(itertools.combinations(range(len(groups)), 2))
+    for a, b in pairs[:_MAX_PAIRS]:
+        both = [task for task in named if len(found[task][a]) and len(found[task][b])]
         if both:
-            sets = [[last_scores(each.on(task), metric) for task in both] for each in (a, b)]
+            sets = [[found[task][each] for task in both] for each in (a, b)]
             chance = estimate(statistics.probability_of_improvement, *sets)
-            rows.append([a.label, b.label, str(len(both)), str(chance)])
+            rows.append([groups[a].label, groups[b].label, str(len(both)), str(chance)])
     if rows:
         parts.append(page.table(["First", "Second", "Tasks", "P(first > second), 95% interval"], rows))
         text = (
             "The probability that a run of the first scores higher than a run of the second, on a task drawn at "
             "random; a tie counts half. An interval that contains 0.5 decides nothing."
         )
+        if len(pairs) > _MAX_PAIRS:
+            text += f" These are the first {_MAX_PAIRS} of {len(pairs)} pairs: report fewer methods to see others."
+        parts.append(page.paragraph(text, "note"))
+    if rows or len(games) > 1:
+        at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
+        text = f"In this section the runs of a task are compared at an equal number of {x}, which all reached: {at}."
         parts.append(page.paragraph(text, "note"))
     return "".join(parts)
 
@@ -118,11 +137,6 @@ def legend(groups: Sequence[Method]) -> str:
     return page.legend([(f"{group.label} ({group.size})", number) for number, group in enumerate(groups)])
 
 
-def last_scores(runs: Sequence[Run], metric: str) -> np.ndarray:
-    """The last value of each run, [R]."""
-    return np.array([run.last(metric) for run in runs])
-
-
 def normalize(task: str, values: np.ndarray) -> np.ndarray:
     """Human-normalized scores of an Atari game."""
     game = atari.game(task)
@@ -130,9 +144,9 @@ def normalize(task: str, values: np.ndarray) -> np.ndarray:
     return np.array([atari.human_normalized(game, value) for value in values.tolist()])
 
 
-def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
-    """Aggregates of human-normalized scores."""
-    found = [[normalize(task, last_scores(group.on(task), metric)) for task in named] for group in groups]
+def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw: Sequence[Scores]) -> str:
+    """Aggregates of human-normalized scores; raw: those of each method, by task."""
+    found = [[normalize(task, scores) for task, scores in zip(named, each, strict=True)] for each in raw]
     kinds: dict[str, Callable[[Scores], np.ndarray]] = {
         "Interquartile mean": iqm,
         "Median": statistics.median,
@@ -169,10 +183,12 @@ def _profile(
 ) -> str:
     """A performance profile of each method."""
     lines = []
+    every = np.concatenate([scores for each in found for scores in each])
+    thresholds = np.linspace(min(0.0, every.min()), max(1.0, every.max()), _THRESHOLDS)
     for number, (group, each) in enumerate(zip(groups, found)):
-        share, low, high = statistics.bootstrap(lambda sample: kind(sample, _THRESHOLDS), each, resamples=1_000)
-        lines.append(Line(group.label, number, (_THRESHOLDS, share), None if np.isnan(low).any() else (low, high)))
-    return page.figure(caption, line_chart(lines, "Human-normalized score τ", "Share"))
+        share, low, high = statistics.bootstrap(lambda sample: kind(sample, thresholds), each, resamples=1_000)
+        lines.append(Line(group.label, number, (thresholds, share), None if np.isnan(low).any() else (low, high)))
+    return page.figure(caption, line_chart(lines, "Human-normalized score τ", "Share", ends=(0.0, 1.0)))
 
 
 def _chart(

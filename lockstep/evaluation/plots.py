@@ -76,6 +76,9 @@ def plot(
         raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
+    given = {run.path.resolve() if isinstance(run, Run) else Path(run).resolve(): run for run in runs}
+    if labels is None:
+        runs = list(given.values())  # each once, however it is spelt
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     groups = methods(read) if labels is None else _labelled(read, labels)
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
@@ -134,9 +137,15 @@ def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]
             axes.plot(x, y, color=color, alpha=0.3, linewidth=0.7, marker="." if len(x) < 3 else None)
         smoothed = [(x, smooth(y, len(y) // 30)) for x, y in single]
         if len(smoothed) == 1:
-            axes.plot(*smoothed[0], color=color, linestyle=style, linewidth=2.2, label=label)
+            point = "o" if len(smoothed[0][0]) == 1 else None
+            axes.plot(*smoothed[0], color=color, linestyle=style, linewidth=2.2, label=label, marker=point)
             continue
         grid, values = align(smoothed)
+        if not len(grid):
+            axes.plot([], [], color=color, linestyle=style, linewidth=2.2, label=f"{label}, which share no range")
+            for x, y in () if few else smoothed:
+                axes.plot(x, y, color=color, alpha=0.6, linewidth=0.7, marker="." if len(x) < 3 else None)
+            continue
         mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
         axes.plot(grid, mean, color=color, linestyle=style, linewidth=2.2, label=f"{label}, mean ± std")
         axes.fill_between(grid, mean - spread, mean + spread, color=color, alpha=0.18 if few else 0.1, linewidth=0)

@@ -34,7 +34,7 @@ def speed(runs: Sequence[Run]) -> str:
         shares = {_tail(name): run.average(name) for name in parts}
         bar = page.share_bar({name: 0.0 if math.isnan(share) else share for name, share in shares.items()})
         rows.append(
-            [run.name, str(run.facts.get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits) or "none"]
+            [run.name, str(_facts(run).get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits) or "none"]
         )
     header = ["Run", "Layout", "Time", "Frames/s", "Samples/s", "Updates/s", "Where time went", "Waits, each iteration"]
     text = "Over the whole run. Shares and waits are means over iterations; only split layouts record waits."
@@ -46,7 +46,8 @@ def lag(runs: Sequence[Run]) -> str:
     """How old the data was from which each run learned, and the parameters that its gradients were computed with."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
-        counted = sorted(run.names("lag/share_"), key=lambda name: int(name.split("_")[1]))
+        known = [name for name in run.names("lag/share_") if name.split("_")[1].isdigit()]
+        counted = sorted(known, key=lambda name: int(name.split("_")[1]))
         shares = {f"{name.split('_')[1]} behind": run.average(name) for name in counted}
         names = (
             "policy_versions",
@@ -172,9 +173,19 @@ def videos(runs: Sequence[Run], named: Sequence[str], metric: str) -> str:
 
 
 def _facts(run: Run) -> dict[str, object]:
-    versions = {f"{name} version": version for name, version in run.facts.get("versions", {}).items() if version}
-    kept = {name: run.facts[name] for name in ("python", "platform", "cores", "layout", "started") if name in run.facts}
-    return versions | kept
+    """What the run was trained by; what was another thing after it was resumed follows, with the iteration."""
+    told: dict[str, object] = {}
+    last: dict[str, object] = {}
+    for each in ({**run.facts, "iteration": 0}, *run.facts.get("resumed", [])):
+        versions = {f"{name} version": version for name, version in each.get("versions", {}).items() if version}
+        kept = {name: each[name] for name in ("python", "platform", "cores", "layout", "started") if name in each}
+        for name, value in (versions | kept).items():
+            if name not in told:
+                told[name] = value
+            elif value != last[name]:
+                told[name] = f"{told[name]}; after iteration {each.get('iteration')}: {value}"
+            last[name] = value
+    return told
 
 
 def _code(text: str) -> Html:

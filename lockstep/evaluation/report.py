@@ -6,13 +6,13 @@ findings.py says what was learned, provenance.py how it came about.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
-from lockstep.evaluation.runs import Method, Run, methods, tasks, title
+from lockstep.evaluation.runs import Method, Run, methods, tasks, tell_apart, title
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 
@@ -56,16 +56,17 @@ def report(
 
 
 def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list[Run]]:
-    """Each run once, and those that are left out, since they have no value of the metric.
+    """Each run once, however its folder is spelt, and those that are left out, since they have no value of the metric.
 
     Raises:
         SettingsError: a folder is no run, or none has the metric.
     """
-    found = [Run.read(path) for path in dict.fromkeys(map(Path, paths))]
+    folders = list({path.resolve(): path for path in map(Path, paths)}.values())
+    found = [replace(Run.read(path), label=name) for path, name in zip(folders, tell_apart(folders), strict=True)]
     scored = [run for run in found if run.has(metric)]
     if not scored:
         found[0].curve("samples", metric)  # raises, and says what there is instead
-    return scored, [run for run in found if run not in scored]
+    return scored, [run for run in found if not run.has(metric)]
 
 
 def write_page(
@@ -74,11 +75,12 @@ def write_page(
     groups: Sequence[Method],
     metric: str,
     *,
+    x: str = "samples",
     verdict: Section | None = None,
     left_out: Sequence[Run] = (),
     verify: int = 0,
 ) -> Report:
-    """The page about some methods; verdict is what a comparison found, left_out the runs without the metric.
+    """The page about some methods; verdict is what a comparison at equal x found, left_out the runs without the metric.
 
     Raises:
         SettingsError: see report.
@@ -97,7 +99,7 @@ def write_page(
         *([verdict] if verdict else []),
         Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, named, metric)),
         Section("curves", "Learning curves", findings.curves(groups, named, metric)),
-        Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric)),
+        Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric, x)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
         Section("lag", "Policy lag", provenance.lag(runs)),
         Section("settings", "Settings", provenance.settings(groups)),

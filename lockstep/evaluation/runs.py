@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.evaluation.statistics import Curve
+from lockstep.run import RunFolder
 from lockstep.settings import SettingsError
 
 X_LABELS = {
@@ -47,6 +48,8 @@ class Run:
     """run.json: layout, command, versions, machine."""
     records: list[dict[str, float | None]]
     """The lines of metrics.jsonl."""
+    label: str = ""
+    """A name that tells it apart from others, if its folder's does not."""
 
     @staticmethod
     def read(path: Path | str) -> Run:
@@ -56,20 +59,21 @@ class Run:
             SettingsError: the folder is no run.
         """
         path = Path(path)
-        metrics, experiment, facts = (path / name for name in ("metrics.jsonl", "experiment.json", "run.json"))
-        if not metrics.is_file() or not experiment.is_file():
-            lacks = metrics.name if not metrics.is_file() else experiment.name
-            raise SettingsError(f"{path} is not a run folder: it has no {lacks}. Give the folder that train printed.")
-        lines = metrics.read_text().splitlines()
-        # A running trainer may be in the middle of its last line.
-        records = [json.loads(line) for line in lines[:-1]] + [r for r in map(_complete, lines[-1:]) if r]
-        settings = _flatten(json.loads(experiment.read_text()))
-        seed = settings.pop("seed")
-        return Run(path, seed, settings, json.loads(facts.read_text()) if facts.is_file() else {}, records)
+        for name in ("metrics.jsonl", "experiment.json"):
+            if not (path / name).is_file():
+                raise SettingsError(
+                    f"{path} is not a run folder: it has no {name}. Give the folder that train printed."
+                )
+        folder = RunFolder(path)
+        settings = _flatten(folder.read("experiment.json"))
+        seed, steps = settings.pop("seed", None), settings.get("total_steps", 0)
+        if not isinstance(seed, int) or not isinstance(steps, int):
+            raise folder.damaged("experiment.json", "it holds no experiment")
+        return Run(path, seed, settings, folder.facts() if (path / "run.json").is_file() else {}, folder.records())
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return self.label or self.path.resolve().name
 
     @property
     def task(self) -> str:
@@ -162,6 +166,43 @@ def methods(runs: Sequence[Run], *, across_tasks: bool = False) -> list[Method]:
     return groups
 
 
+def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tuple[float, np.ndarray]:
+    """The largest x that all runs reached, and the metric of each there, [R].
+
+    Raises:
+        SettingsError: a run has no such metric, or its first value lies beyond.
+    """
+    curves = [run.curve(x, metric) for run in runs]
+    budget = float(min(steps[-1] for steps, _ in curves))
+    for run, (steps, _) in zip(runs, curves, strict=True):
+        if steps[0] > budget:
+            raise SettingsError(
+                f"{run.name} has its first {metric} at {steps[0]:,.0f} {x}, but another run on {run.task} reached only "
+                f"{budget:,.0f}, so there is no equal budget at which both have a score. Leave one of them out, or "
+                "train the shorter run for longer."
+            )
+    return budget, np.array([np.interp(budget, *curve) for curve in curves])
+
+
+def tell_apart(paths: Sequence[Path]) -> list[str]:
+    """For each of some different folders its name, with as many of those above it as tell it from the others."""
+    parts = [path.resolve().parts for path in paths]
+    depths = [1] * len(parts)
+    while True:
+        names = ["/".join(each[-depth:]) for each, depth in zip(parts, depths)]
+        alike = [number for number, name in enumerate(names) if names.count(name) > 1]
+        if not any(depths[number] < len(parts[number]) for number in alike):
+            return names
+        for number in alike:
+            depths[number] += 1
+
+
+def seeds_again(runs: Sequence[Run]) -> list[int]:
+    """Seeds that several runs of the same task have."""
+    counts = Counter((run.task, run.seed) for run in runs)
+    return sorted({seed for (_, seed), count in counts.items() if count > 1})
+
+
 def tasks(runs: Sequence[Run]) -> list[str]:
     """The tasks, each once, in the order of the runs."""
     return list(dict.fromkeys(run.task for run in runs))
@@ -228,10 +269,3 @@ def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-def _complete(line: str) -> dict[str, Any] | None:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None

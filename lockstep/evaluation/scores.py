@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep import envs
 from lockstep.evaluation.policy import Player, load_policy, torch_threads
-from lockstep.evaluation.statistics import Interval, bootstrap_interval
+from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.runtime.display import cores
@@ -56,8 +56,9 @@ class Evaluation:
         return bootstrap_interval(self.scores)
 
     def __str__(self) -> str:
-        interval = f", 95% CI {self.interval[0]:.1f} to {self.interval[1]:.1f}" if self.interval else ""
-        return f"score {self.mean:.1f} ± {self.std:.1f}{interval}, median {self.median:.1f} ({self.protocol})"
+        interval = f", 95% CI {readable(self.interval[0])} to {readable(self.interval[1])}" if self.interval else ""
+        spread = f"{readable(self.mean)} ± {readable(self.std)}"
+        return f"score {spread}{interval}, median {readable(self.median)} ({self.protocol})"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of everything that is known."""

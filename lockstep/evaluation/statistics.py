@@ -181,6 +181,13 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return np.where(number > 0, (total[high] - total[low]) / np.maximum(number, 1), np.nan)
 
 
+def thinned(curve: Curve, points: int) -> Curve:
+    """At most so many of a curve's points, equally far from each other, and always the first and the last."""
+    x, y = curve
+    kept = np.linspace(0, len(x) - 1, min(points, len(x))).round().astype(int)
+    return x[kept], y[kept]
+
+
 def align(curves: Sequence[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray]:
     """Interpolate curves (x [n_i], y [n_i]) linearly onto the range of x that all of them share.
 
@@ -219,10 +226,12 @@ def efficiency_curve(
 
 
 def readable(value: float) -> str:
-    """Short, with three or four telling digits: 0.123, 12.3, 1,234."""
+    """Short, with three or four telling digits: 0.000123, 0.123, 12.3, 1,234."""
     if not np.isfinite(value):
         return "not finite"
     size = abs(value)
+    if 0 < size < 0.1:
+        return f"{value:.3g}"
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
     text = f"{value:,.{digits}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text

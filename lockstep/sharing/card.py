@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep import ledger
 from lockstep.evaluation.scores import Evaluation
+from lockstep.evaluation.statistics import readable
 from lockstep.experiment import Experiment
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint
@@ -51,6 +52,8 @@ def card(
     told = ", ".join(f"{library} {version}" for library, version in versions.items() if version)
     kept = ", ".join(str(checkpoint.iteration) for checkpoint in checkpoints)
     digest = checkpoint_digest(checkpoints[0].path)
+    collected, wanted = checkpoints[0].iteration * experiment.samples_per_iteration, experiment.total_steps
+    samples = f"{collected:,} samples" + (f" of {wanted:,}" if collected < wanted else "")
     command = _indented(facts.get("command", "unknown"))
     cpu = head["platform"]["cpu"]["model"]
     return f"""---
@@ -78,7 +81,7 @@ Trained with lockstep: everything here can be repeated, bit by bit.
 
 {command}
 
-Layout {facts.get("layout")}, {experiment.total_steps:,} samples, seed {experiment.seed}; {told}; {cpu}.
+Layout {facts.get("layout")}, {samples}, seed {experiment.seed}; {told}; {cpu}.
 All settings are in `experiment.json`, all metrics in `metrics.jsonl`. Checkpoints: after iterations {kept}.
 
 ## Proof
@@ -99,12 +102,15 @@ def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """What run.json says, without the paths of the machine and the accounts of the one who trained."""
     options = {name: value for name, value in facts["options"].items() if name not in _PRIVATE}
     kept = {name: value for name, value in facts.items() if name != "directory"}
-    return {**kept, "options": options, "command": public_command(facts["command"])}
+    kept |= {"options": options, "command": public_command(facts["command"])}
+    if "resumed" in facts:
+        kept["resumed"] = [{**each, "command": public_command(each["command"])} for each in facts["resumed"]]
+    return kept
 
 
 def public_command(command: str) -> str:
     """A command without --run and accounts, and with files by their names alone."""
-    kept, words = [], shlex.split(command)
+    kept, words = [], _words(command)
     while words:
         word = words.pop(0)
         flag, given, _ = word.partition("=")
@@ -117,6 +123,13 @@ def public_command(command: str) -> str:
             words.pop(0)
             values -= 1
     return shlex.join(kept)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # not written by shlex.join
+        return command.split()
 
 
 def _metadata(name: str, experiment: Experiment, score: Evaluation) -> str:
@@ -136,8 +149,8 @@ def _metadata(name: str, experiment: Experiment, score: Evaluation) -> str:
 
 
 def _interval(result: Evaluation) -> str:
-    interval = f" ({result.interval[0]:.1f} to {result.interval[1]:.1f})" if result.interval else ""
-    return f"{result.mean:.1f} ± {result.std:.1f}{interval}"
+    interval = f" ({readable(result.interval[0])} to {readable(result.interval[1])})" if result.interval else ""
+    return f"{readable(result.mean)} ± {readable(result.std)}{interval}"
 
 
 def _indented(text: str) -> str:

@@ -247,6 +247,11 @@ def _compare(
     while count < observations:
         obs, start, _, *previous = _copied(player.inputs)
         output, state = model(obs, start, state, *previous)
+        if output.policy.isnan().any():
+            raise SettingsError(
+                f"The policy after iteration {plain.iteration} gives no numbers (NaN) for the environment's own "
+                "observations: the run has diverged. Nothing was written: choose an earlier --checkpoint."
+            )
         action = distribution.mode(output.policy[0])
         expected = _batches(distribution.to_env(action.numpy()))
         player.step()

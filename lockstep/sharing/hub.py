@@ -94,7 +94,7 @@ def push(
     checkpoints = _shared_checkpoints(folder)
     if all(scored.iteration != each.iteration for each in checkpoints):
         checkpoints.append(scored)
-    facts = public_facts(json.loads((folder.path / "run.json").read_text()))
+    facts = public_facts(folder.facts())
     files, notes = _files(folder, facts, checkpoints, record=record)
     levels = ("test", "train") if experiment.env.num_levels else ("train",)
     name = f"{scored.iteration:08d}"
@@ -141,7 +141,7 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
     shutil.rmtree(scratch, ignore_errors=True)  # left by a download that was killed
     scratch.mkdir()
     try:
-        with _explained(repo):
+        with _explained(repo, "read"):
             found = hub.model_info(repo, revision=revision)
             for name in filter(_OURS.fullmatch, (entry.rfilename for entry in found.siblings or ())):
                 hub.hf_hub_download(repo, name, revision=found.sha, local_dir=scratch)
@@ -162,6 +162,13 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             packed.unlink()
         if (scratch / VIDEO).is_file():
             (scratch / VIDEO).rename(scratch / "video.mp4")
+        copied = RunFolder(scratch)
+        for read in (copied.layout, copied.options, copied.records if copied.metrics.is_file() else copied.facts):
+            try:
+                read()
+            except SettingsError as error:
+                reason = str(error).replace(f"{scratch}/", "")
+                raise SettingsError(f"The run in {repo} is damaged: {reason}") from error
         latest(scratch / "checkpoints")  # says what is missing if there is none
         for checkpoint in list_checkpoints(scratch / "checkpoints"):
             open_checkpoint(checkpoint)
@@ -269,13 +276,20 @@ def _hub(repo: str) -> Any:
         )
     require("huggingface_hub", "hub", "Sharing runs", "Copying the folder of a run needs nothing.")
     from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise SettingsError(f"The Hugging Face Hub takes no such name of a repository: {error}") from error
 
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=get_token())
 
 
 @contextlib.contextmanager
-def _explained(repo: str) -> Iterator[None]:
-    """Turn what the Hub, and the way to it, refuse into one paragraph."""
+def _explained(repo: str, doing: str = "write to") -> Iterator[None]:
+    """Turn what the Hub, and the way to it, refuse into one paragraph; doing: what was tried."""
     from huggingface_hub import errors
 
     try:
@@ -291,8 +305,8 @@ def _explained(repo: str) -> Iterator[None]:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
             raise SettingsError(
-                f"The Hugging Face Hub does not let this token write to {repo} (HTTP {status}). Give one that may "
-                "write there in the variable HF_TOKEN: huggingface.co/settings/tokens makes them."
+                f"The Hugging Face Hub does not let this token {doing} {repo} (HTTP {status}). Give one that may in "
+                "the variable HF_TOKEN: huggingface.co/settings/tokens makes them."
             ) from error
         reason = " ".join(str(error).split())
         raise SettingsError(

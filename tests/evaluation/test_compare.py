@@ -85,7 +85,32 @@ def test_what_weakens_a_comparison_is_noted(tmp_path: Path) -> None:
     assert "1 of the runs of B were given twice" in notes
     young = write_run(tmp_path / "young", iterations=2)
     assert "of B were left out, since they have no score/mean: young." in compare(b, [*b, young]).notes
-    assert "fewer than five runs" in notes
+    assert "fewer than 5 runs" in notes
+    assert "A has several runs of a task with seed 0" in notes and "B has several" not in notes
+
+
+def test_a_run_is_the_same_however_its_folder_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = runs_of(tmp_path, "a", [10, 20]), runs_of(tmp_path, "b", [5, 6])
+    Path("link").symlink_to(a[0])
+    found = compare([*a, a[0].relative_to(tmp_path), "link"], b)
+    assert found.tasks[0].scores_a == (10, 20)
+    assert "2 of the runs of A were given twice, and count once." in found.notes
+    found = compare(a, [*b, "link"])
+    assert found.tasks[0].scores_b == (5, 6, 10)
+    assert any(note.startswith("in both sets, which are therefore not independent: ") for note in found.notes)
+
+
+def test_the_page_of_unequal_runs_does_not_contradict_its_verdict(tmp_path: Path) -> None:
+    """Those of A learn more slowly, and went on for four times as long."""
+    a = [write_run(tmp_path / f"a{i}", seed=i, iterations=60, score=lambda done: 100 * done) for i in range(3)]
+    b = [write_run(tmp_path / f"b{i}", seed=i, iterations=15, lag=1, score=lambda done: 50 * done) for i in range(3)]
+    found = compare(a, b, out=tmp_path / "c.html")
+    assert found.tasks[0].improvement.value == 0
+    text = (tmp_path / "c.html").read_text()
+    aggregates = text[text.index('id="aggregates"') :]
+    assert "<td>0 (0 to 0)</td>" in aggregates
+    assert f"an equal number of samples, which all reached: {15 * SAMPLES:,} on Breakout" in aggregates
 
 
 def test_the_page_begins_with_the_verdict_and_shows_both(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -165,8 +166,62 @@ def test_readers_are_warned(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, seed=7) for name in ("a", "b")]
     runs.append(write_run(tmp_path / "c", seed=8, iterations=30, planned=60))
     told = read(report(runs, tmp_path / "r.html")).sections["scores"]
-    assert "several runs have seed 7" in told and "c (491,520 of 491,520)" not in told
+    assert "several runs of a task have seed 7" in told and "c (491,520 of 491,520)" not in told
     assert "have not collected all" in told and "c (491,520 of 983,040)" in told
+
+
+def test_few_seeds_are_warned_of_and_enough_are_not(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(5)]
+    assert "fewer than 5" not in read(report(runs, tmp_path / "r.html")).sections["scores"]
+    assert "fewer than 5" in read(report(runs[:4], tmp_path / "r.html")).sections["scores"]
+
+
+def test_runs_of_equal_names_are_told_apart_by_those_of_the_folders_above(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / folder / "s1", lag=lag) for lag, folder in enumerate(("p", "q"))]
+    runs.append(write_run(tmp_path / "q" / "s2", lag=2))
+    told = read(report(runs, tmp_path / "r.html")).sections["speed"]
+    assert "p/s1" in told and "q/s1" in told and "q/s2" not in told
+
+
+def test_a_run_that_went_on_otherwise_says_where(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    facts = json.loads((run / "run.json").read_text())
+    resumed = [{"iteration": at, **facts, "layout": layout} for at, layout in ((20, "inline"), (40, "processes:2"))]
+    (run / "run.json").write_text(json.dumps({**facts, "resumed": resumed}))
+    sections = read(report([run], tmp_path / "r.html")).sections
+    assert "inline; after iteration 40: processes:2" in sections["speed"]
+    assert "inline; after iteration 40: processes:2" in sections["machines"]
+
+
+def test_pairs_that_are_not_shown_are_counted(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(lag), lag=lag) for lag in range(7)]
+    assert "first 15 of 21 pairs" in read(report(runs, tmp_path / "r.html")).sections["aggregates"]
+    assert "pairs:" not in read(report(runs[:6], tmp_path / "r.html")).sections["aggregates"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", '{"iteration": 1}\n{"iterat\n{"iteration": 3}\n'),
+        ("metrics.jsonl", '[1]\n{"iteration": 3}\n'),
+        ("metrics.jsonl", '{"iteration": "one"}\n'),
+        ("experiment.json", '{"seed": 1'),
+        ("experiment.json", "[]"),
+        ("experiment.json", "{}"),
+        ("run.json", "{"),
+        ("run.json", '{"layout": "inline", "versions": 5}'),
+        ("run.json", '{"layout": "inline", "resumed": [7]}'),
+    ],
+)
+def test_damaged_files_are_named(name: str, text: str, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / each) for each in ("good", "bad")]
+    (runs[1] / name).write_text(text)
+    with pytest.raises(SettingsError, match=rf"bad/{name} cannot be read: .*damaged"):
+        report(runs, tmp_path / "r.html")
+
+
+def test_metrics_of_other_makers_do_not_end_a_report(tmp_path: Path) -> None:
+    report([write_run(tmp_path / "a", metrics={"lag/share_x": 0.5})], tmp_path / "r.html")
 
 
 def test_waits_lag_settings_and_versions_are_told(tmp_path: Path) -> None:

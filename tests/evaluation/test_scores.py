@@ -201,7 +201,7 @@ def test_statistics_by_hand() -> None:
     assert result.std == pytest.approx(7**0.5)
     assert result.interval is not None and 1.0 <= result.interval[0] < 3.0 < result.interval[1] <= 6.0
     assert result.to_json()["interval95"] == list(result.interval)
-    assert str(result).startswith("score 3.0 ± 2.6, 95% CI 1.0 to ") and "by hand" in str(result)
+    assert str(result).startswith("score 3 ± 2.646, 95% CI 1 to ") and "by hand" in str(result)
     single = Evaluation((4.0,), (9,), "by hand")
     assert single.std == 0.0 and single.interval is None and "CI" not in str(single)
 
