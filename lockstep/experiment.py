@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from lockstep.algorithms.base import AlgorithmConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, Steps, from_json, to_json
+from lockstep.settings import SettingsError, Steps, check_values, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,14 @@ class Experiment:
 
     def validate(self) -> None:
         """Raise SettingsError if two settings contradict each other."""
+        check_values(self)
+        if not -(2**63) <= self.seed < 2**63:
+            raise SettingsError(f"seed={self.seed} is out of range: torch takes 64 bits, so give one below 2**63.")
         shards, num_envs = self.scheme.shards, self.env.num_envs
         self.env.validate()
         self.scheme.validate()
         self.normalize.validate()
         self.model.validate()
-        _check_numbers(self)
         if num_envs % shards:
             raise SettingsError(
                 f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "
@@ -115,13 +116,3 @@ class Experiment:
 
     def replace(self, **changes: object) -> Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
-
-
-def _check_numbers(settings: Any, path: str = "") -> None:
-    """Raise SettingsError for a number that is none, which comparisons with bounds let pass."""
-    for each in dataclasses.fields(settings):
-        value = getattr(settings, each.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            _check_numbers(value, f"{path}{each.name}.")
-        elif isinstance(value, float) and math.isnan(value):
-            raise SettingsError(f"{path}{each.name}={value} must be a number.")

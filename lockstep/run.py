@@ -22,7 +22,7 @@ from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
-from lockstep.runtime.files import write_whole, writing
+from lockstep.runtime.files import read_objects, write_whole, writing
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 
@@ -38,6 +38,10 @@ _FACTS: dict[str, type] = {
     "directory": str,
 }
 """What run.json may say, and of which kind it is."""
+
+
+class RunBusy(SettingsError):
+    """Another process trains the run."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +169,13 @@ class RunFolder:
         """Keep other processes from writing this run at the same time. The lock goes with the process.
 
         Raises:
-            SettingsError: another process is writing it.
+            RunBusy: another process is writing it.
         """
         with open(self.path / ".lock", "w", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise SettingsError(
+                raise RunBusy(
                     f"{self.path} is being trained by another process. Wait until it has ended, or stop it with "
                     "Ctrl-C or SIGTERM, before resuming the run."
                 ) from None
@@ -198,28 +202,21 @@ class RunFolder:
         _write_json(self.path / "run.json", {**facts, "resumed": [*facts.get("resumed", []), again]})
 
     def records(self) -> list[dict[str, float | None]]:
-        """The lines of metrics.jsonl. The last one is left out if it is not complete: it may be being written."""
-        try:
-            lines = self.metrics.read_text(encoding="utf-8").split("\n")
-        except (OSError, ValueError) as error:
-            raise self.damaged(self.metrics.name, error) from error
+        """The lines of metrics.jsonl, as far as they are complete."""
         found = []
-        for number, line in enumerate(lines[:-1], 1):
-            try:
-                found.append(json.loads(line))
-            except ValueError as error:
-                raise self.damaged(self.metrics.name, f"line {number}: {error}") from error
-            values = found[-1].values() if isinstance(found[-1], dict) else [""]
-            if not all(value is None or isinstance(value, (int, float)) for value in values):
+        for number, (_, values) in enumerate(read_objects(self.metrics.read_bytes()), 1):
+            if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
                 raise self.damaged(self.metrics.name, f"line {number} is not what train writes")
+            found.append(values)
         return found
 
     def truncate_metrics(self, iterations: int) -> None:
-        """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat."""
+        """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat. A damaged one
+        is lost."""
         if not self.metrics.is_file():
             return
-        lines = [line for line in self.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        write_whole(self.metrics, b"".join(line for line in lines if json.loads(line)["iteration"] <= iterations))
+        lines = [line for line, known in read_objects(self.metrics.read_bytes()) if _within(known, iterations)]
+        write_whole(self.metrics, b"".join(lines))
 
     def read(self, name: str) -> dict[str, Any]:
         """One of the folder's files that hold a JSON object."""
@@ -242,6 +239,10 @@ class RunFolder:
             f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
             "start a new run."
         )
+
+
+def _within(line: dict[str, Any] | None, iterations: int) -> bool:
+    return line is not None and line.get("iteration", iterations + 1) <= iterations
 
 
 def _here_and_now(layout: Layout) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.util
+import math
 import os
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -165,6 +167,55 @@ def reference_to(cls: type) -> str:
         path, here = Path(str(module.__file__)).resolve(), Path.cwd()
         return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{cls.__qualname__}"
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def check_values(settings: Any, path: str = "") -> None:
+    """Check every value of nested dataclasses against its annotation, as the command line does by itself.
+
+    Raises:
+        SettingsError: one is of another kind, none of those that there are, or no number (NaN), which comparisons with
+            bounds let pass.
+    """
+    hints = _hints(type(settings))
+    for each in dataclasses.fields(settings):
+        value, name = getattr(settings, each.name), f"{path}{each.name}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            check_values(value, f"{name}.")
+        elif isinstance(value, float) and math.isnan(value):
+            raise SettingsError(f"{name}={value} must be a number.")
+        elif each.name in hints and not _fits(value, hints[each.name]):
+            raise SettingsError(f"{name}={value!r} must be {_kinds(hints[each.name])}.")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls)
+    except (NameError, TypeError):  # names that only a type checker sees
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in args)
+    if origin is tuple:
+        return isinstance(value, tuple) and (args[-1] is not ... or all(_fits(each, args[0]) for each in value))
+    if hint in (int, float):
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _kinds(hint: Any) -> str:
+    """An annotation in words."""
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_kinds, get_args(hint)))
+    return words.get(hint, "a tuple" if get_origin(hint) is tuple else f"of the kind {getattr(hint, '__name__', hint)}")
 
 
 _TYPE = "$type"

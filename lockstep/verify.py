@@ -178,6 +178,6 @@ def checkpoint_digest(path: Path) -> str | None:
     """The `digest:` of a checkpoint, from its tensors; None if that checkpoint was not kept."""
     if not path.is_dir():
         return None
-    tensors, _ = checkpoint.open_checkpoint(path).part("learner")
+    tensors, _ = checkpoint.open_checkpoint(path, only=("learner",)).part("learner")
     covered = ("parameter.", "target.", "optimizer.", "in_flight.", "normalizer.")
     return ledger.state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})

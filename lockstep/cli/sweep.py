@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -84,17 +85,28 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | None, SweepOp
         from lockstep.sweep.spec import from_file
 
         what = words[1]
-        found = from_file(what) if ":" in what else {name: load_recipe(name) for name in what.split(",")}
-        if isinstance(found, (dict, Experiment)):
-            recipes = found if isinstance(found, dict) else {what: found}
+        names = what.split(",")
+        if "" in names:
+            raise SettingsError(f"{what!r} lacks a recipe beside a comma: write them as in ppo-cartpole,my.py:recipe.")
+        named = {name: from_file(name) if ":" in name else load_recipe(name) for name in names}
+        recipes = {name: each for name, each in named.items() if isinstance(each, Experiment)}
+        if len(recipes) < len(named) > 1:
+            other = next(name for name in names if name not in recipes)
+            raise SettingsError(f"{other} is no recipe, but a list of runs or a search: give it to the sweep alone.")
+        found = recipes or named[names[0]]
+        if recipes:
             given = recipes, arguments[2:], words[0], defaults
             if any(word.partition("=")[0] == "--search" for word in arguments):
                 return Path(words[0]), [], *search_of(*given)
             runs, options = runs_of(*given)
             return Path(words[0]), runs, None, options
     given = parse(SweepArguments, "sweep", arguments, SweepArguments(tyro.MISSING, options=defaults))
+    if not words:  # flags came first
+        kept = _defaults(Path(given.folder))
+        given = parse(SweepArguments, "sweep", arguments, SweepArguments(tyro.MISSING, options=kept))
     if given.what and not found:
-        raise SettingsError(f"What to run stands before all flags: lockstep sweep {given.folder} {given.what} [FLAGS].")
+        folder = shlex.quote(given.folder)
+        raise SettingsError(f"What to run stands before all flags: lockstep sweep {folder} {given.what} [FLAGS].")
     if given.options.search:
         raise SettingsError(
             "--search goes with a recipe: lockstep sweep FOLDER RECIPE --search SETTING=VALUES. In a Python file, "
@@ -109,7 +121,8 @@ def _defaults(folder: Path) -> SweepOptions:
     """The options that a sweep was started with, as far as they are for its continuation too."""
     path = folder / "sweep.json"
     kept = read_json(path) if path.exists() else {}
-    return SweepOptions(**{name: value for name, value in kept.items() if name in LASTING})
+    fresh = {name: getattr(SweepOptions(), name) for name in LASTING}
+    return SweepOptions(**{name: kept[name] if type(kept.get(name)) is type(x) else x for name, x in fresh.items()})
 
 
 def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trials | None:
@@ -128,6 +141,13 @@ def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trial
 
 def _check(folder: Path, searched: bool, options: SweepOptions) -> None:
     """Raise SettingsError for options that do not go with a search, or do with nothing else."""
+    alone = {"--trials": options.trials, "--objective": options.objective}
+    if useless := [name for name, value in alone.items() if value is not None and not searched]:
+        raise SettingsError(f"{useless[0]} is for searches, and {folder} has none. Add --search, or leave it out.")
+    if options.slurm_options and not options.slurm:
+        raise SettingsError("--slurm-options describes jobs of Slurm's. Add --slurm, or leave it out.")
+    if (options.retry_failed or options.retry_stopped) and (options.status or options.dry_run):
+        raise SettingsError("--retry-failed and --retry-stopped change the queue, --status and --dry-run only look.")
     if options.drop and searched:
         raise SettingsError(f"{folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
     if options.slurm and options.stop_early and not searched:
@@ -142,7 +162,7 @@ def _refuse_second_job(queue: Queue) -> None:
 
     if job := searching(queue):
         raise SettingsError(
-            f"Job {job} searches in {queue.folder} already, or waits to. Watch it with: lockstep sweep {queue.folder} "
+            f"Job {job} searches in {queue.folder} already, or waits to. Watch it with: {queue.command} "
             f"--status. To change anything, such as --trials, first end it: scancel {job}"
         )
 
@@ -155,7 +175,9 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     queue.add(runs)
     entries = queue.entries()
     if options.retry_failed:
-        say(f"{queue.retry_failed()} failed runs wait again")
+        say(f"{queue.retry('failed')} failed runs wait again")
+    if options.retry_stopped:
+        say(f"{queue.retry('stopped')} stopped runs wait again")
     if trials is not None:
         trials.begin()
         entries = queue.entries()
@@ -166,7 +188,7 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
         from lockstep.sweep.slurm import submit
 
         count = submit(queue, entries, options.slurm_options, say)
-        say(f"{count} jobs submitted; lockstep sweep {queue.folder} --status shows what becomes of them")
+        say(f"{count} jobs submitted; {queue.command} --status shows what becomes of them")
         return 0
     layouts = [*(entry.layout for entry in entries), *(run.layout for run in (trials.search.runs if trials else ()))]
     nested = next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None)
@@ -185,9 +207,9 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
         say(trials.summary())
     failed = sum(queue.state(entry.name) == "failed" for entry in queue.entries())
     if failed:
-        say(f"go on from the checkpoints of the failed runs with: lockstep sweep {queue.folder} --retry-failed")
+        say(f"go on from the checkpoints of the failed runs with: {queue.command} --retry-failed")
     elif not complete:
-        say(f"go on with: lockstep sweep {queue.folder}")
+        say(f"go on with: {queue.command}")
     return 130 if runner.interrupted else 0 if complete else 1
 
 

@@ -66,7 +66,7 @@ def load_policy(
         SettingsError: there is no such run or checkpoint, or it is damaged.
     """
     experiment = RunFolder.open(run).experiment()
-    found = find_checkpoint(run, checkpoint)
+    found = open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint), only=("learner",))
     tensors, _ = found.part("learner")
     observation_space, action_space = envs.spaces(experiment.env)
     model = experiment.model.build(

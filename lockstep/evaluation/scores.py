@@ -23,6 +23,7 @@ MAX_ENVS = 16
 MAX_STEPS = 27_000
 """Environment steps of an episode of gymnasium's, unless one asks for more: those of Atari's 108,000 frames at 4 a
 step."""
+_MOST_EPISODES = 1_000_000
 Levels = Literal["train", "test"]
 
 
@@ -93,7 +94,8 @@ def evaluate(
     Args:
         run: folder of the run.
         episodes: how many to play.
-        greedy: take the most likely action; otherwise actions are sampled, as in training.
+        greedy: take the most likely action; otherwise a policy that is a distribution samples, one of action values
+            takes the best but for one action in a thousand, and one that gives a single action takes it, without noise.
         checkpoint: latest (also None), best, or an iteration.
         seed: of environments and action noise; None takes the experiment's.
         num_envs: environments that play side by side, at most `episodes`; None takes up to 16.
@@ -150,8 +152,8 @@ def evaluate_policy(
         alive: called at every step, to tell whoever watches this process that it makes progress.
         For the others see evaluate.
     """
-    if episodes < 1:
-        raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has at least one.")
+    if not 1 <= episodes <= _MOST_EPISODES:
+        raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")
     if num_envs is not None and num_envs < 1:
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
     if max_steps is not None and max_steps < 1:
@@ -196,9 +198,15 @@ def evaluate_policy(
     protocol = (
         f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
         f"{_environment(experiment, player.env.emulator)}, {limited}"
-        f"{'greedy' if greedy else 'sampled'} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
+        f"{_acting(model, greedy)} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
     )
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
+
+
+def _acting(model: PolicyModel, greedy: bool) -> str:
+    """How actions come from the policy."""
+    kinds = getattr(model, "distribution", None)
+    return "greedy" if greedy else getattr(kinds, "acting", "sampled")
 
 
 def _environment(experiment: Experiment, emulator: str) -> str:

@@ -60,8 +60,8 @@ def record_video(
         SettingsError: there is no such run or checkpoint, a number is out of range, or the environment cannot draw.
     """
     out = Path(out)
-    if out.suffix.lower() != ".mp4":
-        raise SettingsError(f"Cannot write a video to {out}. End its name in .mp4.")
+    if out.suffix.lower() != ".mp4" or out.is_dir():
+        raise SettingsError(f"Cannot write a video to {out}. Name a file that ends in .mp4.")
     for name, value in (("episodes", episodes), ("max-steps", max_steps)):
         if value < 1:
             raise SettingsError(f"--{name} {value} is out of range: it must be at least 1.")
@@ -146,7 +146,8 @@ def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
         for picture in pictures:
             writer.send(fit(picture))
         writer.close()
-        os.replace(partial, out)
+        with writing(out):
+            os.replace(partial, out)
     finally:
         writer.close()
         partial.unlink(missing_ok=True)

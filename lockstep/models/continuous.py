@@ -75,6 +75,8 @@ class Scaled(Distribution):
 class Deterministic(Scaled):
     """One action, the parameters themselves; when exploring, with normal noise added, clipped to the bounds."""
 
+    acting = "deterministic"
+
     def __init__(self, space: spaces.Box):
         super().__init__(space)
         self.num_params = self.size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -29,6 +29,8 @@ _TINY = 1e-7
 class Distribution(ABC):
     """What the standard model needs of a distribution, beyond lockstep.models.base.ActionDistribution."""
 
+    acting: ClassVar[str] = "sampled"
+    """How sample chooses actions, in a word or two."""
     num_params: int
     noise_size: int
     action_shape: tuple[int, ...]
@@ -120,6 +122,7 @@ class EpsilonGreedy(Distribution):
     action_dtype = torch.int64
     noise_size = 2
     EVALUATION_EPSILON = 0.001
+    acting = f"ε-greedy (ε {EVALUATION_EPSILON})"
 
     def __init__(self, space: spaces.Discrete):
         self.n, self.start = int(space.n), int(space.start)

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -66,8 +67,12 @@ class Status:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use, of which a container's quota may allow fewer than it shows."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no Linux, no quota ("max"), or no cgroups of version 2
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        return min(allowed, max(1, math.ceil(quota / period)))
+    return allowed
 
 
 def bottleneck(status: Status, available_cores: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lockstep.settings import SettingsError
 
@@ -18,6 +20,18 @@ def write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def read_objects(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Each complete line of a file that holds a JSON object a line, with the object; None where it is damaged, as by a
+    power failure. What follows the last line's end is left out: it may be being written."""
+    for line in data.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            return
+        found = None
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+        yield line, found if isinstance(found, dict) else None
 
 
 @contextlib.contextmanager

@@ -44,6 +44,8 @@ _EXPLAINING = 2.0
 _VISIBLE = 60.0
 """Seconds that a new file may take to be seen on other hosts: NFS remembers for a while what is in a folder."""
 
+_fail: Callable[[str], Any] | None = None
+
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 
 
@@ -121,15 +123,44 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def leave_unattended(fail: Callable[[str], Any]) -> None:
+    """Have a run of this process alone watched, too, from a thread: fail is told if it makes no progress for the
+    layout's stall_timeout, and ends the process. Where somebody looks on, they may have stopped it in a debugger."""
+    global _fail
+    _fail = fail
+
+
 def run_inline(work: Work, job: Job) -> Result:
     """Everything in the calling process, steppable in a debugger."""
     threads = torch.get_num_threads()
-    stop = StopRequest()
+    stop, ended = StopRequest(), threading.Event()
+    if _fail is not None:
+        arguments = (_fail, stop, ended, job.layout.stall_timeout, threading.get_ident())
+        threading.Thread(target=_watch_inline, args=arguments, daemon=True).start()
     try:
         with stopping_on_signals(stop):
             return _result(work(job, Seat(), stop))
     finally:
+        ended.set()
         torch.set_num_threads(threads)
+
+
+def _watch_inline(
+    fail: Callable[[str], Any], stop: StopRequest, ended: threading.Event, stall_timeout: float, thread: int
+) -> None:
+    last, standstill = stop.steps(), children.Standstill(stall_timeout)
+    while not ended.wait(1.0):
+        if (now := stop.steps()) != last:
+            last = now
+            standstill.moved()
+            continue
+        patience = standstill.too_long(started=now > 0)
+        if patience is not None:
+            stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
+            fail(
+                f"The run has made no progress for {patience:g} seconds (Layout.stall_timeout), after {now} steps. It "
+                f"stands here:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
+            )
 
 
 def run_torchrun(work: Work, job: Job) -> Result:

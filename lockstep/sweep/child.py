@@ -1,8 +1,10 @@
-"""The process of one run: `python -m lockstep.sweep.child FOLDER NAME PARENT CORES`."""
+"""The process of one run of a sweep."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -10,25 +12,36 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lockstep.runtime import children
+from lockstep.runtime.output import tell
 from lockstep.sweep.queue import Entry, Outcome, Queue
 
 INTERRUPTED = 130
 """Exit code of a run that was told to stop, and can go on."""
 ELSEWHERE = 75
 """Exit code if another process runs it."""
+FULL = 77
+"""Exit code if there is no space left: the run can go on once there is."""
 LOST = 76
 """In place of the exit code of a run that was lost with its machine, and can go on elsewhere."""
 STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 """Exit codes of one that was asked to stop, or that a signal ended before it knew what to do about it."""
 
 
+_BEGIN = (
+    r"import sys; sys.path[:] = sys.argv.pop(1).split('\n'); from lockstep.sweep.child import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
 def start(
     queue: Queue, name: str, cores: Iterable[int], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the process of a run, which ends with this one; what it prints goes to the log of the run."""
-    command = [sys.executable, "-m", "lockstep.sweep.child", str(queue.folder), name, str(os.getpid())]
+    # Not -m, which would look into the current folder first, even where this process does not.
+    command = [sys.executable, "-c", _BEGIN, "\n".join(sys.path), str(queue.folder), name, str(os.getpid())]
     with open(queue.log(name), "ab") as log:
         return subprocess.Popen(
             [*command, ",".join(map(str, cores))],
@@ -61,14 +74,19 @@ def run_entry(queue: Queue, name: str) -> int:
         if ended is None:
             try:
                 ended = _train(queue, queue.entry(name))
+                if ended is None:
+                    return INTERRUPTED
+                queue.end(name, ended)
             except KeyboardInterrupt:
                 return INTERRUPTED
             except Exception as error:  # but not SystemExit, by which a job of Slurm's that is queued again leaves
                 ended = Outcome("failed", reason=_explained(error))
-                print(ended.reason, file=sys.stderr)
-            if ended is None:
-                return INTERRUPTED
-            queue.end(name, ended)
+                tell(ended.reason, sys.stderr)
+                if _is_busy(error):
+                    return ELSEWHERE
+                if _is_full(error):
+                    return FULL
+                queue.end(name, ended)
         return 1 if ended.state == "failed" else 0
 
 
@@ -76,6 +94,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     """How the run ended; None if it was told to stop before."""
     from lockstep.layout import Layout
     from lockstep.run import RunOptions
+    from lockstep.runtime.supervisor import leave_unattended
     from lockstep.settings import from_json, look_for_files_in
     from lockstep.train import resume, train
 
@@ -83,9 +102,19 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
         os.chdir(entry.directory)
     look_for_files_in(entry.directory)
     sys.argv[:] = entry.command or ["lockstep", "sweep", str(queue.folder)]  # what the run records as its command
+
+    def fail(reason: str) -> None:
+        tell(reason, sys.stderr)
+        queue.end(entry.name, Outcome("failed", reason=reason))
+        os._exit(1)
+
+    leave_unattended(fail)
     folder = queue.run(entry.name)
     queue.discard_unfinished_folder(entry.name)
-    layout, options = Layout.parse(entry.layout), RunOptions(**{**entry.options, "run": str(folder)})
+    known = {field.name for field in dataclasses.fields(RunOptions)}
+    given: dict[str, Any] = {name: value for name, value in entry.options.items() if name in known}
+    options = RunOptions(**{**given, "run": str(folder)})
+    layout = Layout.parse(entry.layout)
     if folder.exists():
         result = resume(folder, layout, options)
     else:
@@ -95,13 +124,25 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     return Outcome("done", result.digest, result.iterations, result.score)
 
 
+def _is_busy(error: Exception) -> bool:
+    """Whether somebody trains the run by hand."""
+    from lockstep.run import RunBusy
+
+    return isinstance(error, RunBusy)
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk, or a quota, is the reason."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
     from lockstep.runtime.supervisor import WorkerError
     from lockstep.settings import SettingsError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -104,7 +104,7 @@ def search_of(
     runs, options = runs_of(recipes, flags, folder, defaults)
 
     def alternatives(name: str, values: str) -> list[Experiment]:
-        given = [*flags, "--" + name.replace("_", "-"), values]
+        given = [*flags, "--" + name.replace("_", "-"), *values.split()]
         return [run.experiment for run in runs_of(recipes, given, folder, defaults)[0]]
 
     space: dict[str, Between | OneOf] = {}
@@ -141,18 +141,20 @@ def _alternatives(group: list[str]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
     if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text)):
         return [group]
+    several = len(group) > 2  # else a space is a path's own
     found: list[list[str]] = []
     for part in map(str.strip, text.split(",")):
         numbers = _RANGE.fullmatch(part)
+        begin, end = map(int, numbers.groups()) if numbers else (0, 0)
+        if not part or begin > end:
+            what = f"the range {part} is empty" if part else "a value is missing beside a comma"
+            raise SettingsError(f"{flag} {text}: {what}. Write a list as 1,2,3 or whole numbers as 1..3.")
         if numbers:
-            begin, end = map(int, numbers.groups())
             found += [[flag, str(number)] for number in range(begin, end + 1)]
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])
-        elif part:
-            found.append([flag, *part.split()])
-    if not found:
-        raise SettingsError(f"{flag} {text} holds no value. Write a list as 1,2,3 or whole numbers as 1..3.")
+        else:
+            found.append([flag, *(part.split() if several else [part])])
     return found
 
 

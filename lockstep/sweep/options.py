@@ -29,6 +29,8 @@ class SweepOptions:
     """Metric that a search maximizes (docs/metrics.md), averaged over the seeds of a trial; default: score/mean."""
     retry_failed: bool = False
     """Let runs that failed go on from their checkpoints."""
+    retry_stopped: bool = False
+    """Let runs that a rule stopped early go on from their checkpoints, as under another rule."""
     drop: str = ""
     """First take runs that wait, or have failed, out of the queue, by name, as in 'ppo-atari-*'. Their folders stay."""
     status: bool = False

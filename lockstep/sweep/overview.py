@@ -134,20 +134,24 @@ class LiveOverview:
             self._live.stop()
 
     def _render(self) -> RenderableType:
-        return panel(self._picture(), self._title)
+        return panel(self._picture(), self._title, self._console.height)
 
 
-def panel(picture: Picture, title: str) -> RenderableType:
-    """The live table."""
+def panel(picture: Picture, title: str, height: int = 1_000) -> RenderableType:
+    """The live table, in so many lines of a terminal: rich would cut off what is below them."""
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(ratio=1, overflow="fold")  # names differ at their ends
     for _ in range(4):
         table.add_column(no_wrap=True, justify="right")
     if picture.rows:
         table.add_row(*(Text(name, "bright_black") for name in ("run", "on", "", "score", "left")))
-    for row in picture.rows:
+    room = max(1, height - 6)  # without frame, header, counts, and a line for the prompt
+    shown = picture.rows if len(picture.rows) <= room else picture.rows[: room - 1]
+    for row in shown:
         bar = ProgressBar(total=1.0, completed=row.share, width=12)
         table.add_row(row.name, row.where, bar, Text(number(row.score), "bold green"), row.left)
+    if len(shown) < len(picture.rows):
+        table.add_row(Text(f"… and {len(picture.rows) - len(shown)} more", "bright_black"), *[""] * 4)
     counts = Text()
     for state, color in COLORS.items():
         if picture.counts.get(state):

@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lockstep.runtime.files import sync, write_whole, writing
 from lockstep.settings import SettingsError, to_json
@@ -22,6 +23,7 @@ from lockstep.settings import SettingsError, to_json
 if TYPE_CHECKING:
     from lockstep.sweep.spec import Run
 
+Kept = TypeVar("Kept", "Entry", "Outcome")
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 SEARCH = "search"
 """In place of a run's name, where a search has what runs have."""
@@ -89,6 +91,7 @@ class Queue:
             SettingsError: there is none.
         """
         queue = Queue(folder.resolve())
+        queue._make_whole()
         if not queue.exists():
             what = "holds no sweep" if folder.is_dir() else "does not exist"
             raise SettingsError(
@@ -108,9 +111,21 @@ class Queue:
         if folder.exists() and not queue.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise SettingsError(f"{folder} exists and is not the folder of a sweep. Choose another, or a new one.")
         with writing(folder):
-            for part in (queue._queue, queue._outcomes, queue._logs, queue.folder / "runs"):
-                part.mkdir(parents=True, exist_ok=True)
+            queue._queue.mkdir(parents=True, exist_ok=True)
+        queue._make_whole()
         return queue
+
+    def _make_whole(self) -> None:
+        """Make its other folders, which copies may lack while they are empty."""
+        if self.exists():
+            with writing(self.folder):
+                for part in (self._outcomes, self._logs, self.folder / "runs"):
+                    part.mkdir(exist_ok=True)
+
+    @property
+    def command(self) -> str:
+        """The one that goes on with it."""
+        return f"lockstep sweep {shlex.quote(str(self.folder))}"
 
     def exists(self) -> bool:
         return self._queue.is_dir()
@@ -125,7 +140,7 @@ class Queue:
         with open(self.folder / ".lock", "w", encoding="utf-8") as file:
             if not _locked_within(file.fileno(), patience):
                 raise SettingsError(
-                    f"{self.folder} is being swept by another process. Watch it with: lockstep sweep {self.folder} "
+                    f"{self.folder} is being swept by another process. Watch it with: {self.command} "
                     "--status, or stop it with Ctrl-C or SIGTERM first."
                 )
             yield
@@ -174,30 +189,30 @@ class Queue:
 
     def entries(self) -> list[Entry]:
         """All runs, in the order in which they were given."""
-        found = [Entry(**read_json(path)) for path in self._queue.glob("*.json")]
+        found = [_read(Entry, path) for path in self._queue.glob("*.json")]
         return sorted(found, key=lambda entry: entry.order)
 
     def has(self, name: str) -> bool:
         return (self._queue / f"{name}.json").exists()
 
     def entry(self, name: str) -> Entry:
-        return Entry(**read_json(self._queue / f"{name}.json"))
+        return _read(Entry, self._queue / f"{name}.json")
 
     def outcome(self, name: str) -> Outcome | None:
         """How a run ended; None if it has not."""
         path = self._outcomes / f"{name}.json"
-        return Outcome(**read_json(path)) if path.exists() else None
+        return _read(Outcome, path) if path.exists() else None
 
     def end(self, name: str, outcome: Outcome) -> None:
         """Note how a run ended, for good."""
         write_json(self._outcomes / f"{name}.json", dataclasses.asdict(outcome))
 
-    def retry_failed(self) -> int:
-        """Have the failed runs wait again, to go on from their checkpoints; how many."""
-        failed = [entry.name for entry in self.entries() if self.state(entry.name) == "failed"]
-        for name in failed:
+    def retry(self, state: Literal["failed", "stopped"]) -> int:
+        """Have the runs that have ended so wait again, to go on from their checkpoints; how many."""
+        ended = [entry.name for entry in self.entries() if self.state(entry.name) == state]
+        for name in ended:
             (self._outcomes / f"{name}.json").unlink()
-        return len(failed)
+        return len(ended)
 
     def drop(self, pattern: str) -> list[str]:
         """Take the runs that wait or have failed, and have such a name, out of the queue; their folders stay.
@@ -209,7 +224,7 @@ class Queue:
         dropped = [name for name in named if self.state(name) in ("waiting", "failed")]
         if not dropped:
             what = f"of {len(named)} runs with such a name none waits" if named else "no run has such a name"
-            raise SettingsError(f"--drop {pattern}: {what}. Names: lockstep sweep {self.folder} --status")
+            raise SettingsError(f"--drop {pattern}: {what}. Names: {self.command} --status")
         for name in dropped:
             (self._outcomes / f"{name}.json").unlink(missing_ok=True)
             (self._queue / f"{name}.json").unlink()
@@ -220,9 +235,10 @@ class Queue:
         outcome = self.outcome(name)
         if outcome is not None:
             return outcome.state
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(self.log(name), encoding="utf-8") as file:
-            if not _try_lock(file.fileno(), shared=True):
-                return "running"
+        for lock in (self.log(name), self.run(name) / ".lock"):  # the latter of one who resumed it by hand
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(lock, "rb") as file:
+                if not _try_lock(file.fileno(), shared=True):
+                    return "running"
         return "waiting"
 
     def run(self, name: str) -> Path:
@@ -238,9 +254,20 @@ class Queue:
         return (self.run(name) / "experiment.json").is_file()
 
     def discard_unfinished_folder(self, name: str) -> None:
-        """Remove a run's folder that its process did not finish making."""
-        if not self.begun(name):
-            shutil.rmtree(self.run(name), ignore_errors=True)
+        """Remove a run's folder that its process did not finish making.
+
+        Raises:
+            SettingsError: there are checkpoints in it, so that it was finished once.
+        """
+        folder = self.run(name)
+        if self.begun(name):
+            return
+        if any(folder.glob("checkpoints/*")):
+            raise SettingsError(
+                f"{folder} has checkpoints, but no experiment.json: it is damaged. Restore that file from a copy, or "
+                "remove the folder to train the run anew."
+            )
+        shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _queue(self) -> Path:
@@ -266,10 +293,24 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"{path} cannot be read: {error}. The sweep's folder is damaged: restore this file from a copy, or remove "
-            "it to forget this run."
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _read(cls: type[Kept], path: Path) -> Kept:
+    """An entry or an outcome; what other versions add to it is left out."""
+    found = read_json(path)
+    fields = dataclasses.fields(cls)
+    try:
+        return cls(**{field.name: found[field.name] for field in fields if field.name in found})
+    except TypeError as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, why: object) -> SettingsError:
+    return SettingsError(
+        f"{path} cannot be read: {why}. The sweep's folder is damaged: restore this file from a copy, or remove it to "
+        "forget this run."
+    )
 
 
 def _locked_within(file: int, seconds: float) -> bool:
@@ -282,6 +323,8 @@ def _locked_within(file: int, seconds: float) -> bool:
 def _try_lock(file: int, *, shared: bool = False) -> bool:
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a file system without locks, where nobody can know
+        return True
     return True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
 from lockstep.runtime import children
+from lockstep.settings import SettingsError
 from lockstep.sweep import child
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, make_overview
@@ -75,6 +76,8 @@ class Runner:
             place.check(search.needs)  # else it would wait for room for ever
         self._asked = 0
         """How often the user asked to stop."""
+        self._trouble: Exception | None = None
+        """Why the sweep cannot go on."""
         self._crowded = False
         """Whether something would have started if it had had room."""
         self._idle = False
@@ -96,17 +99,26 @@ class Runner:
                 self._curves[entry.name].read()
 
     def run(self) -> bool:
-        """Run until nothing waits, or the user wants no more; whether all runs have ended, and none has failed."""
+        """Run until nothing waits, or the user wants no more; whether all runs have ended, and none has failed.
+
+        Raises:
+            SettingsError: it cannot go on, as on a full disk; whatever ran has been told to checkpoint, and has ended.
+        """
         try:
             with self._counting_signals():
-                while self._running or (not self._asked and (self._waiting or not self._searched)):
-                    self._start()
-                    self._note_idleness()
-                    time.sleep(_POLL)
-                    self._collect()
-                    self._look()
-                    if self._asked:
+                while self._running or not (self._trouble or self._asked or (self._searched and not self._waiting)):
+                    try:
+                        self._step()
+                    except (SettingsError, OSError) as error:
+                        self._trouble = self._trouble or error
+                    if self._asked or self._trouble:
                         self._stop()
+            if self._trouble:
+                why = str(self._trouble).rstrip(".")
+                raise SettingsError(
+                    f"The sweep in {self._queue.folder} cannot go on: {why}. No run was lost: mend this, and go on "
+                    f"with: {self._queue.command}"
+                ) from self._trouble
         finally:
             for running in self._running:
                 running.process.kill()
@@ -114,6 +126,13 @@ class Runner:
                 running.process.wait()
             self._overview.close()
         return self._searched and set(self._states.values()) <= {"done", "stopped"}
+
+    def _step(self) -> None:
+        self._start()
+        self._note_idleness()
+        time.sleep(_POLL)
+        self._collect()
+        self._look()
 
     @property
     def interrupted(self) -> bool:
@@ -141,6 +160,8 @@ class Runner:
 
     def _start(self) -> None:
         self._crowded = False
+        if self._trouble:
+            return
         while not self._asked and len(self._running) < self._slots and (self._waiting or self._propose()):
             share = self._place.take(needs_of(self._waiting[0]))
             if share is None:
@@ -192,7 +213,7 @@ class Runner:
             self._losses[name] += lost
             # Signals reach it by themselves when a machine shuts down, even before it could learn what they mean.
             resumable = code in (*child.STOPPED, child.ELSEWHERE) or (running.told and code < 0)
-            resumable |= code == child.LOST and self._losses[name] <= _LOSSES
+            resumable |= code == child.FULL or (code == child.LOST and self._losses[name] <= _LOSSES)
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)
@@ -200,6 +221,8 @@ class Runner:
                 outcome = Outcome("stopped", score=running.curve.score, reason=running.objection)
                 self._queue.end(name, outcome)
             self._states[name] = outcome.state if outcome else "waiting"
+            if code == child.FULL:
+                raise SettingsError(f"there is no space left for {name} (log: {self._queue.log(name)}).")
             if outcome is None and lost:
                 self._waiting.appendleft(running.entry)
                 self._overview.message(f"lost {name} with its machine: it goes on elsewhere", "yellow")
@@ -225,7 +248,9 @@ class Runner:
         if code == child.LOST:
             how = f"was lost with its machine {_LOSSES + 1} times"
         if code < 0:
-            hint = ": the system may have run out of memory, see dmesg" if code == -signal.SIGKILL else ""
+            hint = ""
+            if code == -signal.SIGKILL:
+                hint = ": the system may have run out of memory, see dmesg; --slots N lets fewer run at once"
             how = f"was ended by {signal.Signals(-code).name}{hint}"
         lines = self._queue.log(name).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"The run's process {how}. It had printed last:", *lines])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 import statistics
@@ -12,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.experiment import Experiment
-from lockstep.settings import SettingsError, parse_count, to_json
+from lockstep.runtime.files import read_objects
+from lockstep.settings import SettingsError, from_json, parse_count, to_json
 from lockstep.sweep.spec import Run, replaced, setting, task
 
 OBJECTIVE, TRIALS = "score/mean", 20
@@ -40,6 +42,11 @@ class OneOf:
     """One of some values, in no order."""
 
     values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        # As files of a sweep give them back: lists as tuples, each value once.
+        values = list(from_json(to_json([x.item() if isinstance(x, np.generic) else x for x in self.values])))
+        object.__setattr__(self, "values", tuple(x for n, x in enumerate(values) if x not in values[:n]))
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class Search:
         first = self.runs[0].experiment
         for name, space in self.space.items():
             _check(name, space, setting(first, name))
+            for value in space.values if isinstance(space, OneOf) and len(self.space) == 1 else ():
+                replaced(first, name, value).validate()
         if any(run.experiment.replace(seed=first.seed) != first for run in self.runs):
             raise SettingsError(
                 "The runs of a search may differ in their seeds alone: scores of other tasks or settings do not add up "
@@ -120,14 +129,11 @@ def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experimen
 
 def reached(metrics: Path, objective: str) -> tuple[float | None, int]:
     """The last value of a metric in metrics.jsonl, None if there is none, and the samples so far."""
-    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-    samples = None
-    for line in reversed([line for line in lines if line.endswith(b"\n")]):
-        known = json.loads(line)
-        samples = known["samples"] if samples is None else samples
-        if objective in known:
-            return known[objective], samples
-    return None, samples or 0
+    value, samples = None, 0
+    for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b""):
+        if known is not None:
+            value, samples = known.get(objective, value), known.get("samples", samples)
+    return value, samples
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.layout import Layout
+from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue
@@ -100,7 +101,7 @@ class Machine:
             runs_per_gpu: that share a GPU.
             gpus: whether any run needs one; looking for them takes seconds.
         """
-        return Machine(sorted(os.sched_getaffinity(0)), _gpus() if gpus else (), runs_per_gpu)
+        return Machine(sorted(os.sched_getaffinity(0))[: cores()], _gpus() if gpus else (), runs_per_gpu)
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if a run can never have what it needs here."""

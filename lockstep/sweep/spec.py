@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError, check_values, load_object
 from lockstep.train import prepare
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Run:
     def name(self) -> str:
         """Its folder's name: for people to read, with the beginning of the experiment's hash, which makes it unique."""
         label = self.label or f"{task(self.experiment)}-{self.experiment.algorithm.name}"
-        readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", label).strip("-.")[:_LONGEST]
+        readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", label).strip("-.")[:_LONGEST] or "run"
         return f"{readable}-s{self.experiment.seed}-{self.experiment.identity()[:8]}"
 
     def validate(self, *, here: bool = True) -> None:
@@ -49,6 +51,13 @@ class Run:
         Args:
             here: whether it will run on this machine, so that its GPUs must be here too.
         """
+        for name, kind in (("experiment", Experiment), ("layout", str), ("options", RunOptions), ("label", str)):
+            if not isinstance(getattr(self, name), kind):
+                raise SettingsError(
+                    f"A run of a sweep has {name}={getattr(self, name)!r}, where lockstep.sweep.Run takes "
+                    f"{'an' if name == 'experiment' else 'a'} {kind.__name__}."
+                )
+        check_values(self.options)
         layout = Layout.parse(self.layout)
         if layout.backend == "torchrun":
             raise SettingsError(
@@ -90,7 +99,7 @@ def grid(
     Raises:
         SettingsError: there is no such setting.
     """
-    axes = {name: list(values) for name, values in settings.items()}
+    axes = {name: _axis(name, values) for name, values in settings.items()}
     runs = []
     for combination in itertools.product(*axes.values()):
         changed = experiment
@@ -100,6 +109,16 @@ def grid(
         begin = label or f"{task(changed)}-{experiment.algorithm.name}"
         runs.append(Run(changed, layout, options or RunOptions(), labelled(begin, varied)))
     return runs
+
+
+def _axis(name: str, values: Iterable[Any]) -> list[Any]:
+    """The values of a setting; numbers of NumPy's as Python's own."""
+    listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    if not listed:
+        raise SettingsError(
+            f"The grid's {name} is {values!r}: give a list with at least one value, as in {{{name!r}: [...]}}."
+        )
+    return [value.item() if isinstance(value, np.generic) else value for value in listed]
 
 
 def labelled(begin: str, varied: Mapping[str, str]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.runtime.files import read_objects
 from lockstep.settings import SettingsError, parse_count
 
 _ENOUGH = 3
@@ -87,14 +87,14 @@ class Curve:
                     self._read = file.tell() + len(file.readline())
                 file.seek(self._read)
                 text = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
-        text = text[: text.rfind(b"\n") + 1]
-        self._read += len(text)
-        for line in text.splitlines(keepends=True):
+        for line, values in read_objects(text):
+            self._read += len(line)
             self._last = line
-            values = json.loads(line)
-            self.samples = values["samples"]
+            if values is None:
+                continue
+            self.samples = values.get("samples", self.samples)
             self.score = values.get("score/mean", self.score)
             self.rate = values.get("speed/samples_per_second") or self.rate
             while self._every and self.samples >= self._every * (len(self.marks) + 1):

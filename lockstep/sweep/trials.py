@@ -20,6 +20,8 @@ from lockstep.sweep.search import Between, Search, is_whole, mean, reached
 from lockstep.sweep.slots import Needs, needs
 from lockstep.sweep.spec import setting
 
+_DRAWS = 20
+"""Draws at most until a trial has values that were not tried yet: a small space may have no others."""
 _OF_EPISODES = {"score/length", *SCORES} - {"eval/score"}
 """Metrics that every run has once some episodes have ended."""
 
@@ -70,7 +72,7 @@ class Trials:
         if before is not None and before.search.identity() != search.identity():
             raise SettingsError(
                 f"{queue.folder} holds another search: its trials would say nothing of this one. Choose another "
-                f"folder, or go on with that one, for more trials if wanted: lockstep sweep {queue.folder} --trials N"
+                f"folder, or go on with that one, for more trials if wanted: {queue.command} --trials N"
             )
         if before is not None:
             return Trials(queue, search, before._directory, before._command)
@@ -176,7 +178,16 @@ class Trials:
                 f"No run that has ended has the metric {self.search.objective} (--objective). docs/metrics.md lists "
                 "what there is; eval/score needs --eval-every N. Begin the search in another folder."
             )
-        seed = int(np.random.SeedSequence([self.search.seed, number]).generate_state(1)[0])
+        tried = [trial.values for trial in trials]
+        seeds = np.random.SeedSequence([self.search.seed, number]).generate_state(_DRAWS)
+        values: dict[str, Any] = {}
+        for seed in seeds.tolist():
+            values = self._drawn(seed, trials)
+            if values not in tried:
+                break  # else it would be done as soon as it began, and nobody would know more
+        return values
+
+    def _drawn(self, seed: int, trials: list[Trial]) -> dict[str, Any]:
         sampler = self._optuna.samplers.TPESampler(seed=seed)
         study = self._optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials([self._told(trial) for trial in trials])

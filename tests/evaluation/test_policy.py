@@ -176,7 +176,7 @@ def test_pictures_that_need_a_library_name_what_installs_it(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"out": "a.avi"}, "End its name in .mp4"),
+        ({"out": "a.avi"}, "Name a file that ends in .mp4"),
         ({"episodes": 0}, "--episodes 0"),
         ({"max_steps": 0}, "--max-steps 0"),
         ({"fps": 0}, "--fps 0"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,15 +17,16 @@ from rich.console import Console
 
 from lockstep import recipes
 from lockstep.layout import Layout
-from lockstep.run import RunOptions
+from lockstep.run import RunFolder, RunOptions
 from lockstep.settings import SettingsError, from_json
 from lockstep.sweep import Run, grid
-from lockstep.sweep.child import run_entry
+from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, run_entry
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
-from lockstep.sweep.slots import Machine, Needs, Share, needs
+from lockstep.sweep.search import reached
+from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
 
@@ -68,7 +71,7 @@ def test_states(queue: Queue) -> None:
         assert states == ["done", "failed", "running", "waiting"]
     assert queue.state(running) == "waiting", "the lock goes with its holder"
     assert queue.outcome(failed) == Outcome("failed", reason="a traceback")
-    assert queue.retry_failed() == 1
+    assert queue.retry("failed") == 1
     assert queue.state(failed) == "waiting" and queue.state(done) == "done"
 
 
@@ -94,6 +97,50 @@ def test_a_run_is_claimed_by_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
         assert first and not second
     with queue.claimed("run") as again:
         assert again
+
+
+def test_a_run_that_is_resumed_by_hand_is_left_to_it(queue: Queue, capfd: pytest.CaptureFixture[str]) -> None:
+    queue.add(seeds(1))
+    (entry,) = queue.entries()
+    options = RunOptions(run=str(queue.run(entry.name)))
+    with RunFolder.create(from_json(entry.experiment), Layout(), options).locked():
+        assert queue.state(entry.name) == "running"
+        assert run_entry(queue, entry.name) == ELSEWHERE
+    assert queue.state(entry.name) == "waiting" and queue.outcome(entry.name) is None
+    assert "is being trained by another process" in capfd.readouterr().err
+
+
+def test_a_run_with_checkpoints_is_not_taken_for_unfinished(queue: Queue) -> None:
+    (queue.run("a") / "checkpoints").mkdir(parents=True)
+    queue.discard_unfinished_folder("a")
+    assert not queue.run("a").exists()
+    (queue.run("a") / "checkpoints" / "00000010").mkdir(parents=True)
+    with pytest.raises(SettingsError, match=r"a has checkpoints, but no experiment\.json"):
+        queue.discard_unfinished_folder("a")
+    assert queue.run("a").exists()
+
+
+def test_folders_that_a_copy_lacks_are_made_and_other_versions_fields_left_out(queue: Queue) -> None:
+    queue.add(seeds(1))
+    (path,) = (queue.folder / "queue").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "priority": 3}))
+    (queue.folder / "logs").rmdir()
+    again = Queue.open(queue.folder)
+    assert len(again.entries()) == 1 and again.log("x").parent.is_dir()
+    path.write_text("{}")
+    with pytest.raises(SettingsError, match=r"cannot be read: .*missing"):
+        again.entries()
+
+
+def test_a_file_system_without_locks(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    queue.add(seeds(1))
+    with queue.locked(), queue.claimed(queue.entries()[0].name) as mine:
+        assert mine
+    assert queue.state(queue.entries()[0].name) == "waiting"
 
 
 def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
@@ -196,6 +243,35 @@ def test_waiting_for_room_is_said_once(queue: Queue, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.count("waiting: there is no room for a run yet") == 1
 
 
+class Full(Machine):
+    """A place whose second run finds no space, while the first goes on until it is told to stop."""
+
+    started = 0
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        self.started += 1
+        wait = f"trap 'exit {INTERRUPTED}' TERM; while true; do sleep 0.05; done"
+        return subprocess.Popen(["sh", "-c", wait if self.started == 1 else f"exit {FULL}"])
+
+
+def test_whatever_ends_a_sweep_others_are_told_to_checkpoint(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+    queue.add(seeds(1, 2, 3))
+    place = Full([0, 1])
+    with pytest.raises(SettingsError, match=r"cannot go on: there is no space left for .*No run was lost"):
+        Runner(queue, place, SweepOptions(overview="plain")).run()
+    assert place.started == 2 and [queue.state(entry.name) for entry in queue.entries()] == ["waiting"] * 3
+    assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
+
+
+def test_runs_that_a_mistaken_rule_stopped_can_go_on(queue: Queue) -> None:
+    queue.add(seeds(1, 2))
+    first, second = (entry.name for entry in queue.entries())
+    queue.end(first, Outcome("stopped"))
+    queue.end(second, Outcome("failed"))
+    assert queue.retry("stopped") == 1
+    assert (queue.state(first), queue.state(second)) == ("waiting", "failed")
+
+
 def test_this_machine_is_what_this_process_may_use() -> None:
     cores = os.sched_getaffinity(0)
     share = Machine.here(gpus=False).take(Needs(len(cores)))
@@ -218,6 +294,15 @@ def test_a_curve_is_read_as_it_grows(tmp_path: Path) -> None:
     metrics.write_text(line(60) + line(120, 1.0) + line(350, 2.0))
     curve.read()
     assert (curve.samples, curve.score, curve.marks) == (350, 2.0, [1.0, 2.0, 2.0])
+
+
+def test_a_damaged_line_of_a_curve_is_passed_over(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(line(100, 1.0).encode() + b"\0\0\n[]\n\xff\n{}\n" + line(200, 2.0).encode())
+    curve = Curve(metrics, every=100)
+    curve.read()
+    assert (curve.samples, curve.score, curve.marks) == (200, 2.0, [1.0, 2.0])
+    assert reached(metrics, "score/mean") == (2.0, 200)
 
 
 @pytest.mark.parametrize("same_file", [False, True])
@@ -294,6 +379,15 @@ def test_the_table_shows_what_runs(width: int) -> None:
         assert part in text
     assert "3 done   1 failed   3 running   10 waiting" in text
     assert all(len(shown) <= width for shown in text.splitlines())
+
+
+def test_a_table_that_is_too_long_still_shows_the_counts() -> None:
+    rows = [Row(f"pong-s{number}", "core 0", 500, 1000, 12.5, 100.0) for number in range(64)]
+    console = Console(file=io.StringIO(), width=100, height=24, record=True, color_system=None)
+    console.print(panel(Picture({"done": 900, "running": 64}, rows), "sweep set", 24))
+    shown = console.export_text().splitlines()
+    assert len(shown) < 24 and "900 done   64 running" in shown[-2]
+    assert "pong-s16 " in shown[-4] and "… and 47 more" in shown[-3]
 
 
 def test_the_plain_line_shows_the_same() -> None:

@@ -158,6 +158,55 @@ def test_a_failing_run_is_shown_and_can_be_retried(capsys: pytest.CaptureFixture
     assert [run["state"] for run in json.loads(captured.out)["runs"]] == ["done", "done"]
 
 
+def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    body = """import time
+    class Hanging(gymnasium.Wrapper):
+        steps = 0
+        def step(self, action):
+            self.steps += 1
+            if self.steps == 20:
+                time.sleep(1000)
+            return self.env.step(action)
+    return Hanging(gymnasium.make("CartPole-v1"))"""
+    Path("bad.py").write_text(ENV.format(body=body))
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--env.id", "bad.py:make"]
+    assert main([*command, "--layout", "inline,stall_timeout=3"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"no progress for 3 seconds .*after \d+ steps(.|\n)*bad.py.*, in step\n *time.sleep", shown)
+    assert outcomes() == {1: ("failed", None)}
+
+
+def test_a_full_disk_ends_the_sweep_and_fails_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("full.py").write_text(ENV.format(body="raise OSError(28, 'No space left on device')"))
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, "--env.id", "full.py:make", "--seed", "1..3"]
+    assert main([*command, "--slots", "1"]) == 2
+    captured = capsys.readouterr()
+    assert re.search(r"cannot go on: there is no space left for ppo-.*go on with: lockstep sweep", captured.err)
+    assert "No space left on device" in next(Path("set/logs").glob("*-s1-*")).read_text()
+    assert outcomes() == {} and captured.out.count("start ") == 1, "the others would have found none either"
+    Path("full.py").write_text(ENV.format(body=""))
+    assert main(["sweep", "set"]) == 0
+    assert {state for state, _ in outcomes().values()} == {"done"}
+
+
+def test_modules_in_the_current_folder_are_not_taken_for_others(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("statistics", "json", "sys"):
+        Path(f"{name}.py").write_text("raise ImportError('not this one')")
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]) == 0, capsys.readouterr().out
+
+
+def test_a_damaged_line_of_metrics_costs_nothing(start: Callable[..., Child]) -> None:
+    child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY)
+    child.until(lambda: lines() > 5, "some iterations")
+    child.interrupt()
+    assert child.wait() == 130
+    (metrics,) = Path("set/runs").glob("*/metrics.jsonl")
+    metrics.write_bytes(metrics.read_bytes() + 300 * b"\0" + b"\n")
+    assert main(["sweep", "set", "--status"]) == 0
+    assert main(["sweep", "set"]) == 0
+    assert outcomes() == expected() and lines() == ITERATIONS
+
+
 def test_more_seeds_run_only_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]
     assert main([*command, "--seed", "1"]) == 0

@@ -165,6 +165,28 @@ def test_values_that_were_tried_before_need_no_run() -> None:
     assert len(queue.entries()) == 2 and [trial.state for trial in trials.all()] == ["done"] * 5
 
 
+def test_what_was_not_tried_yet_is_tried_first() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search({"algorithm.epochs": OneOf((1, 2, 4, 8))}, trials=4))
+    trials.begin()
+    while not trials.complete:
+        trials.next()
+        end(queue, trials.all()[-1], 1.0)
+    assert sorted(trial.values["algorithm.epochs"] for trial in trials.all()) == [1, 2, 4, 8]
+
+
+def test_lists_are_values_and_values_that_never_fit_are_found_before_anything_runs() -> None:
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search({"model.hidden_sizes": OneOf(([8, 8], [16, 16], [8, 8]))}, trials=2))
+    trials.begin()
+    for _ in range(2):
+        trials.next()
+        end(queue, trials.all()[-1], 1.0)
+    assert sorted(trial.values["model.hidden_sizes"] for trial in trials.all()) == [(8, 8), (16, 16)]
+    with pytest.raises(SettingsError, match="minibatches"):
+        search({"algorithm.minibatches": OneOf((3, 5))}).validate()
+
+
 def test_an_objective_that_no_run_has() -> None:
     queue = Queue.make(Path("set"))
     trials = Trials.make(queue, search(objective="eval/score"))
@@ -236,6 +258,7 @@ def test_another_search_in_the_same_folder() -> None:
 )
 def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> None:
     flags = ["--seed", "1..2", "--search", f"{name}={text}", "--trials", "3", "--total-steps", "20k"]
+    flags += ["--algorithm.minibatches", "2"]  # which fits a recurrent model, too
     found, given = search_of({"ppo-cartpole": recipes.ppo_cartpole()}, flags, "set", SweepOptions())
     found.validate()
     assert found.space == {name.replace("-", "_"): expected}

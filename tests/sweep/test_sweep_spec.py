@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
-from lockstep.sweep import Run, grid
+from lockstep.sweep import OneOf, Run, grid
 from lockstep.sweep.flags import runs_of
 from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.queue import Queue
 from lockstep.sweep.spec import from_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,8 +95,61 @@ def test_seeds_that_are_no_numbers(seeds: str) -> None:
         of_flags("--seed", seeds)
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--seed", "1,5..3,7"), "the range 5..3 is empty"),
+        (("--seed", "1,,2"), "a value is missing beside a comma"),
+        (("--algorithm.learning-rate", "1e-3,"), "a value is missing beside a comma"),
+    ],
+)
+def test_lists_with_a_gap(flags: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        of_flags(*flags)
+
+
+def test_paths_with_spaces_are_values_of_their_own() -> None:
+    runs = of_flags("--env.id", "my envs/a.py:make,my envs/b.py:make")
+    assert [run.experiment.env.id for run in runs] == ["my envs/a.py:make", "my envs/b.py:make"]
+
+
+@pytest.mark.parametrize("values", ["CartPole-v1", 3, [], ()])
+def test_a_grid_s_values_are_a_list(values: Any) -> None:
+    with pytest.raises(SettingsError, match=r"The grid's env\.id is .*give a list with at least one value"):
+        grid(recipes.ppo_cartpole(), {"env.id": values})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    runs = grid(recipes.ppo_cartpole(), {"algorithm.learning_rate": np.geomspace(1e-4, 1e-3, 2), "seed": np.arange(2)})
+    for run in runs:
+        run.validate()
+    assert len({run.name for run in runs}) == 4
+    assert OneOf(tuple(np.arange(2))) == OneOf((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"algorithm.learning_rate": ["1e-3"]}, "algorithm.learning_rate='1e-3' must be a number"),
+        ({"total_steps": ["5k"]}, "total_steps='5k' must be a whole number"),
+        ({"seed": [1.5]}, "seed=1.5 must be a whole number"),
+        ({"seed": ["1"]}, "seed='1' must be a whole number"),
+        ({"seed": [10**22]}, r"seed=1\d* is out of range"),
+        ({"precision": ["fp8"]}, "precision='fp8' must be 'bf16' or 'fp32'"),
+        ({"model.hidden_sizes": [(64, "x")]}, "model.hidden_sizes=.*must be a tuple"),
+        ({"algorithm.anneal_learning_rate": [1]}, "algorithm.anneal_learning_rate=1 must be True or False"),
+        ({"algorithm.learning_rate": [float("nan")]}, "algorithm.learning_rate=nan must be a number"),
+        ({"algorithm": [3]}, "algorithm"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_found_before_anything_runs(settings: Any, complaint: str) -> None:
+    (run,) = grid(recipes.ppo_cartpole(), settings)
+    with pytest.raises(SettingsError, match=complaint):
+        run.validate()
+
+
 def test_an_empty_range() -> None:
-    with pytest.raises(SettingsError, match=r"--seed 5\.\.1 holds no value"):
+    with pytest.raises(SettingsError, match=r"--seed 5\.\.1: the range 5\.\.1 is empty"):
         of_flags("--seed", "5..1")
 
 
@@ -106,6 +162,9 @@ def test_an_empty_range() -> None:
         (Run(recipes.ppo_cartpole(), options=RunOptions(run="here")), "have folders of their own"),
         (Run(recipes.ppo_cartpole(), options=RunOptions(checkpoint_every=0)), "out of range"),
         (Run(recipes.ppo_cartpole().replace(total_steps=0)), "total_steps=0"),
+        (Run("ppo-cartpole"), "experiment='ppo-cartpole', where .* takes an Experiment"),  # type: ignore[arg-type]
+        (Run(recipes.ppo_cartpole(), options=None), "options=None"),  # type: ignore[arg-type]
+        (Run(recipes.ppo_cartpole(), options=RunOptions(eval_every="5")), "eval_every='5'"),  # type: ignore[arg-type]
     ],
 )
 def test_mistakes_are_found_before_anything_runs(run: Run, complaint: str) -> None:
@@ -115,7 +174,7 @@ def test_mistakes_are_found_before_anything_runs(run: Run, complaint: str) -> No
 
 FILE = """
 from lockstep import recipes
-from lockstep.sweep import Run, grid
+from lockstep.sweep import OneOf, Run, grid
 
 EXPERIMENT = recipes.ppo_cartpole()
 LIST = [EXPERIMENT, Run(EXPERIMENT.replace(seed=2))]
@@ -156,3 +215,39 @@ def test_the_documented_file(
     assert len(lines) == 2 * 2 * 3 + 10 + 1
     assert all(line.startswith("waiting") for line in lines)
     assert not Path("runs").exists(), "a dry run creates nothing"
+
+
+def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file.py").write_text(FILE)
+    file = f"{tmp_path}/file.py"
+    command = ["sweep", str(tmp_path / "set")]
+    assert main([*command, f"dqn-cartpole,{file}:recipe", "--seed", "1,2", "--dry-run"]) == 0
+    assert [line.split()[-1][:6] for line in capsys.readouterr().out.splitlines()] == ["dqn-ca"] * 2 + ["recipe"] * 2
+    assert main([*command, f"{file}:recipe,{file}:runs", "--dry-run"]) == 2
+    assert "file.py:runs is no recipe, but a list of runs or a search" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
+    assert "lacks a recipe beside a comma" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--trials", "5"), "--trials is for searches"),
+        (("--objective", "score/meen"), "--objective is for searches"),
+        (("--slurm-options", "mem=1GB"), "Add --slurm, or leave it out"),
+        (("--retry-failed",), "change the queue, --status and --dry-run only look"),
+    ],
+)
+def test_options_that_would_do_nothing(
+    flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", str(tmp_path / "set"), "ppo-cartpole", *flags, "--dry-run"]) == 2
+    assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_sweep_keeps_its_options_wherever_flags_stand(tmp_path: Path) -> None:
+    queue = Queue.make(tmp_path / "set")
+    kept = {"slots": 1, "runs_per_gpu": 1, "stop_early": "20@1M"}
+    (queue.folder / "sweep.json").write_text(json.dumps(kept))
+    assert main(["sweep", "--retry-failed", str(queue.folder)]) == 0
+    assert json.loads((queue.folder / "sweep.json").read_text()) == kept
