@@ -36,8 +36,6 @@ from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json
 
 RESULTS = Path(__file__).parent / "seeds"
-EPISODES = 30
-"""Of the evaluation of each final policy."""
 _ALONE = Scheme(shards=1)
 """Small networks are computed fastest in one piece."""
 
@@ -50,6 +48,8 @@ class Proof:
     experiment: Experiment
     """Of the first seed."""
     seeds: int
+    episodes: int = 30
+    """Of the evaluation of each final policy."""
     greedy: bool = False
     """Whether the evaluation takes the most likely actions, as scores of continuous control are published."""
     levels: tuple[Levels, ...] = ("train",)
@@ -168,7 +168,7 @@ def _mujoco() -> dict[str, Proof]:
         for label, each in experiments.items():
             name = f"{task.removesuffix('-v4').lower()}-{label.lower()}"
             greedy = label in ("SAC", "MPO")
-            proofs[name] = Proof(label, each, 3, greedy, published=tianshou.get((label, task), "—"))
+            proofs[name] = Proof(label, each, 3, greedy=greedy, published=tianshou.get((label, task), "—"))
     return proofs
 
 
@@ -200,6 +200,7 @@ def _atari() -> dict[str, Proof]:
             "PPO",
             procgen.replace(env=levels, total_steps=1_000_000),
             1,
+            episodes=300,
             levels=("train", "test"),
             published="30.99 ± 1.96 at 25M (CleanRL)",
         ),
@@ -308,11 +309,11 @@ def _scores(name: str, proof: Proof, queue: Queue, wanted: list[str], ended: lis
     for run in wanted:
         outcome = queue.outcome(run) if run in ended else None
         for levels in proof.levels:
-            how = {"run": run, "episodes": EPISODES, "greedy": proof.greedy, "levels": levels}
+            how = {"run": run, "episodes": proof.episodes, "greedy": proof.greedy, "levels": levels}
             how |= {"digest": outcome.digest} if outcome else {}
             score = next((each for each in known if how.items() <= each.items()), None)
             if score is None and outcome:
-                evaluation = evaluate(queue.run(run), episodes=EPISODES, greedy=proof.greedy, levels=levels)
+                evaluation = evaluate(queue.run(run), episodes=proof.episodes, greedy=proof.greedy, levels=levels)
                 score = {
                     **how,
                     "seed": queue.entry(run).experiment["seed"],

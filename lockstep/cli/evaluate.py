@@ -22,7 +22,7 @@ class EvalArguments:
     episodes: int = 10
     """Episodes to play. More narrow the confidence interval."""
     greedy: bool = False
-    """Take the most likely action; otherwise actions are sampled, as in training."""
+    """Take the most likely action; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
@@ -49,7 +49,7 @@ class RecordArguments:
     episodes: int = 1
     """Episodes to show."""
     greedy: bool = False
-    """Take the most likely action; otherwise actions are sampled, as in training."""
+    """Take the most likely action; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None

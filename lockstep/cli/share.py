@@ -44,7 +44,7 @@ class PushArguments:
     episodes: int = 10
     """Episodes of the card's score. More narrow its confidence interval."""
     greedy: bool = False
-    """Score the most likely actions; otherwise actions are sampled, as in training."""
+    """Score the most likely actions; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
     record: bool = False
     """Record a video if the run has none yet."""
     private: bool = False

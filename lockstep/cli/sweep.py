@@ -217,7 +217,8 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
     """Where the runs go."""
     if not options.ray:
-        yield Machine.here(options.runs_per_gpu, gpus=any(wanted.gpus for wanted in needed))
+        remembering = any(wanted.memory for wanted in needed)
+        yield Machine.here(options.runs_per_gpu, gpus=any(wanted.gpus for wanted in needed), replay=remembering)
         return
     from lockstep.sweep.ray import cluster
 

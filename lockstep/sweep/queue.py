@@ -48,6 +48,8 @@ class Entry:
     """Where the sweep was started, to which files of the user's own are relative."""
     command: list[str] = field(default_factory=list)
     """That gave the run to the sweep, for the run's own record."""
+    memory: int = 0
+    """Bytes that its replay takes once it is full."""
 
     @property
     def env(self) -> str:
@@ -184,6 +186,7 @@ class Queue:
                 options=dataclasses.asdict(run.options),
                 directory=directory or os.getcwd(),
                 command=list(command or sys.argv),
+                memory=run.memory,
             )
         return list(known.values())
 

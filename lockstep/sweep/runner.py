@@ -35,8 +35,8 @@ _LOSSES = 3
 
 
 def needs_of(entry: Entry) -> Needs:
-    """The cores and GPUs that a run occupies."""
-    return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"])
+    """The cores, GPUs and memory that a run occupies."""
+    return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"], entry.memory)
 
 
 @dataclass

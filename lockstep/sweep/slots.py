@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ class Needs:
 
     cores: int
     gpus: int = 0
+    memory: int = 0
+    """Bytes of replay, which fills as the run goes on."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,22 @@ class Share:
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
+    memory: int = 0
 
     def __str__(self) -> str:
         text = f"core {_listed(self.cores)}" if len(self.cores) == 1 else f"cores {_listed(self.cores)}"
         return text + (f", GPU {','.join(self.gpus)}" if self.gpus else "")
 
 
-def needs(layout: Layout, torch_threads: int) -> Needs:
-    """One core for each thread that a layout keeps busy; GPUs up to the highest number that it names."""
+def needs(layout: Layout, torch_threads: int, memory: int = 0) -> Needs:
+    """One core for each thread that a layout keeps busy; GPUs up to the highest that it names; memory as said."""
     helpers = max(layout.env_threads, layout.env_processes)
     if layout.split:
         cores = len(layout.collectors) * max(torch_threads, helpers) + len(layout.learners) * torch_threads
     else:
         cores = layout.workers * max(torch_threads, helpers)
     gpus = [int(device) for device in (layout.device, *layout.collectors, *layout.learners) if device != "cpu"]
-    return Needs(cores, max(gpus) + 1 if gpus else 0)
+    return Needs(cores, max(gpus) + 1 if gpus else 0, memory)
 
 
 class Process(Protocol):
@@ -85,23 +89,28 @@ class Place(Protocol):
 
 
 class Machine:
-    """The cores and GPUs that a sweep may use, and which of them are taken."""
+    """The cores, GPUs and memory that a sweep may use, and which of them are taken."""
 
-    def __init__(self, cores: Sequence[int], gpus: Sequence[str] = (), runs_per_gpu: int = 1) -> None:
-        self._cores = tuple(sorted(cores))
+    def __init__(
+        self, cores: Sequence[int], gpus: Sequence[str] = (), runs_per_gpu: int = 1, memory: float = math.inf
+    ) -> None:
+        self._cores, self._memory = tuple(sorted(cores)), memory
+        self._running = 0
         self._free = set(cores)
         self._tenants = dict.fromkeys(gpus, 0)
         self._runs_per_gpu = runs_per_gpu
 
     @staticmethod
-    def here(runs_per_gpu: int = 1, *, gpus: bool = True) -> Machine:
-        """All that this process may use: taskset and CUDA_VISIBLE_DEVICES limit it.
+    def here(runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True) -> Machine:
+        """All that this process may use: taskset, CUDA_VISIBLE_DEVICES and a container limit it.
 
         Args:
             runs_per_gpu: that share a GPU.
             gpus: whether any run needs one; looking for them takes seconds.
+            replay: whether any run remembers; looking for memory takes seconds, too.
         """
-        return Machine(sorted(os.sched_getaffinity(0))[: cores()], _gpus() if gpus else (), runs_per_gpu)
+        allowed = sorted(os.sched_getaffinity(0))[: cores()]
+        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, _memory() if replay else math.inf)
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if a run can never have what it needs here."""
@@ -113,8 +122,9 @@ class Machine:
             )
 
     def has_room(self, wanted: Needs) -> bool:
-        """Whether enough cores and GPUs are free."""
-        return len(self._free) >= self._cores_of(wanted) and len(self._open()) >= wanted.gpus
+        """Whether enough cores, GPUs and memory are free. A run alone is left to find out whether its own suffices."""
+        remembered = wanted.memory <= self._memory or not self._running
+        return remembered and len(self._free) >= self._cores_of(wanted) and len(self._open()) >= wanted.gpus
 
     def take(self, wanted: Needs) -> Share | None:
         """Cores and GPUs for a run, neighbors as far as possible; None while too few are free. A run for more cores
@@ -122,7 +132,9 @@ class Machine:
         if not self.has_room(wanted):
             return None
         gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
-        share = Share(self._neighbors(self._cores_of(wanted)), tuple(gpus))
+        share = Share(self._neighbors(self._cores_of(wanted)), tuple(gpus), wanted.memory)
+        self._memory -= share.memory
+        self._running += 1
         self._free -= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] += 1
@@ -130,6 +142,8 @@ class Machine:
 
     def give_back(self, share: Share) -> None:
         """The run has ended."""
+        self._memory += share.memory
+        self._running -= 1
         self._free |= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] -= 1
@@ -156,6 +170,13 @@ class Machine:
         starts = range(len(free) - count + 1)
         begin = min(starts, key=lambda i: free[i + count - 1] - free[i])
         return tuple(free[begin : begin + count])
+
+
+def _memory() -> float:
+    from lockstep.storage.memory import available_bytes
+
+    available = available_bytes()
+    return math.inf if available is None else available
 
 
 def _gpus() -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +17,8 @@ import numpy as np
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, check_values, load_object
+from lockstep.settings import SettingsError, check_values, from_json, load_object, to_json
+from lockstep.storage.memory import replay_bytes
 from lockstep.train import prepare
 
 if TYPE_CHECKING:
@@ -45,6 +48,11 @@ class Run:
         readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", label).strip("-.")[:_LONGEST] or "run"
         return f"{readable}-s{self.experiment.seed}-{self.experiment.identity()[:8]}"
 
+    @property
+    def memory(self) -> int:
+        """Bytes that its replay takes once it is full."""
+        return _memory(json.dumps(to_json(self.experiment.replace(seed=1)), sort_keys=True))
+
     def validate(self, *, here: bool = True) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs.
 
@@ -72,6 +80,15 @@ class Run:
         prepare(self.experiment, layout if here else Layout())
         layout.check()
         self.options.validate()
+
+
+@functools.cache  # making an environment to look at takes a while
+def _memory(settings: str) -> int:
+    try:
+        experiment: Experiment = from_json(json.loads(settings))
+        return experiment.scheme.shards * replay_bytes(experiment)
+    except Exception:  # of an environment that cannot be made here: the run will say so
+        return 0
 
 
 def task(experiment: Experiment) -> str:

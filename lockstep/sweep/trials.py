@@ -109,7 +109,7 @@ class Trials:
     def needs(self) -> Needs:
         """What each run occupies."""
         run = self.search.runs[0]
-        return needs(Layout.parse(run.layout), run.experiment.torch_threads)
+        return needs(Layout.parse(run.layout), run.experiment.torch_threads, run.memory)
 
     @property
     def complete(self) -> bool:

@@ -19,12 +19,13 @@ from lockstep import recipes
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.settings import SettingsError, from_json
+from lockstep.storage.memory import replay_bytes
 from lockstep.sweep import Run, grid
 from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, run_entry
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
-from lockstep.sweep.runner import Runner
+from lockstep.sweep.runner import Runner, needs_of
 from lockstep.sweep.search import reached
 from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
@@ -225,6 +226,26 @@ def test_gpus_are_shared_evenly() -> None:
     assert Machine(range(8), ["2", "5"]).take(Needs(1, 2)) == Share((0,), ("2", "5"))
     with pytest.raises(SettingsError, match="layout for 3 GPUs, but this machine has 2"):
         machine.check(Needs(1, 3))
+
+
+def test_replay_counts_as_if_it_were_full() -> None:
+    machine = Machine(range(8), memory=20e9)
+    shares = [machine.take(Needs(1, memory=8_000_000_000)) for _ in range(3)]
+    assert [share is not None for share in shares] == [True, True, False]
+    assert machine.take(Needs(1)) is not None, "one that remembers nothing"
+    assert shares[0] is not None
+    machine.give_back(shares[0])
+    assert machine.has_room(Needs(1, memory=8_000_000_000))
+    alone = Machine(range(8), memory=1e9)
+    assert alone.take(Needs(1, memory=8_000_000_000)) is not None, "it finds out by itself"
+    assert alone.take(Needs(1, memory=1)) is None
+
+
+def test_a_run_knows_what_its_replay_takes(queue: Queue) -> None:
+    experiment = recipes.dqn_cartpole()
+    queue.add([Run(experiment), Run(experiment.replace(seed=2)), Run(recipes.ppo_cartpole())])
+    first, second, third = (needs_of(entry).memory for entry in queue.entries())
+    assert first == second == experiment.scheme.shards * replay_bytes(experiment) > 0 == third
 
 
 class Later(Instant):
