@@ -149,8 +149,9 @@ def resume(
         path = resumable(folder, from_checkpoint) if _leads(layout) else None
         if path is not None:
             _require_memory(experiment, int(path.name))
-        if _leads(layout):
-            folder.note_resumption(0 if path is None else int(path.name), layout)
+        begin = 0 if path is None else int(path.name)
+        if _leads(layout) and begin < experiment.iterations:
+            folder.note_resumption(begin, layout)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
 
 

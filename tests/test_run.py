@@ -31,6 +31,13 @@ def test_folder_gives_back_what_it_was_made_with() -> None:
     assert len(set(facts["first_env_seeds"])) == folder.experiment().env.num_envs
 
 
+@pytest.mark.parametrize(("program", "name"), [("/x/lockstep/__main__.py", "lockstep"), ("/bin/lockstep", "lockstep")])
+def test_the_command_can_be_repeated(program: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [program, "train", "my recipe.py:make"])
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="a"))
+    assert folder.facts()["command"] == f"{name} train 'my recipe.py:make'"
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_survives_json(name: str) -> None:
     experiment = RECIPES[name]()
@@ -194,6 +201,9 @@ def test_a_file_system_without_locks_is_warned_of(
         ("run.json", "[]", "experiment"),
         ("run.json", "{}", "options"),
         ("run.json", "[]", "layout"),
+        ("run.json", '{"layout": 3}', "layout"),
+        ("run.json", '{"options": {"eval_every": "5"}}', "options"),
+        ("run.json", '{"resumed": {}}', "facts"),
     ],
 )
 def test_files_that_hold_something_else_are_damaged(name: str, text: str, read: str) -> None:

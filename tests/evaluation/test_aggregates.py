@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.evaluation import atari, statistics
-from lockstep.evaluation.statistics import Scores, bootstrap, efficiency_curve, estimate, iqm, readable
+from lockstep.evaluation.statistics import Scores, bootstrap, efficiency_curve, estimate, iqm, readable, thinned
 
 DATA = Path(__file__).parent / "data"
 AGGREGATES: dict[str, Callable[[Scores], np.ndarray]] = {
@@ -69,6 +69,14 @@ def test_profiles_by_hand() -> None:
     thresholds = np.array([-2.0, 1.0, 3.0, 10.0])
     assert statistics.run_profile(TASKS, thresholds).tolist() == [1.0, 7 / 12, 4 / 12, 0.0]
     assert statistics.task_profile(TASKS, thresholds).tolist() == pytest.approx([1.0, 2 / 3, 1 / 3, 0.0])
+
+
+@pytest.mark.parametrize(("length", "points"), [(1, 5), (4, 5), (5, 5), (1000, 5), (7, 2)])
+def test_thinned_curves_keep_both_ends(length: int, points: int) -> None:
+    x = np.arange(length)
+    kept, y = thinned((x, 2 * x), points)
+    assert len(kept) == min(length, points) and (kept[0], kept[-1]) == (0, length - 1)
+    assert np.array_equal(y, 2 * kept) and np.ptp(np.diff(kept)) <= 1 if length > 1 else True
 
 
 @pytest.mark.parametrize(

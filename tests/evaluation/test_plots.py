@@ -68,7 +68,24 @@ def test_runs_that_share_no_range_are_drawn_without_a_mean(tmp_path: Path) -> No
     lines = (late / "metrics.jsonl").read_text().splitlines(keepends=True)
     (late / "metrics.jsonl").write_text("".join(lines[50:]))
     (long / "metrics.jsonl").write_text("".join(lines[:20]))
-    assert plot([long, late], tmp_path / "c.png").stat().st_size > 5_000
+    assert "2 seeds, which share no range" in plot([long, late], tmp_path / "c.svg").read_text()
+
+
+def test_a_run_is_drawn_once_however_its_folder_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    Path("link").symlink_to(runs[0])
+    assert "2 seeds, mean" in plot([*runs, "1", "link"], tmp_path / "c.svg").read_text()
+
+
+def test_a_single_point_among_many_lines_is_seen(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(lag), lag=lag) for lag in range(7)]
+    lines = (runs[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    marks = []
+    for kept in (3, 4):  # the first two have no score yet
+        (runs[0] / "metrics.jsonl").write_text("".join(lines[:kept]))
+        marks.append(plot(runs, tmp_path / "c.svg").read_text().count("<use "))
+    assert marks[0] == marks[1] + 2, "in the picture and its legend"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from lockstep.evaluation.scores import Evaluation, evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.models.base import PolicyModel
+from lockstep.recipes import RECIPES
 from lockstep.rng import derive_seed
 from lockstep.settings import SettingsError
 
@@ -211,3 +212,24 @@ def test_numbers_out_of_range_are_explained(arguments: dict[str, Any], flag: str
     settings = experiment(CARTPOLE)
     with pytest.raises(SettingsError, match=flag):
         evaluate_policy(build(settings), settings, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "acting"),
+    [
+        ("ppo-cartpole", "sampled"),
+        ("dqn-cartpole", "ε-greedy (ε 0.001)"),
+        ("sac-mujoco", "sampled"),
+        ("td3-mujoco", "deterministic"),
+    ],
+)
+def test_the_protocol_says_how_actions_were_chosen(recipe: str, acting: str) -> None:
+    settings = RECIPES[recipe]()
+    settings = (
+        settings.replace(env=dataclasses.replace(settings.env, id="Pendulum-v1")) if "mujoco" in recipe else settings
+    )
+    policy = build(settings)
+    assert f", {acting} actions, " in evaluate_policy(policy, settings, 1).protocol
+    assert ", greedy actions, " in evaluate_policy(policy, settings, 1, greedy=True).protocol
+    with pytest.raises(SettingsError, match=r"--episodes 9999999 is out of range: an evaluation has 1 to 1,000,000"):
+        evaluate_policy(policy, settings, 9_999_999)

@@ -182,3 +182,21 @@ def test_actions_for_the_environment_are_those_of_to_env(distribution: Any) -> N
     for (_, tensor), array in zip(EnvironmentAction(distribution).named(action), expected, strict=True):
         assert tensor.numpy().dtype == array.dtype
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
+
+
+def test_a_policy_that_diverged_is_not_exported(
+    trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_policy = exporting.load_policy
+
+    def diverged(*arguments: Any, **named: Any) -> Any:
+        policy = load_policy(*arguments, **named)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.fill_(torch.nan)
+        return policy
+
+    monkeypatch.setattr(exporting, "load_policy", diverged)
+    with pytest.raises(SettingsError, match=r"gives no numbers \(NaN\).*choose an earlier --checkpoint"):
+        export(trained("cartpole-lag-1"), tmp_path / "policy.pt2")
+    assert not list(tmp_path.iterdir())

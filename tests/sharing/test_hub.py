@@ -137,6 +137,56 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["me/..", "-me/x", "me/a--b", "me/x.git", "me/" + 100 * "x"])
+def test_names_that_the_hub_does_not_take(name: str, run: Path, server: StandIn, tmp_path: Path) -> None:
+    for reason in (refused(hub.pull, name, tmp_path / "a"), refused(hub.push, run, name)):
+        assert "takes no such name of a repository" in reason
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("run.json", {"command": 5}),
+        ("run.json", {"options": []}),
+        ("run.json", {"options": {"checkpoint_every": "often"}}),
+        ("run.json", {"layout": "nonsense"}),
+        ("run.json", {"versions": 3}),
+        ("run.json", {"resumed": [3]}),
+        ("metrics.jsonl", {"samples": "many"}),
+    ],
+)
+def test_entries_of_another_kind_are_not_pulled(
+    name: str, changes: dict[str, Any], run: Path, server: StandIn, tmp_path: Path
+) -> None:
+    hub.push(run, REPO, episodes=1)
+    files = server.repositories[REPO].files
+    first, *others = files[name].splitlines() if name == "metrics.jsonl" else [files[name]]
+    files[name] = b"\n".join([json.dumps({**json.loads(first), **changes}).encode(), *others, b""])
+    reason = refused(hub.pull, REPO, tmp_path / "a")
+    assert f"The run in {REPO} is damaged" in reason and ".a.partial" not in reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_no_shell_would_take_is_pulled_as_text(run: Path, server: StandIn, tmp_path: Path) -> None:
+    hub.push(run, REPO, episodes=1)
+    files = server.repositories[REPO].files
+    files["run.json"] = json.dumps({**json.loads(files["run.json"]), "command": "lockstep train it's"}).encode()
+    pulled = hub.pull(REPO, tmp_path / "a")
+    assert "it" in json.loads((pulled / "run.json").read_text())["command"]
+
+
+def test_the_card_of_an_unfinished_run_says_how_far_it_came(run: Path, server: StandIn, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    experiment = RunFolder.open(run).experiment().replace(total_steps=500_000)
+    options = RunOptions(run=str(stopped), display="none", tensorboard=False)
+    lockstep.train(experiment, Layout(), options, stop_after=2)
+    hub.push(stopped, REPO, episodes=1)
+    assert "512 samples of 500,000, seed" in server.repositories[REPO].files["README.md"].decode()
+    hub.push(run, REPO, episodes=1)
+    assert "512 samples, seed" in server.repositories[REPO].files["README.md"].decode()
+
+
 def test_a_damaged_checkpoint_is_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
     hub.push(run, REPO, episodes=1, checkpoint="1")
     stored = server.repositories[REPO]
