@@ -225,9 +225,8 @@ def test_numbers_out_of_range_are_explained(arguments: dict[str, Any], flag: str
 )
 def test_the_protocol_says_how_actions_were_chosen(recipe: str, acting: str) -> None:
     settings = RECIPES[recipe]()
-    settings = (
-        settings.replace(env=dataclasses.replace(settings.env, id="Pendulum-v1")) if "mujoco" in recipe else settings
-    )
+    if "mujoco" in recipe:
+        settings = settings.replace(env=dataclasses.replace(settings.env, id="Pendulum-v1"))
     policy = build(settings)
     assert f", {acting} actions, " in evaluate_policy(policy, settings, 1).protocol
     assert ", greedy actions, " in evaluate_policy(policy, settings, 1, greedy=True).protocol
