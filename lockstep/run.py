@@ -34,6 +34,7 @@ _FACTS: dict[str, type] = {
     "python": str,
     "platform": str,
     "cores": int,
+    "iteration": int,
     "options": dict,
     "directory": str,
 }
@@ -196,17 +197,21 @@ class RunFolder:
         return facts
 
     def note_resumption(self, iteration: int, layout: Layout) -> None:
-        """Add to run.json how the run goes on after so many iterations."""
+        """Note in run.json how the run goes on after so many iterations, in place of what is repeated so."""
         facts = self.facts()
+        before = [each for each in facts.get("resumed", []) if each.get("iteration", 0) < iteration]
         again = {"iteration": iteration, **_here_and_now(layout)}
-        _write_json(self.path / "run.json", {**facts, "resumed": [*facts.get("resumed", []), again]})
+        _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
 
     def records(self) -> list[dict[str, float | None]]:
         """The lines of metrics.jsonl, as far as they are complete."""
         found = []
         for number, (_, values) in enumerate(read_objects(self.metrics.read_bytes()), 1):
             if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
-                raise self.damaged(self.metrics.name, f"line {number} is not what train writes")
+                raise SettingsError(
+                    f"Line {number} of {self.metrics} is damaged: train did not write it so. Take that line out; what "
+                    "it told of one iteration is lost."
+                )
             found.append(values)
         return found
 

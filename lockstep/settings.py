@@ -191,21 +191,25 @@ def check_values(settings: Any, path: str = "") -> None:
 def _hints(cls: type) -> dict[str, Any]:
     try:
         return get_type_hints(cls)
-    except (NameError, TypeError):  # names that only a type checker sees
+    except Exception:  # names that only a type checker sees, and whatever a text raises that is no annotation
         return {}
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotation's kind; of kinds that are not settings' own, any is."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in args
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in args)
-    if origin is tuple:
-        return isinstance(value, tuple) and (args[-1] is not ... or all(_fits(each, args[0]) for each in value))
+    if origin is tuple:  # which JSON gives back for lists, too
+        uniform = len(args) == 2 and args[1] is ...
+        return isinstance(value, (tuple, list)) and (not uniform or all(_fits(each, args[0]) for each in value))
     if hint in (int, float):
         return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-    return not isinstance(hint, type) or isinstance(value, hint)
+    if hint in (bool, str, type(None)) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return isinstance(value, hint)
+    return True
 
 
 def _kinds(hint: Any) -> str:
@@ -215,7 +219,9 @@ def _kinds(hint: Any) -> str:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_kinds, get_args(hint)))
-    return words.get(hint, "a tuple" if get_origin(hint) is tuple else f"of the kind {getattr(hint, '__name__', hint)}")
+    if get_origin(hint) is tuple:
+        return f"a tuple, each of it {_kinds(get_args(hint)[0])}" if len(get_args(hint)) == 2 else "a tuple"
+    return words.get(hint, f"of the kind {getattr(hint, '__name__', hint)}")
 
 
 _TYPE = "$type"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional, Union
 
 import pytest
 
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.recipes import RECIPES
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, check_values
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -62,3 +64,36 @@ def test_a_recipe_s_budget_can_be_cut_to_where_it_just_learns() -> None:
     experiment.replace(total_steps=(warm + 1) * experiment.samples_per_iteration).validate()
     with pytest.raises(SettingsError, match=f"the first {warm} of {warm} iterations only collect"):
         experiment.replace(total_steps=warm * experiment.samples_per_iteration).validate()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unusual:
+    """What users' own settings may be annotated with."""
+
+    anything: Any = 3
+    maybe: float | None = None
+    either: Optional[Union[int, str]] = "x"  # noqa: UP007, UP045 - as older code writes it
+    names: list = dataclasses.field(default_factory=lambda: ["a"])  # type: ignore[type-arg]
+    pair: tuple[int, str] = (1, "a")
+    sizes: tuple[int, ...] = (1, 2)
+    nothing: tuple[()] = ()
+    options: dict[str, float] = dataclasses.field(default_factory=dict)
+    path: Path = Path()
+    call: Callable[[int], int] = abs
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable(Unusual):
+    """One annotation that cannot be read spoils all."""
+
+    unknown: "torch.nope" = 1.0  # type: ignore[name-defined] # noqa: F821, UP037
+
+
+def test_settings_of_users_own_are_checked_as_far_as_their_kinds_are_known() -> None:
+    check_values(Unusual())
+    check_values(Unusual(names=("a",), sizes=[1, 2], either=2, maybe=1))  # type: ignore[arg-type]
+    wrong: dict[str, Any]
+    for wrong in ({"maybe": "1"}, {"either": 2.5}, {"sizes": (1, "2")}, {"sizes": 3}, {"pair": "ab"}):
+        with pytest.raises(SettingsError, match=f"{next(iter(wrong))}=.* must be "):
+            check_values(Unusual(**wrong))
+        check_values(Unreadable(**wrong))

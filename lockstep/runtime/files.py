@@ -25,13 +25,11 @@ def write_whole(path: Path, data: bytes) -> None:
 def read_objects(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Each complete line of a file that holds a JSON object a line, with the object; None where it is damaged, as by a
     power failure. What follows the last line's end is left out: it may be being written."""
-    for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            return
+    for line in data.split(b"\n")[:-1]:
         found = None
         with contextlib.suppress(ValueError):
             found = json.loads(line)
-        yield line, found if isinstance(found, dict) else None
+        yield line + b"\n", found if isinstance(found, dict) else None
 
 
 @contextlib.contextmanager

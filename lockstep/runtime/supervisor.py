@@ -123,11 +123,16 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def leave_unattended(fail: Callable[[str], Any]) -> None:
+@contextlib.contextmanager
+def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
     """Have a run of this process alone watched, too, from a thread: fail is told if it makes no progress for the
     layout's stall_timeout, and ends the process. Where somebody looks on, they may have stopped it in a debugger."""
     global _fail
     _fail = fail
+    try:
+        yield
+    finally:
+        _fail = None
 
 
 def run_inline(work: Work, job: Job) -> Result:

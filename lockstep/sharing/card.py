@@ -104,7 +104,7 @@ def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in facts.items() if name != "directory"}
     kept |= {"options": options, "command": public_command(facts["command"])}
     if "resumed" in facts:
-        kept["resumed"] = [{**each, "command": public_command(each["command"])} for each in facts["resumed"]]
+        kept["resumed"] = [{**each, "command": public_command(each.get("command", ""))} for each in facts["resumed"]]
     return kept
 
 

@@ -94,7 +94,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     """How the run ended; None if it was told to stop before."""
     from lockstep.layout import Layout
     from lockstep.run import RunOptions
-    from lockstep.runtime.supervisor import leave_unattended
+    from lockstep.runtime.supervisor import unattended
     from lockstep.settings import from_json, look_for_files_in
     from lockstep.train import resume, train
 
@@ -104,21 +104,26 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     sys.argv[:] = entry.command or ["lockstep", "sweep", str(queue.folder)]  # what the run records as its command
 
     def fail(reason: str) -> None:
-        tell(reason, sys.stderr)
-        queue.end(entry.name, Outcome("failed", reason=reason))
-        os._exit(1)
+        code = 1
+        try:
+            tell(reason, sys.stderr)
+            queue.end(entry.name, Outcome("failed", reason=reason))
+        except OSError as error:
+            code = FULL if _is_full(error) else 1
+        finally:
+            os._exit(code)
 
-    leave_unattended(fail)
     folder = queue.run(entry.name)
     queue.discard_unfinished_folder(entry.name)
     known = {field.name for field in dataclasses.fields(RunOptions)}
     given: dict[str, Any] = {name: value for name, value in entry.options.items() if name in known}
     options = RunOptions(**{**given, "run": str(folder)})
     layout = Layout.parse(entry.layout)
-    if folder.exists():
-        result = resume(folder, layout, options)
-    else:
-        result = train(from_json(entry.experiment), layout, options)
+    with unattended(fail):
+        if folder.exists():
+            result = resume(folder, layout, options)
+        else:
+            result = train(from_json(entry.experiment), layout, options)
     if result.stopped:
         return None
     return Outcome("done", result.digest, result.iterations, result.score)
@@ -133,8 +138,10 @@ def _is_busy(error: Exception) -> bool:
 
 def _is_full(error: BaseException | None) -> bool:
     """Whether a full disk, or a quota, is the reason."""
+    reasons = errno.ENOSPC, errno.EDQUOT
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        told = str(error) if isinstance(error, RuntimeError) else ""  # of a worker process, whose error came as text
+        if (isinstance(error, OSError) and error.errno in reasons) or any(os.strerror(n) in told for n in reasons):
             return True
         error = error.__cause__ or error.__context__
     return False

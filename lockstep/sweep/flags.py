@@ -141,7 +141,6 @@ def _alternatives(group: list[str]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
     if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text)):
         return [group]
-    several = len(group) > 2  # else a space is a path's own
     found: list[list[str]] = []
     for part in map(str.strip, text.split(",")):
         numbers = _RANGE.fullmatch(part)
@@ -154,7 +153,7 @@ def _alternatives(group: list[str]) -> list[list[str]]:
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])
         else:
-            found.append([flag, *(part.split() if several else [part])])
+            found.append([flag, *([part] if ".py:" in part else part.split())])  # a path may hold spaces
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -134,24 +134,30 @@ class LiveOverview:
             self._live.stop()
 
     def _render(self) -> RenderableType:
-        return panel(self._picture(), self._title, self._console.height)
+        return fitting(self._console, self._picture(), self._title)
 
 
-def panel(picture: Picture, title: str, height: int = 1_000) -> RenderableType:
-    """The live table, in so many lines of a terminal: rich would cut off what is below them."""
+def fitting(console: Console, picture: Picture, title: str) -> RenderableType:
+    """The live table, with as many runs as the terminal has lines for: rich would cut off what is below, the counts."""
+    shown = len(picture.rows)
+    while shown > 1 and (over := len(console.render_lines(panel(picture, title, shown))) - console.height + 1) > 0:
+        shown -= max(1, min(over // 3, shown - 1))  # a name may take some lines
+    return panel(picture, title, shown)
+
+
+def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
+    """The live table, with so many runs at most."""
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(ratio=1, overflow="fold")  # names differ at their ends
     for _ in range(4):
         table.add_column(no_wrap=True, justify="right")
     if picture.rows:
         table.add_row(*(Text(name, "bright_black") for name in ("run", "on", "", "score", "left")))
-    room = max(1, height - 6)  # without frame, header, counts, and a line for the prompt
-    shown = picture.rows if len(picture.rows) <= room else picture.rows[: room - 1]
-    for row in shown:
+    for row in picture.rows[:most]:
         bar = ProgressBar(total=1.0, completed=row.share, width=12)
         table.add_row(row.name, row.where, bar, Text(number(row.score), "bold green"), row.left)
-    if len(shown) < len(picture.rows):
-        table.add_row(Text(f"… and {len(picture.rows) - len(shown)} more", "bright_black"), *[""] * 4)
+    if most < len(picture.rows):
+        table.add_row(Text(f"… and {len(picture.rows) - most} more", "bright_black"), *[""] * 4)
     counts = Text()
     for state, color in COLORS.items():
         if picture.counts.get(state):

@@ -76,6 +76,8 @@ class Runner:
             place.check(search.needs)  # else it would wait for room for ever
         self._asked = 0
         """How often the user asked to stop."""
+        self._stopping: int | None = None
+        """How often the user had asked when the runs were told to stop."""
         self._trouble: Exception | None = None
         """Why the sweep cannot go on."""
         self._crowded = False
@@ -116,8 +118,8 @@ class Runner:
             if self._trouble:
                 why = str(self._trouble).rstrip(".")
                 raise SettingsError(
-                    f"The sweep in {self._queue.folder} cannot go on: {why}. No run was lost: mend this, and go on "
-                    f"with: {self._queue.command}"
+                    f"The sweep in {self._queue.folder} cannot go on: {why}. No run was lost. To go on, once it can: "
+                    f"{self._queue.command}"
                 ) from self._trouble
         finally:
             for running in self._running:
@@ -281,14 +283,16 @@ class Runner:
                 running.tell()
 
     def _stop(self) -> None:
-        """Do what the user asked for: the first time an end with checkpoints, the second time an end."""
-        if self._asked > 1:
+        """An end with checkpoints; if the user asks once more, an end."""
+        if self._asked > (1 if self._stopping is None else self._stopping):
             for running in self._running:
                 running.process.kill()
-        elif any(not running.told for running in self._running):
+        elif self._stopping is None:
+            self._stopping = self._asked
             for running in self._running:
                 running.tell()
-            self._overview.message("checkpoint and stop after each run's iteration; a further Ctrl-C stops at once")
+            if self._running:
+                self._overview.message("checkpoint and stop after each run's iteration; a further Ctrl-C stops at once")
 
     def _picture(self) -> Picture:
         counts: Counter[State] = Counter(self._states.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,10 +93,18 @@ class Machine:
     """The cores, GPUs and memory that a sweep may use, and which of them are taken."""
 
     def __init__(
-        self, cores: Sequence[int], gpus: Sequence[str] = (), runs_per_gpu: int = 1, memory: float = math.inf
+        self,
+        cores: Sequence[int],
+        gpus: Sequence[str] = (),
+        runs_per_gpu: int = 1,
+        memory: float = math.inf,
+        quota: int | None = None,
     ) -> None:
-        self._cores, self._memory = tuple(sorted(cores)), memory
-        self._running = 0
+        """quota: cores at once, where a container shows more than it may keep busy."""
+        self._memory, self._running = memory, 0
+        self._spare = len(cores) - min(quota or len(cores), len(cores))
+        """Cores that stay free."""
+        self._most = len(cores) - self._spare
         self._free = set(cores)
         self._tenants = dict.fromkeys(gpus, 0)
         self._runs_per_gpu = runs_per_gpu
@@ -109,8 +118,8 @@ class Machine:
             gpus: whether any run needs one; looking for them takes seconds.
             replay: whether any run remembers; looking for memory takes seconds, too.
         """
-        allowed = sorted(os.sched_getaffinity(0))[: cores()]
-        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, _memory() if replay else math.inf)
+        memory = _memory() if replay else math.inf
+        return Machine(sorted(os.sched_getaffinity(0)), _gpus() if gpus else (), runs_per_gpu, memory, cores())
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if a run can never have what it needs here."""
@@ -123,8 +132,9 @@ class Machine:
 
     def has_room(self, wanted: Needs) -> bool:
         """Whether enough cores, GPUs and memory are free. A run alone is left to find out whether its own suffices."""
-        remembered = wanted.memory <= self._memory or not self._running
-        return remembered and len(self._free) >= self._cores_of(wanted) and len(self._open()) >= wanted.gpus
+        remembered = not wanted.memory or wanted.memory <= self._memory or not self._running
+        enough = len(self._free) - self._spare >= self._cores_of(wanted)
+        return remembered and enough and len(self._open()) >= wanted.gpus
 
     def take(self, wanted: Needs) -> Share | None:
         """Cores and GPUs for a run, neighbors as far as possible; None while too few are free. A run for more cores
@@ -158,7 +168,7 @@ class Machine:
         return False
 
     def _cores_of(self, wanted: Needs) -> int:
-        return min(wanted.cores, len(self._cores))
+        return min(wanted.cores, self._most)
 
     def _open(self) -> list[str]:
         """GPUs that another run may share."""
@@ -167,7 +177,9 @@ class Machine:
     def _neighbors(self, count: int) -> tuple[int, ...]:
         """The free cores that lie closest together: these share caches and memory."""
         free = sorted(self._free)
-        starts = range(len(free) - count + 1)
+        starts = list(range(len(free) - count + 1))
+        if self._spare:  # lest all containers of a machine take its first ones
+            random.shuffle(starts)
         begin = min(starts, key=lambda i: free[i + count - 1] - free[i])
         return tuple(free[begin : begin + count])
 

@@ -51,7 +51,7 @@ class Run:
     @property
     def memory(self) -> int:
         """Bytes that its replay takes once it is full."""
-        return _memory(json.dumps(to_json(self.experiment.replace(seed=1)), sort_keys=True))
+        return _memory(json.dumps(_without_fractions(to_json(self.experiment.replace(seed=1, total_steps=1)))))
 
     def validate(self, *, here: bool = True) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs.
@@ -80,6 +80,13 @@ class Run:
         prepare(self.experiment, layout if here else Layout())
         layout.check()
         self.options.validate()
+
+
+def _without_fractions(settings: Any) -> Any:
+    """What sizes can follow from: learning rates and the like, which sweeps vary most, are left at their defaults."""
+    if isinstance(settings, dict):
+        return {name: _without_fractions(x) for name, x in settings.items() if not isinstance(x, float)}
+    return settings
 
 
 @functools.cache  # making an environment to look at takes a while

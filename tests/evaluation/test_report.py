@@ -216,7 +216,7 @@ def test_pairs_that_are_not_shown_are_counted(tmp_path: Path) -> None:
 def test_damaged_files_are_named(name: str, text: str, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / each) for each in ("good", "bad")]
     (runs[1] / name).write_text(text)
-    with pytest.raises(SettingsError, match=rf"bad/{name} cannot be read: .*damaged"):
+    with pytest.raises(SettingsError, match=rf"bad/{name}.*damaged"):
         report(runs, tmp_path / "r.html")
 
 

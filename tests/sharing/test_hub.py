@@ -153,6 +153,7 @@ def test_names_that_the_hub_does_not_take(name: str, run: Path, server: StandIn,
         ("run.json", {"layout": "nonsense"}),
         ("run.json", {"versions": 3}),
         ("run.json", {"resumed": [3]}),
+        ("run.json", {"resumed": [{"iteration": "3"}]}),
         ("metrics.jsonl", {"samples": "many"}),
     ],
 )
@@ -171,7 +172,8 @@ def test_entries_of_another_kind_are_not_pulled(
 def test_a_command_that_no_shell_would_take_is_pulled_as_text(run: Path, server: StandIn, tmp_path: Path) -> None:
     hub.push(run, REPO, episodes=1)
     files = server.repositories[REPO].files
-    files["run.json"] = json.dumps({**json.loads(files["run.json"]), "command": "lockstep train it's"}).encode()
+    facts = {**json.loads(files["run.json"]), "command": "lockstep train it's", "resumed": [{}]}
+    files["run.json"] = json.dumps(facts).encode()
     pulled = hub.pull(REPO, tmp_path / "a")
     assert "it" in json.loads((pulled / "run.json").read_text())["command"]
 

@@ -18,12 +18,13 @@ from rich.console import Console
 from lockstep import recipes
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError, from_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.sweep import Run, grid
 from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, run_entry
 from lockstep.sweep.options import SweepOptions
-from lockstep.sweep.overview import Picture, Row, panel, plain_line
+from lockstep.sweep.overview import Picture, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner, needs_of
 from lockstep.sweep.search import reached
@@ -238,7 +239,7 @@ def test_replay_counts_as_if_it_were_full() -> None:
     assert machine.has_room(Needs(1, memory=8_000_000_000))
     alone = Machine(range(8), memory=1e9)
     assert alone.take(Needs(1, memory=8_000_000_000)) is not None, "it finds out by itself"
-    assert alone.take(Needs(1, memory=1)) is None
+    assert alone.take(Needs(1, memory=1)) is None and alone.take(Needs(1)) is not None
 
 
 def test_a_run_knows_what_its_replay_takes(queue: Queue) -> None:
@@ -294,9 +295,23 @@ def test_runs_that_a_mistaken_rule_stopped_can_go_on(queue: Queue) -> None:
 
 
 def test_this_machine_is_what_this_process_may_use() -> None:
-    cores = os.sched_getaffinity(0)
-    share = Machine.here(gpus=False).take(Needs(len(cores)))
-    assert share is not None and set(share.cores) == cores
+    allowed = os.sched_getaffinity(0)
+    share = Machine.here(gpus=False).take(Needs(len(allowed)))
+    assert share is not None and set(share.cores) <= allowed and len(share.cores) == cores()
+
+
+def test_a_quota_limits_how_many_cores_are_busy_and_not_which() -> None:
+    used = set()
+    for _ in range(50):
+        machine = Machine(range(64), quota=2)
+        first, second = machine.take(Needs(1)), machine.take(Needs(1))
+        assert first is not None and second is not None and machine.take(Needs(1)) is None
+        used |= {*first.cores, *second.cores}
+        machine.give_back(first)
+        machine.give_back(second)
+        everything = machine.take(Needs(16))
+        assert everything is not None and len(everything.cores) == 2
+    assert len(used) > 10
 
 
 def line(samples: int, score: float | None = None) -> str:
@@ -319,7 +334,7 @@ def test_a_curve_is_read_as_it_grows(tmp_path: Path) -> None:
 
 def test_a_damaged_line_of_a_curve_is_passed_over(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_bytes(line(100, 1.0).encode() + b"\0\0\n[]\n\xff\n{}\n" + line(200, 2.0).encode())
+    metrics.write_bytes(line(100, 1.0).encode() + b"\0\r\0\n[]\n\xff\n{}\n" + line(200, 2.0).encode())
     curve = Curve(metrics, every=100)
     curve.read()
     assert (curve.samples, curve.score, curve.marks) == (200, 2.0, [1.0, 2.0])
@@ -402,13 +417,15 @@ def test_the_table_shows_what_runs(width: int) -> None:
     assert all(len(shown) <= width for shown in text.splitlines())
 
 
-def test_a_table_that_is_too_long_still_shows_the_counts() -> None:
-    rows = [Row(f"pong-s{number}", "core 0", 500, 1000, 12.5, 100.0) for number in range(64)]
-    console = Console(file=io.StringIO(), width=100, height=24, record=True, color_system=None)
-    console.print(panel(Picture({"done": 900, "running": 64}, rows), "sweep set", 24))
+@pytest.mark.parametrize("name", ["pong", "ppo-cartpole-CartPole-v1-hidden-sizes=64+64-8c812eeb"])
+def test_a_table_that_is_too_long_still_shows_the_counts(name: str) -> None:
+    rows = [Row(f"{name}-s{number}", "core 0", 500, 1000, 12.5, 100.0) for number in range(64)]
+    console = Console(file=io.StringIO(), width=80, height=24, record=True, color_system=None)
+    console.print(fitting(console, Picture({"done": 900, "running": 64}, rows), "sweep set"))
     shown = console.export_text().splitlines()
-    assert len(shown) < 24 and "900 done   64 running" in shown[-2]
-    assert "pong-s16 " in shown[-4] and "… and 47 more" in shown[-3]
+    assert 10 < len(shown) < 24 and "900 done   64 running" in shown[-2] and "… and " in shown[-3]
+    listed = sum(row.where in line for row in rows[:1] for line in shown)
+    assert listed >= 3 and f"… and {64 - listed} more" in shown[-3]
 
 
 def test_the_plain_line_shows_the_same() -> None:

@@ -113,9 +113,8 @@ def affinities(child: Child) -> dict[str, set[int]]:
     found = {}
     for process in child.members():
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if b"lockstep.sweep.child" in words:
-            name = words[words.index(b"lockstep.sweep.child") + 2].decode()
-            found[name] = os.sched_getaffinity(process)
+        if any(b"lockstep.sweep.child" in word for word in words):
+            found[words[5].decode()] = os.sched_getaffinity(process)  # after python -c CODE PATH FOLDER
     return found
 
 
@@ -170,18 +169,20 @@ def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[
     return Hanging(gymnasium.make("CartPole-v1"))"""
     Path("bad.py").write_text(ENV.format(body=body))
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--env.id", "bad.py:make"]
-    assert main([*command, "--layout", "inline,stall_timeout=3"]) == 1
+    assert main([*command, "--layout", "inline,stall_timeout=10"]) == 1
     shown = capsys.readouterr().out
-    assert re.search(r"no progress for 3 seconds .*after \d+ steps(.|\n)*bad.py.*, in step\n *time.sleep", shown)
+    assert re.search(r"no progress for 10 seconds .*after \d+ steps(.|\n)*bad.py.*, in step\n *time.sleep", shown)
     assert outcomes() == {1: ("failed", None)}
 
 
-def test_a_full_disk_ends_the_sweep_and_fails_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full.py").write_text(ENV.format(body="raise OSError(28, 'No space left on device')"))
-    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, "--env.id", "full.py:make", "--seed", "1..3"]
+    flags = ("--env.id", "full.py:make", "--seed", "1..3", "--layout", layout)
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, *flags]
     assert main([*command, "--slots", "1"]) == 2
     captured = capsys.readouterr()
-    assert re.search(r"cannot go on: there is no space left for ppo-.*go on with: lockstep sweep", captured.err)
+    assert re.search(r"cannot go on: there is no space left for ppo-.*To go on, .*: lockstep sweep", captured.err)
     assert "No space left on device" in next(Path("set/logs").glob("*-s1-*")).read_text()
     assert outcomes() == {} and captured.out.count("start ") == 1, "the others would have found none either"
     Path("full.py").write_text(ENV.format(body=""))

@@ -108,6 +108,14 @@ def test_lists_with_a_gap(flags: tuple[str, ...], complaint: str) -> None:
         of_flags(*flags)
 
 
+def test_lists_are_as_good_as_tuples() -> None:
+    (a,), (b,) = (grid(recipes.ppo_cartpole(), {"model.hidden_sizes": [sizes]}) for sizes in ([8, 8], (8, 8)))
+    a.validate()
+    assert a.experiment.identity() == b.experiment.identity()
+    runs = of_flags("--model.hidden-sizes", "64 64,128 128")
+    assert [getattr(run.experiment.model, "hidden_sizes") for run in runs] == [(64, 64), (128, 128)]  # noqa: B009
+
+
 def test_paths_with_spaces_are_values_of_their_own() -> None:
     runs = of_flags("--env.id", "my envs/a.py:make,my envs/b.py:make")
     assert [run.experiment.env.id for run in runs] == ["my envs/a.py:make", "my envs/b.py:make"]
@@ -136,7 +144,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"seed": ["1"]}, "seed='1' must be a whole number"),
         ({"seed": [10**22]}, r"seed=1\d* is out of range"),
         ({"precision": ["fp8"]}, "precision='fp8' must be 'bf16' or 'fp32'"),
-        ({"model.hidden_sizes": [(64, "x")]}, "model.hidden_sizes=.*must be a tuple"),
+        ({"model.hidden_sizes": [(64, "x")]}, "model.hidden_sizes=.*must be a tuple, each of it a whole number"),
         ({"algorithm.anneal_learning_rate": [1]}, "algorithm.anneal_learning_rate=1 must be True or False"),
         ({"algorithm.learning_rate": [float("nan")]}, "algorithm.learning_rate=nan must be a number"),
         ({"algorithm": [3]}, "algorithm"),
