@@ -146,10 +146,8 @@ def resume(
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
     with _writing(folder, layout):
-        path = resumable(folder, from_checkpoint) if _leads(layout) else None
-        if path is not None:
-            _require_memory(experiment, int(path.name))
-        begin = 0 if path is None else int(path.name)
+        path = resumable(folder, from_checkpoint, experiment) if _leads(layout) else None
+        begin = checkpoint.iteration_of(path)
         if _leads(layout) and begin < experiment.iterations:
             folder.note_resumption(begin, layout)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
@@ -168,8 +166,9 @@ def _require_memory(experiment: Experiment, begin: int) -> None:
             )
 
 
-def resumable(folder: RunFolder, name: str | None) -> Path | None:
-    """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again."""
+def resumable(folder: RunFolder, name: str | None, experiment: Experiment) -> Path | None:
+    """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again. Newer
+    ones are set aside."""
     directory = folder.checkpoints
     checkpoint.recover(directory)
     if name is None and not checkpoint.list_checkpoints(directory):
@@ -178,6 +177,7 @@ def resumable(folder: RunFolder, name: str | None) -> Path | None:
         return None
     path = checkpoint.find(directory, name)
     saved = checkpoint.open_checkpoint(path)
+    _require_memory(experiment, saved.iteration)
     checkpoint.set_aside_newer(directory, saved.iteration)
     return path
 

@@ -188,6 +188,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(capsys: pytest
     assert Path("part/checkpoints/00000002.superseded").is_dir(), "nothing is deleted"
 
 
+def test_a_checkpoint_that_was_set_aside_can_be_resumed_from() -> None:
+    experiment = cut(recipes.ppo_cartpole)
+    expected = outcome(train(experiment, options=options(Path("run"), checkpoint_every=1)))
+    for name, begin in (("1", 1), ("00000002.superseded", 2)):
+        assert (
+            outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=1), from_checkpoint=name)) == expected
+        )
+        assert RunFolder(Path("run")).facts()["resumed"][-1]["iteration"] == begin
+
+
 @pytest.mark.parametrize("lag", [0, "async"])
 @pytest.mark.parametrize("recipe", ["dqn-cartpole", "r2d2-memory"])
 def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(recipe: str, lag: int | str) -> None:
@@ -208,6 +218,7 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
     learned = [line["iteration"] for line in lines if "loss/value" in line]
     assert learned == [*range(warm + 1, 8), *range(8 + warm, 17)]
 
-    train(experiment, layout, options(Path("late"), checkpoint_every=1), stop_after=16 - warm)
+    train(experiment, layout, options(Path("late"), checkpoint_every=1), stop_after=17 - warm)
     with pytest.raises(SettingsError, match=f"has {warm} iterations left, and would fill its memory for {warm}"):
-        resume("late", layout, options(Path("late")))
+        resume("late", layout, options(Path("late")), from_checkpoint=str(16 - warm))
+    assert not list(Path("late").rglob("*.superseded")), "refused before anything was changed"

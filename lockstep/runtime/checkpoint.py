@@ -309,6 +309,12 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=lambda p: int(p.name))
 
 
+def iteration_of(path: Path | None) -> int:
+    """Iterations done when a checkpoint was taken, as its name says, also that of one that was set aside; 0 without
+    one."""
+    return 0 if path is None else int(path.name.partition(".")[0])
+
+
 def latest(directory: str | os.PathLike[str]) -> Path:
     """The newest checkpoint.
 

@@ -49,7 +49,7 @@ def run_ray(work: Work, job: Job) -> Result:
                 allow(losses, job.layout, str(lost))
                 bound = f"{losses} of restarts={job.layout.restarts}"
                 say(f"{lost}. All begin again from the newest checkpoint ({bound}).")
-                told = dataclasses.replace(told, checkpoint=resumable(told.folder, None))
+                told = dataclasses.replace(told, checkpoint=resumable(told.folder, None, told.experiment))
 
 
 def _library() -> Any:

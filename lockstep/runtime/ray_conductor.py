@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
 from lockstep.runtime import children
+from lockstep.runtime.checkpoint import iteration_of
 from lockstep.runtime.output import tell
 from lockstep.runtime.ray_actors import RayCollector, RayLearner
 from lockstep.runtime.supervisor import CONSEQUENCES, StopRequest, Work, WorkerError
@@ -109,7 +110,7 @@ class Conductor:
         self._ray, self._work, self._job, self._layout, self._stop = ray, work, job, layout, stop
         self.losses = losses
         self._clock, self._shards = clock, job.experiment.scheme.shards
-        begin = 0 if job.checkpoint is None else int(job.checkpoint.name)
+        begin = iteration_of(job.checkpoint)
         numbers = clock.ticks(begin, job.stop_after)
         self._asked, self._end = numbers.start, numbers.stop
         """The rollout that is asked for next, and the one that is not wanted any more."""
