@@ -240,6 +240,7 @@ class RunFolder:
         return facts[name]
 
     def damaged(self, name: str, why: object) -> SettingsError:
+        """What to raise where one of the folder's files is not what it was."""
         return SettingsError(
             f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
             "start a new run."
@@ -247,7 +248,8 @@ class RunFolder:
 
 
 def _within(line: dict[str, Any] | None, iterations: int) -> bool:
-    return line is not None and line.get("iteration", iterations + 1) <= iterations
+    iteration = None if line is None else line.get("iteration")
+    return isinstance(iteration, int) and iteration <= iterations
 
 
 def _here_and_now(layout: Layout) -> dict[str, Any]:

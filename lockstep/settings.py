@@ -220,7 +220,7 @@ def _kinds(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_kinds, get_args(hint)))
     if get_origin(hint) is tuple:
-        return f"a tuple, each of it {_kinds(get_args(hint)[0])}" if len(get_args(hint)) == 2 else "a tuple"
+        return f"a tuple, each of it {_kinds(get_args(hint)[0])}" if get_args(hint)[1:] == (...,) else "a tuple"
     return words.get(hint, f"of the kind {getattr(hint, '__name__', hint)}")
 
 
