@@ -192,9 +192,8 @@ def test_a_checkpoint_that_was_set_aside_can_be_resumed_from() -> None:
     experiment = cut(recipes.ppo_cartpole)
     expected = outcome(train(experiment, options=options(Path("run"), checkpoint_every=1)))
     for name, begin in (("1", 1), ("00000002.superseded", 2)):
-        assert (
-            outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=1), from_checkpoint=name)) == expected
-        )
+        again = resume("run", Layout(), options(Path("run"), checkpoint_every=1), from_checkpoint=name)
+        assert outcome(again) == expected
         assert RunFolder(Path("run")).facts()["resumed"][-1]["iteration"] == begin
 
 
