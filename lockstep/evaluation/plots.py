@@ -76,9 +76,8 @@ def plot(
         raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
-    given = {run.path.resolve() if isinstance(run, Run) else Path(run).resolve(): run for run in runs}
-    if labels is None:
-        runs = list(given.values())  # each once, however it is spelt
+    if labels is None:  # each once, however it is spelt
+        runs = list({(run.path if isinstance(run, Run) else Path(run)).resolve(): run for run in runs}.values())
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     groups = methods(read) if labels is None else _labelled(read, labels)
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]

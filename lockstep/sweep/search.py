@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lockstep.experiment import Experiment
 from lockstep.runtime.files import read_objects
 from lockstep.settings import SettingsError, from_json, parse_count, to_json
-from lockstep.sweep.spec import Run, replaced, setting, task
+from lockstep.sweep.spec import Run, plain, replaced, setting, task
 
 OBJECTIVE, TRIALS = "score/mean", 20
 _DIGITS = 4
@@ -45,7 +43,7 @@ class OneOf:
 
     def __post_init__(self) -> None:
         # As files of a sweep give them back: lists as tuples, each value once.
-        values = list(from_json(to_json([x.item() if isinstance(x, np.generic) else x for x in self.values])))
+        values = list(from_json(to_json(plain(self.values))))
         object.__setattr__(self, "values", tuple(x for n, x in enumerate(values) if x not in values[:n]))
 
 

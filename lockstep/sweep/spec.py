@@ -136,13 +136,18 @@ def grid(
 
 
 def _axis(name: str, values: Iterable[Any]) -> list[Any]:
-    """The values of a setting; numbers of NumPy's as Python's own."""
+    """The values of a setting."""
     listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
     if not listed:
         raise SettingsError(
             f"The grid's {name} is {values!r}: give a list with at least one value, as in {{{name!r}: [...]}}."
         )
-    return [value.item() if isinstance(value, np.generic) else value for value in listed]
+    return plain(listed)
+
+
+def plain(values: Iterable[Any]) -> list[Any]:
+    """Values, with numbers of NumPy's as Python's own, which settings are."""
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 def labelled(begin: str, varied: Mapping[str, str]) -> str:
