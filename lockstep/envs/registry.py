@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -155,10 +156,9 @@ def resolve(config: EnvConfig) -> EnvConfig:
             raise SettingsError(f"env.id={config.id} is a callable, which only --env.adapter gymnasium can serve.")
         load_object(config.id)
         adapters: tuple[str, ...] = ("gymnasium",)
-        env_id = config.id
+        env_id, atari = config.id, False
     else:
-        env_id, adapters = _lookup(config.id)
-    atari = env_id in _atari_games()
+        env_id, adapters, atari = _settled(config.id, config.adapter) or _lookup(config.id)
     if config.protocol != "none" and not atari:
         raise SettingsError(
             f"env.protocol={config.protocol} is for Atari games by name (such as Breakout), but env.id={config.id}. "
@@ -239,11 +239,15 @@ def _atari_games() -> frozenset[str]:
     return frozenset(names)
 
 
+def _register() -> None:
+    """Make gymnasium know our own environments."""
+    import lockstep.envs.minatar
+    import lockstep.envs.tasks  # noqa: F401
+
+
 def _catalog() -> dict[str, tuple[str, ...]]:
     """Ids and the adapters that serve them, fastest first."""
-    import lockstep.envs.minatar
-    import lockstep.envs.tasks  # noqa: F401 - both register environments with gymnasium
-
+    _register()
     catalog: dict[str, tuple[str, ...]] = {}
     if _installed("envpool"):
         from lockstep.envs import envpool, vizdoom
@@ -262,18 +266,33 @@ def _catalog() -> dict[str, tuple[str, ...]]:
     return catalog
 
 
-def _lookup(env_id: str) -> tuple[str, tuple[str, ...]]:
-    """The canonical id and the adapters that can serve it, installed or not."""
+def _settled(env_id: str, adapter: str) -> tuple[str, tuple[str, ...], bool] | None:
+    """As _lookup, where EnvPool has no say: it takes a second to import, in every process."""
+    if adapter in ("ale", "auto") and _installed("ale"):
+        from lockstep.envs import ale
+
+        game = _game(env_id, ale.games())
+        return None if game is None else (game, ("ale",), True)
+    _register()
+    return (env_id, ("gymnasium",), False) if adapter == "gymnasium" and env_id in gymnasium.registry else None
+
+
+def _game(env_id: str, games: Iterable[str]) -> str | None:
+    """The Atari game that an id names."""
+    return {game.lower(): game for game in games}.get(env_id.removesuffix("-v5").replace("_", "").lower())
+
+
+def _lookup(env_id: str) -> tuple[str, tuple[str, ...], bool]:
+    """The canonical id, the adapters that can serve it, installed or not, and whether it is an Atari game's name."""
     if env_id.startswith("ALE/") and _installed("ale"):
         importlib.import_module("ale_py")
     catalog = _catalog()
     games = _atari_games()
-    plain = {game.lower(): game for game in games}
-    game = plain.get(env_id.removesuffix("-v5").replace("_", "").lower())
+    game = _game(env_id, games)
     if game is not None:
-        return game, catalog[game]
+        return game, catalog[game], True
     if env_id in catalog:
-        return env_id, catalog[env_id]
+        return env_id, catalog[env_id], False
     if env_id.startswith(_DOOM) and not _installed("envpool"):
         raise _missing(env_id, "envpool")
     if not games and re.fullmatch(r"[A-Z][A-Za-z]+(-v5)?", env_id):
@@ -289,7 +308,7 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...]]:
             ) from error
         catalog = _catalog()
         if name in catalog:
-            return env_id, ("gymnasium",)
+            return env_id, ("gymnasium",), False
     folded = {name.lower(): name for name in catalog}
     close = [folded[c] for c in difflib.get_close_matches(name.lower(), folded, 4)]
     hint = f"Did you mean {', '.join(close)}? " if close else ""

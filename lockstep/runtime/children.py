@@ -109,18 +109,23 @@ class Standstill:
 
     def __init__(self, stall_timeout: float) -> None:
         self._stall_timeout = stall_timeout
+        self._progress: object = None
         self._waited, self._looked = 0.0, time.monotonic()
 
     def moved(self) -> None:
         """There was progress."""
         self._waited, self._looked = 0.0, time.monotonic()
 
-    def too_long(self, *, started: bool, grace: float = 0.0) -> float | None:
+    def too_long(self, progress: object = None, *, started: bool, grace: float = 0.0) -> float | None:
         """The seconds of patience, once they and those of grace are over; to be asked every second or so.
 
         Args:
+            progress: something that is no longer equal once there was progress, such as a count of steps.
             started: whether there has been progress before.
         """
+        if progress != self._progress:
+            self._progress = progress
+            self.moved()
         now = time.monotonic()
         self._waited += min(now - self._looked, _BETWEEN_LOOKS)
         self._looked = now

@@ -130,7 +130,7 @@ class Conductor:
         """Since when a learner's connection is broken, and what it said."""
         self._places: Any = None
         self._polled = 0.0
-        self._standstill, self._steps = children.Standstill(job.layout.stall_timeout), -1
+        self._standstill = children.Standstill(job.layout.stall_timeout)
         self._told = False
 
     def run(self) -> Result:
@@ -328,10 +328,7 @@ class Conductor:
         self._polled = now
         everyone = [*self._learners, *self._collectors]
         steps = sum(actor.steps for actor in everyone) + sum(self._arrived.values())
-        if steps != self._steps:
-            self._steps = steps
-            self._standstill.moved()
-        patience = self._standstill.too_long(started=any(actor.steps > 0 for actor in everyone))
+        patience = self._standstill.too_long(steps, started=any(actor.steps > 0 for actor in everyone))
         if patience is not None:
             self._explain(everyone, patience)
         for actor in everyone:

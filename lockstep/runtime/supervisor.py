@@ -153,13 +153,10 @@ def run_inline(work: Work, job: Job) -> Result:
 def _watch_inline(
     fail: Callable[[str], Any], stop: StopRequest, ended: threading.Event, stall_timeout: float, thread: int
 ) -> None:
-    last, standstill = stop.steps(), children.Standstill(stall_timeout)
+    standstill = children.Standstill(stall_timeout)
     while not ended.wait(1.0):
-        if (now := stop.steps()) != last:
-            last = now
-            standstill.moved()
-            continue
-        patience = standstill.too_long(started=now > 0)
+        now = stop.steps()
+        patience = standstill.too_long(now, started=now > 0)
         if patience is not None:
             stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
             fail(
@@ -285,7 +282,7 @@ def run_processes(work: Work, job: Job) -> Result:
 def _watch(names: list[str], processes: list[Any], pipes: list[Connection], progress: Any, layout: Layout) -> Result:
     """Wait until every process has answered; raise as soon as one fails, dies or all stand still."""
     results: dict[int, Result | None] = {}
-    last, standstill = list(progress), children.Standstill(layout.stall_timeout)
+    standstill = children.Standstill(layout.stall_timeout)
     while len(results) < len(processes):
         open_ranks = [rank for rank in range(len(processes)) if rank not in results]
         wait([pipes[rank] for rank in open_ranks] + [processes[rank].sentinel for rank in open_ranks], timeout=1.0)
@@ -309,11 +306,7 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
         if failures:
             raise WorkerError(_first_cause(failures, names, processes, pipes, results))
         now = list(progress)
-        if now != last:
-            last = now
-            standstill.moved()
-            continue
-        patience = standstill.too_long(started=any(now), grace=_EXPLAINING)
+        patience = standstill.too_long(now, started=any(now), grace=_EXPLAINING)
         if patience is not None:
             for rank in open_ranks:
                 children.show_stack(processes[rank], names[rank])

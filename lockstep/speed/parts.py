@@ -132,10 +132,13 @@ class PartsWorkers:
     def __init__(self, experiment: Experiment, layout: Layout, cores: int) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        self._parts = parts_of(experiment)
-        for index in range(processes_to_load(experiment, layout, cores)):
-            ours, theirs = get_context("spawn").Pipe()
-            arguments = (experiment, layout, index, theirs)
+        self._parts, self._stall_timeout = parts_of(experiment), layout.stall_timeout
+        context, count = get_context("spawn"), processes_to_load(experiment, layout, cores)
+        self._progress = context.RawArray("Q", count)
+        """Calls that each has made."""
+        for index in range(count):
+            ours, theirs = context.Pipe()
+            arguments = (experiment, layout, index, theirs, self._progress)
             self._processes.append(children.start(_serve, arguments, f"lockstep-parts-{index}"))
             theirs.close()
             self._pipes.append(ours)
@@ -165,9 +168,11 @@ class PartsWorkers:
 
     def _answers(self) -> list[float]:
         answers: dict[int, float] = {}
+        standstill = children.Standstill(self._stall_timeout)
         while len(answers) < len(self._pipes):
             missing = [index for index in range(len(self._pipes)) if index not in answers]
-            wait([self._pipes[index] for index in missing] + [self._processes[index].sentinel for index in missing])
+            waited_for = [end for i in missing for end in (self._pipes[i], self._processes[i].sentinel)]
+            wait(waited_for, timeout=1.0)
             for index in missing:
                 gone = not self._processes[index].is_alive()  # asked first: what it sent before it went still counts
                 try:
@@ -182,10 +187,19 @@ class PartsWorkers:
                     self._processes[index].join()
                     obituary = children.obituary(self._processes[index])
                     raise WorkerError(f"Measuring process {index} {obituary}") from None
+            patience = standstill.too_long(list(self._progress), started=any(self._progress))
+            if patience is not None and len(answers) < len(self._pipes):
+                for index in missing:
+                    children.show_stack(self._processes[index], f"Measuring process {index}")
+                raise WorkerError(
+                    f"The processes that measure have made no progress for {patience:g} seconds "
+                    "(Layout.stall_timeout). Where they stand is printed above. To allow longer, use "
+                    "stall_timeout=SECONDS in the layout."
+                )
         return [answers[index] for index in range(len(self._pipes))]
 
 
-def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection) -> None:
+def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection, progress: Any) -> None:
     """What a measuring process does."""
     keep_freed_memory()
     torch.set_num_threads(experiment.torch_threads)
@@ -195,7 +209,12 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection)
         while True:
             part, seconds = pipe.recv()
             call, samples = calls[part]
-            pipe.send(seconds_a_call(call, seconds) / samples)
+
+            def counted(call: Callable[[], object] = call) -> None:
+                call()
+                progress[index] += 1
+
+            pipe.send(seconds_a_call(counted, seconds) / samples)
     except EOFError:
         pass
     except BaseException:

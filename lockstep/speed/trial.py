@@ -13,14 +13,13 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import children
-from lockstep.runtime.supervisor import WorkerError
+from lockstep.runtime.supervisor import WorkerError, unattended
 from lockstep.settings import SettingsError
 
 _POLL = 0.005
@@ -149,15 +148,21 @@ def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
 
     never = 10**12
     options = RunOptions(run=str(folder / "run"), checkpoint_every=never, display="none", tensorboard=False)
-    failure: list[Any] = []
+
+    def failed(kind: str, text: str) -> None:
+        (folder / "failure").write_text(json.dumps([kind, text]), encoding="utf-8")
+
+    def stands(text: str) -> None:
+        failed("error", text)
+        os._exit(1)
+
     try:
-        train(experiment, layout, options)
+        with unattended(stands):
+            train(experiment, layout, options)
     except SettingsError as error:
-        failure = ["mistake", str(error)]
+        failed("mistake", str(error))
     except WorkerError as error:
-        failure = ["error", str(error)]
+        failed("error", str(error))
     except BaseException as error:
-        failure = ["error", f"{type(error).__name__}: {error}"]
+        failed("error", f"{type(error).__name__}: {error}")
         raise
-    finally:
-        (folder / "failure").write_text(json.dumps(failure), encoding="utf-8")

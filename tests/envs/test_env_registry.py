@@ -42,6 +42,26 @@ def test_auto_takes_the_fastest_and_resolving_again_changes_nothing(env_id: str,
     assert envs.resolve(resolved) == resolved
 
 
+@pytest.mark.parametrize(
+    ("env_id", "name", "given", "adapter"),
+    [
+        ("ms_pacman", "MsPacman", "auto", "ale"),
+        ("MsPacman", "MsPacman", "ale", "ale"),
+        ("CartPole-v1", "CartPole-v1", "gymnasium", "gymnasium"),
+        ("lockstep/Memory-v0", "lockstep/Memory-v0", "gymnasium", "gymnasium"),
+    ],
+)
+def test_what_envpool_has_no_say_in_does_not_load_it(
+    env_id: str, name: str, given: str, adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = envs.resolve(EnvConfig(id=env_id, adapter=given))  # type: ignore[arg-type]
+    monkeypatch.setattr(registry, "_catalog", pytest.fail)
+    monkeypatch.setattr(registry, "_atari_games", pytest.fail)
+    assert (expected.id, expected.adapter) == (name, adapter)
+    assert envs.resolve(EnvConfig(id=env_id, adapter=given)) == expected  # type: ignore[arg-type]
+    assert envs.resolve(expected) == expected
+
+
 @pytest.mark.envpool
 def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec

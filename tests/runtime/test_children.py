@@ -36,6 +36,16 @@ def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch
     assert standstill.too_long(started=True) is None
 
 
+def test_what_has_changed_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    standstill = children.Standstill(6.0)
+    for steps in ([1, 0], [1, 1], [2, 1], [2, 2]):
+        assert standstill.too_long(steps, started=True) is None
+        assert standstill.too_long(list(steps), started=True) is None
+    assert [standstill.too_long([2, 2], started=True) for _ in range(5)] == [None, None, None, None, 6.0]
+
+
 def test_a_start_and_explanations_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 2.0, 4.0, 4.0, 4.0])
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))

@@ -11,6 +11,8 @@ from children import Child, until
 from tiny import EXPERIMENTS
 
 from lockstep import Experiment, Layout, SettingsError, envs
+from lockstep.runtime.supervisor import WorkerError
+from lockstep.speed.parts import PartsWorkers
 from lockstep.speed.trial import OutOfTime, Slot, Trial
 from lockstep.train import prepare
 
@@ -18,6 +20,22 @@ from lockstep.train import prepare
 def cartpole() -> Experiment:
     experiment = EXPERIMENTS["cartpole-8-shards"]()
     return prepare(experiment, Layout())
+
+
+def hanging(folder: Path) -> Experiment:
+    """Whose environments stop at their third step."""
+    file = folder / "hanging.py"
+    file.write_text(
+        "import time\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Hanging(CartPoleEnv):\n"
+        "    steps = 0\n"
+        "    def step(self, action):\n"
+        "        self.steps += 1\n"
+        "        time.sleep(3600 * (self.steps == 3))\n"
+        "        return super().step(action)\n"
+    )
+    return cartpole().replace(env=envs.EnvConfig(id=f"{file}:Hanging", num_envs=16))
 
 
 def test_a_halted_trial_stands_still_and_goes_on_where_it_was() -> None:
@@ -64,6 +82,24 @@ def test_what_ends_a_trial_is_said(tmp_path: Path) -> None:
     with pytest.raises((SettingsError, RuntimeError), match="no ROM here"):
         trial.run(0.0)
     trial.close()
+
+
+def test_a_standstill_ends_a_trial(tmp_path: Path) -> None:
+    trial = Trial(hanging(tmp_path), Layout.parse("inline,stall_timeout=1"))
+    with pytest.raises(WorkerError, match=r"no progress for 1 seconds[\s\S]*in step\n    time.sleep"):
+        trial.run(0.0)
+    trial.close()
+
+
+def test_a_standstill_ends_the_measuring_of_parts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    workers = PartsWorkers(hanging(tmp_path), Layout.parse("inline,stall_timeout=1"), cores=1)
+    try:
+        workers.ready()
+        with pytest.raises(WorkerError, match="have made no progress for 1 seconds"):
+            workers.measure("env", 60.0)
+    finally:
+        workers.close()
+    assert "in step" in capfd.readouterr().err
 
 
 def test_no_process_outlives_a_tuner_that_is_killed_while_its_trials_are_halted(start: Callable[..., Child]) -> None:

@@ -178,13 +178,13 @@ def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("layout", ["inline", "processes:2"])
 def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full.py").write_text(ENV.format(body="raise OSError(28, 'No space left on device')"))
-    flags = ("--env.id", "full.py:make", "--seed", "1..3", "--layout", layout)
+    flags = ("--env.id", "full.py:make", "--seed", "1..2", "--layout", layout)
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, *flags]
     assert main([*command, "--slots", "1"]) == 2
     captured = capsys.readouterr()
     assert re.search(r"cannot go on: there is no space left for ppo-.*To go on, .*: lockstep sweep", captured.err)
     assert "No space left on device" in next(Path("set/logs").glob("*-s1-*")).read_text()
-    assert outcomes() == {} and captured.out.count("start ") == 1, "the others would have found none either"
+    assert outcomes() == {} and captured.out.count("start ") == 1, "the other would have found none either"
     Path("full.py").write_text(ENV.format(body=""))
     assert main(["sweep", "set"]) == 0
     assert {state for state, _ in outcomes().values()} == {"done"}
