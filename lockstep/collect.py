@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from lockstep import envs
 from lockstep.acting import ActingBatch, ShardSeat
 from lockstep.agent import Agent, Version
+from lockstep.arrays import named_leaves
 from lockstep.clock import Acting, Fill
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
@@ -22,6 +25,7 @@ from lockstep.ledger import structure_digests
 from lockstep.models.capture import Inference
 from lockstep.preemption import Preemption
 from lockstep.rng import stream
+from lockstep.runtime.output import tell
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import Slabs
 
@@ -96,6 +100,7 @@ class Collector:
                 pool=pool,
             )
 
+        self._told = False
         self._batches = [ActingBatch(agent, group, of_group, make) for group, of_group in slabs.groups]
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds since they were last set to 0."""
@@ -187,8 +192,20 @@ class Collector:
             moments = version.normalizers.rollout_sums(rollout[:cut], seat)
             # Only now: the return in flight goes on, but what learns must bootstrap from the last observation.
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
+        self._look(rollout)
         digests = structure_digests(rollout)
         return Delivery(shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise)
+
+    def _look(self, rollout: Rollout) -> None:
+        """Say it, once, if the environments return what is no finite number: all that is learned becomes none, too."""
+        if not self._told and _finite(rollout.action) and not (_finite(rollout.reward) and _finite(rollout.obs)):
+            self._told = True
+            what = "an observation" if _finite(rollout.reward) else "a reward"
+            tell(
+                f"warning: env.id={self._experiment.env.id} returned {what} that is not finite (NaN or infinite), and "
+                "so will be all that is learned from it. Mend the environment, or replace such values in a wrapper.",
+                sys.stderr,
+            )
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
         """Every shard with the acting batch that it sits in."""
@@ -218,6 +235,10 @@ class Collector:
             parameter.copy_(named[name])
         self._actor.refresh()
         self._loaded = version.number
+
+
+def _finite(structure: Any) -> bool:
+    return all(bool(leaf.isfinite().all()) for _, leaf in named_leaves(structure) if leaf.is_floating_point())
 
 
 class Collectors:

@@ -137,6 +137,11 @@ class Layout:
             raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
         if self.pin not in (0, 1):
             raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
+        if self.pin and self.backend in ("inline", "torchrun"):
+            raise SettingsError(
+                f"Layout {self}: pin is for processes that lockstep starts, as in processes:2,pin=1. Elsewhere, "
+                "taskset or numactl keep a process to some cores."
+            )
         devices = (self.device, *self.collectors, *self.learners)
         if self.graphs not in (0, 1) or (self.graphs and "cpu" in (devices[1:] or devices)):
             raise SettingsError(
@@ -144,7 +149,7 @@ class Layout:
                 "inline,device=0,graphs=1 or a0-l0,graphs=1."
             )
         for device in devices:
-            if not (device == "cpu" or device.isdigit()):
+            if not (device == "cpu" or device.isdecimal()):
                 raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
         if self.device != "cpu" and self.split:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
@@ -225,13 +230,13 @@ def _head(head: str, text: str) -> Layout:
 def _devices(listed: str, cpu: bool, text: str) -> tuple[str, ...]:
     """`2` behind `cpu:` or `ray:` is a count; elsewhere `0,1,cpu` are devices."""
     if cpu:
-        if not listed.isdigit() or not int(listed):
+        if not listed.isdecimal() or not int(listed):
             raise SettingsError(
                 f"Layout {text!r}: behind cpu: and ray: stand numbers of processes, as in cpu:a2-l2. {_HELP}"
             )
         return ("cpu",) * int(listed)
     devices = tuple(listed.split(","))
-    if not all(device == "cpu" or device.isdigit() for device in devices):
+    if not all(device == "cpu" or device.isdecimal() for device in devices):
         raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, with commas between. {_HELP}")
     return devices
 

@@ -90,7 +90,10 @@ _ARITHMETIC_VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
 )
-_LIBRARIES = ("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "mujoco", "numpy", "vizdoom")
+_LIBRARIES = (
+    *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco"),
+    *("numpy", "vizdoom"),
+)
 
 
 def _cpu() -> dict[str, str]:
@@ -175,7 +178,10 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
         LedgerError: no such file; or a line that is not what was written.
     """
     if not path.is_file():
-        raise LedgerError(f"There is no ledger {path}. Give the folder of a run that lockstep train wrote.")
+        raise LedgerError(
+            f"There is no ledger {path}, without which nothing can be proven or continued. Restore it from a copy, or "
+            "give the folder of another run."
+        )
     chain, end = _NO_CHAIN, 0
     with path.open("rb") as file:
         for index, raw in enumerate(file):
@@ -199,6 +205,17 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
             yield entry, chain, end
     if end == 0:
         raise LedgerError(f"The ledger {path} is empty. Restore it from a copy, or start a new run.")
+
+
+def _first(path: Path, iterations: int) -> list[tuple[dict[str, Any], str, int]]:
+    """The entries of the head and of the first iterations; what follows may be damaged."""
+    kept = list(itertools.islice(_entries(path), iterations + 1))
+    if len(kept) < iterations + 1:
+        raise LedgerError(
+            f"The ledger {path} records {len(kept) - 1} iterations, but the checkpoint was taken after "
+            f"{iterations}. Restore it from a copy, or resume from an earlier one with --checkpoint."
+        )
+    return kept
 
 
 class Ledger:
@@ -238,13 +255,7 @@ class Ledger:
             LedgerError: a line to be kept is missing or damaged.
         """
         path = Path(path)
-        kept = list(itertools.islice(_entries(path), iterations + 1))
-        if len(kept) < iterations + 1:
-            raise LedgerError(
-                f"The ledger {path} records {len(kept) - 1} iterations, but the checkpoint was taken after "
-                f"{iterations}. Restore it from a copy, or resume from an earlier one with --checkpoint."
-            )
-        _, chain, end = kept[-1]
+        _, chain, end = _first(path, iterations)[-1]
         os.truncate(path, end)
         ledger = Ledger(path, path.open("a", encoding="ascii", newline="\n"), chain, iterations)
         ledger.sync()
@@ -288,13 +299,17 @@ def ledger_head(experiment: Any) -> dict[str, Any]:
     }
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read(path: str | os.PathLike[str], iterations: int | None = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Head and lines of a ledger, every byte checked against the chain; the chain hashes are left out.
+
+    Args:
+        iterations: read only so many lines, which have to be there; None reads all.
 
     Raises:
         LedgerError: missing, or damaged; names the first bad iteration.
     """
-    first, *lines = (entry for entry, _, _ in _entries(Path(path)))
+    path = Path(path)
+    first, *lines = (entry for entry, _, _ in (_entries(path) if iterations is None else _first(path, iterations)))
     if first.get("version") != VERSION:
         raise LedgerError(
             f"The ledger {path} has format {first.get('version')}, and this lockstep reads format {VERSION}. "
@@ -317,7 +332,7 @@ class Difference:
     a: str
     b: str
     settings: tuple[str, ...] = ()
-    """Settings that differ too, and so may be the cause."""
+    """Settings that differ too, and entries of the platform, and so may be the cause."""
 
     def __str__(self) -> str:
         place = "" if self.iteration is None else f"Iteration {self.iteration}: "
@@ -384,11 +399,12 @@ def compare(
         iterations: compare only that many; both ledgers must hold them.
     """
     settings = differing_entries(head_a["settings"], head_b["settings"])
+    platforms = differing_entries({"platform": head_a["platform"]}, {"platform": head_b["platform"]})
     if not settings and head_a["experiment"] != head_b["experiment"]:
         settings = (f"identity: {head_a['experiment']} != {head_b['experiment']}",)
     for i, (line_a, line_b) in enumerate(zip(lines_a[:iterations], lines_b[:iterations], strict=False)):
         for name, a, b in _differing(_canonical(line_a), _canonical(line_b)):
-            return Difference(i, _where(name, line_a), str(a), str(b), settings)
+            return Difference(i, _where(name, line_a), str(a), str(b), settings + platforms)
     count_a, count_b = (n if iterations is None else min(n, iterations) for n in (len(lines_a), len(lines_b)))
     if count_a != count_b or (iterations is not None and count_a < iterations):
         return Difference(min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings)

@@ -332,8 +332,8 @@ def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, sampl
     if options.tensorboard:
         sinks.append(_TensorBoard(folder, samples))
     if options.wandb:
-        # W&B takes the run up again by its id; trackio by its name.
-        kept = {"id": name[-64:], "dir": str(folder.path), "resume": "allow"}
+        # W&B takes the run up again by its id, which is no other run's; trackio by its name.
+        kept = {"id": folder.facts().get("id", name[-64:]), "dir": str(folder.path), "resume": "allow"}
         sinks.append(_Tracker("wandb", project=options.wandb, name=name, config=to_json(experiment), **kept))
     if options.trackio:
         resume = "allow" if samples else "never"

@@ -9,6 +9,7 @@ from typing import Any
 from lockstep import ledger
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.clock import Clock, Recorded
+from lockstep.consistency import edited_settings, platform_warning
 from lockstep.experiment import Experiment
 from lockstep.freerun import Pace
 from lockstep.layout import Layout
@@ -31,6 +32,22 @@ class Replay:
     difference: Difference | None
     stopped: bool
     """Whether it was interrupted before all recorded iterations were repeated."""
+    warning: str | None = None
+    """Set if the run was made, or resumed, on another platform: then bits may differ for that reason alone."""
+
+
+def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
+    """Raise SettingsError if so many iterations cannot be repeated, since a resumption began with an empty memory."""
+    config = experiment.algorithm
+    if not isinstance(config, OffPolicyConfig) or config.replay.checkpoint:
+        return
+    resumed = [each["iteration"] for each in folder.facts().get("resumed", []) if each.get("iteration")]
+    if resumed and min(resumed) < iterations:
+        raise SettingsError(
+            f"{folder.path} was resumed after {min(resumed)} iterations without what it remembered, since its "
+            "checkpoints do not hold that (algorithm.replay.no-checkpoint): no more iterations than those can be "
+            f"repeated. lockstep verify {folder.path} --iterations {min(resumed)} does so."
+        )
 
 
 def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path) -> Recorded | None:
@@ -42,12 +59,17 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path
     scheme, clock = experiment.scheme, Clock.of(experiment)
     if not scheme.timing_decides:
         return None
-    if scheme.free_running:
-        _check_events(experiment, clock, lines)
-    if scheme.preempt < 1:
-        _check_cuts(experiment, lines)
-    if scheme.gradient_lag == "async":
-        _check_updates(experiment, lines)
+    try:
+        if scheme.free_running:
+            _check_events(experiment, clock, lines)
+        if scheme.preempt < 1:
+            _check_cuts(experiment, lines)
+        if scheme.gradient_lag == "async":
+            _check_updates(experiment, lines)
+    except (KeyError, TypeError, ValueError) as error:  # an entry is not there, or of another kind
+        if isinstance(error, SettingsError):
+            raise
+        raise _undecidable(None, f"{type(error).__name__}: {error}") from error
     events, cuts, updates = (
         tuple(line[name] for line in lines if name in line) for name in ("events", "cuts", "updates")
     )
@@ -58,16 +80,23 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path
 
 def _check_events(experiment: Experiment, clock: Clock, lines: list[dict[str, Any]]) -> None:
     pace, number = Pace.of(experiment), dict.fromkeys(range(clock.shards), 0)
+    rollout = experiment.algorithm.rollout
     for iteration, line in enumerate(lines):
         for event in line["events"]:
             shard, acting = event["shard"], event["versions"]
-            in_order = event["rollout"] == number.get(shard) and acting and acting[0][0] == 0
+            steps, versions = [step for step, _ in acting], [version for _, version in acting]
+            in_order = event["rollout"] == number.get(shard) and steps[:1] == [0]
             noisy = isinstance(event.get("noise", 0), int)
-            if not (in_order and noisy) or not iteration - clock.lag <= acting[0][1] <= acting[-1][1] <= iteration:
+            known = iteration - clock.lag <= versions[0] and versions[-1] <= iteration if versions else False
+            if not (in_order and noisy and known and versions == sorted(versions) and _increasing(steps, rollout)):
                 raise _undecidable(iteration, event)
             number[shard] += 1
         if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):
             raise _undecidable(iteration, f"{len(line['events'])} rollouts")
+
+
+def _increasing(steps: list[int], below: int) -> bool:
+    return all(isinstance(step, int) and 0 <= step < below for step in steps) and steps == sorted(set(steps))
 
 
 def _check_cuts(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
@@ -94,10 +123,11 @@ def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
             raise _undecidable(iteration, f"{len(line['updates'])} updates")
 
 
-def _undecidable(iteration: int, what: object) -> LedgerError:
+def _undecidable(iteration: int | None, what: object) -> LedgerError:
+    where = "" if iteration is None else f" for iteration {iteration}"
     return LedgerError(
-        f"The ledger records for iteration {iteration} what cannot have been decided: {what}. It was edited, or "
-        "experiment.json was: restore both from a copy.",
+        f"The ledger records{where} what cannot have been decided: {what}. It was edited, or experiment.json was: "
+        "restore both from a copy.",
         iteration,
     )
 
@@ -122,9 +152,15 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
     head, lines = ledger.read(folder.ledger)
     if not lines:
         raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to replay.")
+    edited = edited_settings(folder, head)
+    if edited is not None:
+        raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
+    require_memory(folder, experiment, len(lines))
     recorded = recorded_clock(experiment, lines, folder.path)
     result = train(experiment, layout, options, stop_after=len(lines), recorded=recorded)
     again = ledger.read(RunFolder(result.run).ledger)
     difference = ledger.compare(head, lines, *again, iterations=result.iterations)
     stopped = result.iterations < len(lines)
-    return Replay(difference is None and not stopped, result.run, result.digest, result.iterations, difference, stopped)
+    same = difference is None and not stopped
+    warning = platform_warning(folder, head)
+    return Replay(same, result.run, result.digest, result.iterations, difference, stopped, warning)

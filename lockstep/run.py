@@ -12,7 +12,8 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -121,6 +122,7 @@ class RunFolder:
             **_here_and_now(layout),
             "options": dataclasses.asdict(options),
             "directory": os.getcwd(),
+            "id": uuid.uuid4().hex,
             "first_env_seeds": seeds,
         }
         _write_json(folder.path / "run.json", facts)
@@ -172,7 +174,9 @@ class RunFolder:
         Raises:
             RunBusy: another process is writing it.
         """
-        with open(self.path / ".lock", "w", encoding="utf-8") as file:
+        with writing(self.path):
+            opened = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -196,12 +200,34 @@ class RunFolder:
                 raise self.damaged("run.json", f"its {wrong[0]!r} is {each[wrong[0]]!r}")
         return facts
 
-    def note_resumption(self, iteration: int, layout: Layout) -> None:
-        """Note in run.json how the run goes on after so many iterations, in place of what is repeated so."""
+    def note_resumption(self, iteration: int, layout: Layout, options: RunOptions, differs: Sequence[str]) -> None:
+        """Note in run.json how the run goes on after so many iterations, in place of what is repeated so; differs:
+        what of the platform is not as the ledger's head says."""
         facts = self.facts()
         before = [each for each in facts.get("resumed", []) if each.get("iteration", 0) < iteration]
-        again = {"iteration": iteration, **_here_and_now(layout)}
+        again = {"iteration": iteration, "checkpoint_every": options.checkpoint_every, **_here_and_now(layout)}
+        if differs:
+            again["differs"] = list(differs)
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
+
+    def begin_again(self) -> None:
+        """Set aside what a run recorded that ended before its first checkpoint.
+
+        Raises:
+            SettingsError: it had one.
+        """
+        facts = self.facts()
+        recorded = self.ledger.read_bytes().count(b"\n") - 1 if self.ledger.is_file() else 0
+        every = [each.get("checkpoint_every", 0) for each in (self._fact("options"), *facts.get("resumed", []))]
+        if recorded > max(every):
+            raise SettingsError(
+                f"{self.path} has no checkpoint, but its ledger records {recorded} iterations, and one was taken at "
+                f"least every {max(every)}. Restore its folder {self.checkpoints.name} from a copy, or train it anew "
+                "in another folder."
+            )
+        for written in (self.ledger, self.metrics):
+            if written.is_file():
+                written.replace(written.with_name(f"{written.name}.superseded"))
 
     def records(self) -> list[dict[str, float | None]]:
         """The lines of metrics.jsonl, as far as they are complete."""

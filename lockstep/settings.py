@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -141,17 +142,23 @@ def load_object(reference: str) -> Any:
     if source.startswith((".", "/", "~")) and not source.endswith(".py"):
         raise SettingsError(f"Cannot load {reference!r}: a file's path ends in .py, as in {source}.py:{name}.")
     try:
-        module = load_file(source) if source.endswith(".py") else importlib.import_module(source)
-        value: Any = module
+        value: Any = load_file(source) if source.endswith(".py") else importlib.import_module(source)
         for part in name.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise
-        raise SettingsError(
-            f"Cannot load {reference!r}: {error}. Write package.module:name or path/to/file.py:name."
-        ) from error
+        where = _raised_at(error)
+        remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
+        raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error
     return value
+
+
+def _raised_at(error: Exception) -> str | None:
+    """The line of the code being loaded that raised an error; None if it was raised by the loading itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else None
 
 
 def reference_to(cls: type) -> str:
@@ -262,7 +269,12 @@ def from_json(value: Any) -> Any:
         SettingsError: a type no longer exists, or has no such setting.
     """
     if isinstance(value, dict) and _TYPE in value:
-        cls = load_object(value[_TYPE])
+        named = value[_TYPE]
+        cls = load_object(named) if isinstance(named, str) else None
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            raise SettingsError(
+                f"{_TYPE} {named!r} is not the name of settings: this file is damaged. Restore it from a copy."
+            )
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = set(value) - known - {_TYPE}
         if unknown:

@@ -23,7 +23,6 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent, Version
-from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
 from lockstep.collect import Collectors
@@ -35,6 +34,7 @@ from lockstep.ledger import state_digest
 from lockstep.mail import Collection, MailedRollouts
 from lockstep.preemption import preemption
 from lockstep.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
+from lockstep.resumption import other_platform, resumable
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.channels import Link
@@ -149,37 +149,9 @@ def resume(
         path = resumable(folder, from_checkpoint, experiment) if _leads(layout) else None
         begin = checkpoint.iteration_of(path)
         if _leads(layout) and begin < experiment.iterations:
-            folder.note_resumption(begin, layout)
+            differs = other_platform(folder) if begin else ()
+            folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
-
-
-def _require_memory(experiment: Experiment, begin: int) -> None:
-    """Raise SettingsError if memory, which checkpoints do not hold, cannot be filled again before the run ends."""
-    config = experiment.algorithm
-    if isinstance(config, OffPolicyConfig) and not config.replay.checkpoint and begin < experiment.iterations:
-        warm = config.build().warm_iterations(experiment.samples_per_iteration)
-        if begin + warm >= experiment.iterations:
-            raise SettingsError(
-                f"The run has {experiment.iterations - begin} iterations left, and would fill its memory for {warm} of "
-                "them, since checkpoints do not hold it (algorithm.replay.no-checkpoint): it would learn no more. Use "
-                "what it has learned, or train it anew."
-            )
-
-
-def resumable(folder: RunFolder, name: str | None, experiment: Experiment) -> Path | None:
-    """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again. Newer
-    ones are set aside."""
-    directory = folder.checkpoints
-    checkpoint.recover(directory)
-    if name is None and not checkpoint.list_checkpoints(directory):
-        for written in (folder.ledger, folder.metrics):
-            written.unlink(missing_ok=True)
-        return None
-    path = checkpoint.find(directory, name)
-    saved = checkpoint.open_checkpoint(path)
-    _require_memory(experiment, saved.iteration)
-    checkpoint.set_aside_newer(directory, saved.iteration)
-    return path
 
 
 def _leads(layout: Layout) -> bool:

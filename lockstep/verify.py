@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep import ledger
+from lockstep.consistency import edited_settings, newest_checkpoint_difference, platform_warning
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
-from lockstep.replay import recorded_clock
+from lockstep.replay import recorded_clock, require_memory
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError, to_json
+from lockstep.settings import SettingsError
 
 DEFAULT_ITERATIONS = 3
 
@@ -67,8 +68,9 @@ def verify(
     except LedgerError as error:
         return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
     count = _iterations(iterations, len(lines), folder)
-    warning = _platform_warning(head["platform"], ledger.platform())
-    difference = _recorded_settings(head, experiment) or checkpoint_difference(folder, lines)
+    require_memory(folder, experiment, count)
+    warning = platform_warning(folder, head)
+    difference = edited_settings(folder, head) or newest_checkpoint_difference(folder, lines)
     if difference is not None:
         return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)
 
@@ -77,7 +79,8 @@ def verify(
     difference = _rerun(folder, experiment, layout, count, head, lines, workdir)
     share = f"{count} of {len(lines)} recorded iterations, run again with layout {layout}"
     if difference is None:
-        return Verdict(True, count, None, f"Verified: {share}, gave the same bits.", warning)
+        unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to be checked."
+        return Verdict(True, count, None, f"Verified: {share}, gave the same bits.{unchecked}", warning)
     return Verdict(False, count, difference, f"Not verified ({share}). {difference}", warning)
 
 
@@ -103,45 +106,6 @@ def _iterations(asked: int | Literal["all"] | None, recorded: int, folder: RunFo
             f"{recorded}, or all."
         )
     return asked
-
-
-def _platform_warning(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
-    differing = ledger.differing_entries(recorded, here)
-    if not differing:
-        return None
-    return (
-        "This platform is not the one that the run was made on, and bits are only comparable on an equal one. "
-        f"Recorded and present: {'; '.join(differing)}."
-    )
-
-
-def _recorded_settings(head: dict[str, Any], experiment: Experiment) -> Difference | None:
-    """Whether experiment.json still is the experiment that the ledger was started with."""
-    written = {**head, "experiment": experiment.identity(), "settings": to_json(experiment)}
-    return ledger.compare(head, [], written, [])
-
-
-def checkpoint_difference(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
-    """What in the newest checkpoint's parameters is not what its line of the ledger says, or None.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-    """
-    found = checkpoint.list_checkpoints(folder.checkpoints)
-    if not found:
-        return None
-    saved = checkpoint.open_checkpoint(found[-1])
-    place = f"checkpoint {found[-1].name}"
-    if not 1 <= saved.iteration <= len(lines):
-        return Difference(None, f"length of the ledger and {place}", f"{len(lines)}", f"{saved.iteration}")
-    recorded = lines[saved.iteration - 1]["parameters"]
-    tensors, _ = saved.part("learner")
-    for name, digest in recorded.items():
-        tensor = tensors.get(f"parameter.{name}")
-        actual = "absent" if tensor is None else ledger.fast_digest(tensor)
-        if actual != digest:
-            return Difference(saved.iteration - 1, f"parameter {name} in {place}", digest, actual)
-    return None
 
 
 def _rerun(

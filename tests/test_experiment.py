@@ -35,6 +35,9 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("ppo-cartpole", {"algorithm.clip": math.nan}, r"algorithm\.clip=nan must be a number"),
         ("ppo-cartpole", {"algorithm.value_clip": math.nan}, r"algorithm\.value_clip=nan must be a number"),
         ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be positive"),
+        ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to be learned"),
+        ("ppo-cartpole", {"env.decorrelate": 10**20}, r"env\.decorrelate=1\d* must be below 2,147,483,648"),
+        ("ppo-cartpole", {"env.curriculum": {"length": math.nan}}, r"env\.curriculum\.length=nan must be a number"),
         ("ppo-mujoco", {"normalize.clip": math.nan}, r"normalize\.clip=nan must be"),
     ],
 )

@@ -153,3 +153,38 @@ def test_torchrun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert finished.stdout.splitlines()[-1] == expected
     assert expected.startswith("digest: ")
     assert RunFolder(Path("torchrun")).ledger.read_bytes() == RunFolder(Path("inline")).ledger.read_bytes()
+
+
+def test_a_standstill_under_torchrun_ends_it() -> None:
+    Path("hanging.py").write_text(
+        "import os, time\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Hanging(CartPoleEnv):\n"
+        "    steps = 0\n"
+        "    def step(self, action):\n"
+        "        self.steps += 1\n"
+        "        time.sleep(3600 if (self.steps, os.environ['RANK']) == (3, '1') else 0)\n"
+        "        return super().step(action)\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    flags = ["--env.id", "hanging.py:Hanging", "--env.num-envs", "8", "--display", "none", "--no-tensorboard"]
+    finished = subprocess.run(
+        [
+            *torchrun,
+            "lockstep",
+            "train",
+            "ppo-cartpole",
+            *flags,
+            "--run",
+            "run",
+            "--layout",
+            "torchrun,stall_timeout=1",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert finished.returncode != 0
+    assert "Process 1 of 2: This process has made no progress" in finished.stderr
+    assert "in step" in finished.stderr

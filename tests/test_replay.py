@@ -406,6 +406,7 @@ def test_the_command(recorded: Callable[[str], Ran], capsys: pytest.CaptureFixtu
         "iterations": 6,
         "difference": None,
         "stopped": False,
+        "warning": None,
     }
 
     line = ledger.read(run.run / "ledger.jsonl")[1][2]
@@ -468,7 +469,11 @@ def test_a_number_of_rollouts_that_cannot_have_been_decided_is_refused(
 @pytest.mark.parametrize("layout", ["inline", "cpu:a2-l1"])
 @pytest.mark.parametrize(
     "change",
-    [{"rollout": 99}, {"shard": 9}, {"versions": [[0, 99]]}, {"versions": [[0, 0]]}, {"versions": []}],
+    [
+        *({"rollout": 99}, {"shard": 9}, {"versions": [[0, 99]]}, {"versions": [[0, 0]]}, {"versions": []}),
+        *({"versions": [[0, 3], [1, 999], [2, 4]]}, {"versions": [[0, 3], [999, 4]]}, {"versions": [[0, 3, 1]]}),
+        {"versions": "none"},
+    ],
 )
 def test_what_cannot_have_been_decided_is_refused(
     layout: str, change: dict[str, Any], recorded: Callable[[str], Ran]
@@ -477,6 +482,16 @@ def test_what_cannot_have_been_decided_is_refused(
     run = recorded("normalized-each-step").run
     slots = events(run)[4]
     forged = forge(run, 4, events=[{**slots[0], **change}, *slots[1:]])
-    with pytest.raises(LedgerError, match=r"iteration 4 what cannot have been decided"):
+    with pytest.raises(LedgerError, match=r"what cannot have been decided"):
         replay(forged, Layout.parse(layout), options(Path("refused")))
     assert not Path("refused").exists()
+
+
+def test_edited_settings_are_not_replayed(recorded: Callable[[str], Ran]) -> None:
+    copy = Path(shutil.copytree(recorded("lstm").run, "edited"))
+    settings = json.loads((copy / "experiment.json").read_text())
+    settings["scheme"]["lag"] = 0
+    (copy / "experiment.json").write_text(json.dumps(settings))
+    with pytest.raises(SettingsError, match=r"contradicts its own ledger: settings: scheme\.lag"):
+        replay(copy, INLINE, options(Path("never")))
+    assert not Path("never").exists()

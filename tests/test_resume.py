@@ -7,6 +7,7 @@ import functools
 import json
 import random
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 from children import Child
 from tiny import EXPERIMENTS, cut, options, replaying
 
-from lockstep import recipes
+from lockstep import ledger, recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.experiment import Experiment
@@ -26,6 +27,7 @@ from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError
 from lockstep.train import Result, resume, train
+from lockstep.verify import verify
 
 ITERATIONS = 150
 """Of runs to be killed: about a second."""
@@ -221,3 +223,57 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
     with pytest.raises(SettingsError, match=f"has {warm} iterations left, and would fill its memory for {warm}"):
         resume("late", layout, options(Path("late")), from_checkpoint=str(16 - warm))
     assert not list(Path("late").rglob("*.superseded")), "refused before anything was changed"
+
+
+def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
+    expected = outcome(train(cartpole(), options=options(Path("run"), checkpoint_every=1)))
+    shutil.rmtree("run/checkpoints")
+    with pytest.raises(SettingsError, match=r"has no checkpoint, but its ledger records \d iterations.*every 1\."):
+        resume("run")
+    assert Path("run/ledger.jsonl").read_bytes() == expected[1]
+
+    train(cartpole(), options=options(Path("early"), checkpoint_every=50))
+    shutil.rmtree("early/checkpoints")  # as if it had been killed before the first
+    assert outcome(resume("early")) == expected
+    assert Path("early/ledger.jsonl.superseded").read_bytes() == expected[1], "nothing is deleted"
+
+
+def test_what_the_ledger_does_not_record_is_not_resumed_from() -> None:
+    train(cartpole(), options=options(Path("run"), checkpoint_every=1))
+    train(cartpole().replace(seed=7), options=options(Path("other"), checkpoint_every=1))
+    files = {path: path.read_bytes() for path in Path("run").rglob("*.json*")}
+    with pytest.raises(SettingsError, match=r"Unknown checkpoint '../../other/checkpoints/00000001'"):
+        resume("run", from_checkpoint="../../other/checkpoints/00000001")
+    shutil.copytree("other/checkpoints/00000001", "run/checkpoints/00000001.mine")
+    with pytest.raises(
+        SettingsError, match=r"is no checkpoint of what run/ledger.jsonl records: Iteration 0: parameter"
+    ):
+        resume("run", from_checkpoint="00000001.mine")
+    shutil.copytree("run/checkpoints/00000001", "run/checkpoints/00000099")
+    with pytest.raises(SettingsError, match="taken after 1 iterations, so its folder was renamed"):
+        resume("run")
+    shutil.rmtree("run/checkpoints/00000099")
+    settings = Path("run/experiment.json")
+    settings.write_text(settings.read_text().replace('"discount": 0.98', '"discount": 0.9'))
+    assert settings.read_bytes() != files[settings]
+    with pytest.raises(SettingsError, match=r"cannot go on as another experiment.*settings: algorithm.discount"):
+        resume("run", from_checkpoint="1")
+    settings.write_bytes(files[settings])
+    assert files == {path: path.read_bytes() for path in Path("run").rglob("*.json*") if "mine" not in str(path)}
+    assert not list(Path("run").rglob("*.superseded"))
+
+
+def test_a_resumption_on_another_platform_is_told_and_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(cartpole(), options=options(Path("run")), stop_after=1)
+    other = {**ledger.platform(), "torch": "9.9"}
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(ledger, "platform", lambda: other)
+        resume("run")
+    assert "warning: this platform is not the one that the run was started on" in capsys.readouterr().err
+    (again,) = RunFolder(Path("run")).facts()["resumed"]
+    (differs,) = again["differs"]
+    assert differs.startswith("torch: ") and differs.endswith(" != 9.9")
+    warning = verify("run", Layout(), 1).warning
+    assert warning is not None and f"resumed on after 1 iterations: {differs}" in warning

@@ -11,7 +11,7 @@ import pytest
 from lockstep.layout import Layout
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder, RunOptions
-from lockstep.settings import SettingsError, load_object, to_json
+from lockstep.settings import SettingsError, from_json, load_object, to_json
 
 
 @pytest.fixture(autouse=True)
@@ -224,3 +224,31 @@ def test_a_setting_that_is_lacking_is_named_and_a_user_s_mistake_is_not_taken_fo
     (folder.path / "experiment.json").write_text(json.dumps({**experiment, "model": {"$type": "mine.py:Model"}}))
     with pytest.raises(TypeError, match="has no len"):
         folder.experiment()
+
+
+@pytest.mark.parametrize("named", ["builtins:int", 5, "lockstep.recipes:ppo_cartpole"])
+def test_what_is_no_name_of_settings_is_said(named: object) -> None:
+    with pytest.raises(SettingsError, match="is not the name of settings"):
+        from_json({"$type": named, "a": 1})
+
+
+def test_an_error_in_a_file_is_shown_where_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import numpy as np\n\nNUMBERS = np.arange(3).reshape(2)\n")
+    with pytest.raises(SettingsError, match=r"cannot reshape.*mine\.py, line 3: NUMBERS = np"):
+        load_object(f"{file}:make")
+    file = tmp_path / "other.py"
+    file.write_text("import no_such_module\n")
+    with pytest.raises(SettingsError, match=r"no_such_module.*other\.py, line 1: import no_such_module"):
+        load_object(f"{file}:make")
+    file.write_text("")
+    with pytest.raises(SettingsError, match=r"no attribute 'make'\. Write package\.module:name"):
+        load_object(f"{file}:make")
+    with pytest.raises(SettingsError, match=r"No module named 'no_such'\. Write package\.module:name"):
+        load_object("no_such:make")
+
+
+def test_a_folder_that_cannot_be_locked_is_explained(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(SettingsError, match="Cannot write"), RunFolder(tmp_path).locked():
+        pass

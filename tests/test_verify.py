@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from lockstep import ledger, recipes
-from lockstep.experiment import Experiment
+from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
 from lockstep.runtime import checkpoint
@@ -165,6 +165,29 @@ def test_optimizer_state_that_was_changed_is_found_by_running_everything(run: Pa
     assert not verdict.ok
     assert verdict.difference is not None
     assert verdict.difference.where == "digest of the state afterwards"
+
+
+def test_normalizers_that_the_ledger_does_not_record_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(experiment().replace(normalize=NormalizeConfig(observations=True)), INLINE, options(run))
+    path = checkpoint.latest(run / "checkpoints")
+    saved = checkpoint.open_checkpoint(path)
+    parts = []
+    for name in saved.names():
+        tensors, meta = saved.part(name)
+        for key in tensors:
+            if key.startswith("normalizer."):
+                tensors[key] += 1
+        parts.append(checkpoint.write_part(run / "checkpoints", saved.iteration, name, tensors, meta))
+    checkpoint.finish(run / "checkpoints", saved.iteration, parts, saved.meta, keep=9)
+    difference = verify(run, INLINE, 1).difference
+    assert difference is not None and difference.where.startswith("normalizer ")
+
+
+def test_without_a_checkpoint_the_verdict_says_so(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    verdict = verify(run, INLINE, 1)
+    assert verdict.ok and verdict.message.endswith("There is no checkpoint to be checked.")
 
 
 def test_a_ledger_cut_at_its_end_is_found(run: Path) -> None:

@@ -85,6 +85,8 @@ def replay(arguments: list[str]) -> int:
         say_json({**dataclasses.asdict(found), "run": str(found.run)})
         return code
     say(f"run: {found.run}")
+    if found.warning:
+        say(f"warning: {found.warning}")
     if found.difference is not None:
         say(f"The replay is not what {given.recorded} recorded. {found.difference}")
     elif found.stopped:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,6 +15,8 @@ from lockstep.cli.common import parse, progress_to_stderr, say, say_json, with_p
 from lockstep.cli.train import load_recipe, recipe_and_flags
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
+from lockstep.runtime import children
+from lockstep.runtime.output import Explained
 from lockstep.settings import SettingsError
 
 
@@ -30,7 +35,7 @@ class BenchArguments:
     """How long each part is measured in each round. Training takes twice as long, and three iterations at least."""
     random_actions: bool = False
     """Short for --env.random-actions: the environments play at random, whatever the policy chooses."""
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] | None = None
     """Measure other systems on the same task instead: sample-factory, stable-baselines3, torchrl, cleanrl=FILE,
     leanrl=FILE. Each is installed into a virtual environment of its own on first use."""
     json: bool = False
@@ -49,11 +54,11 @@ def bench(arguments: list[str]) -> int:
     experiment, layout = given.experiment, Layout.parse(given.layout)
     if given.random_actions:
         experiment = experiment.replace(env=dataclasses.replace(experiment.env, random_actions=True))
-    if given.peers:
+    if given.peers is not None:
         return _peers(experiment, layout, given)
     from lockstep.speed.bench import bench as run
 
-    with progress_to_stderr():
+    with progress_to_stderr(), _ending():
         report = run(experiment, layout, rounds=given.rounds, seconds=given.seconds, say=say)
     if given.json:
         say_json({**report.to_json(), "experiment": experiment.identity(), "machine": _machine()})
@@ -64,11 +69,28 @@ def bench(arguments: list[str]) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Have SIGTERM, and a terminal that is closed, end a measurement as Ctrl-C does: with nothing left behind."""
+
+    def end(number: int, _: Any) -> None:
+        for each in old:
+            signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
+        raise Explained(128 + number)
+
+    old = {number: signal.signal(number, end) for number in children.stops() if number != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
 def _peers(experiment: Experiment, layout: Layout, given: BenchArguments) -> int:
     from lockstep.speed.peers import compare
 
     with progress_to_stderr():
-        found = compare(experiment, layout, given.peers, rounds=given.rounds, seconds=given.seconds, say=say)
+        found = compare(experiment, layout, given.peers or (), rounds=given.rounds, seconds=given.seconds, say=say)
     if given.json:
         say_json({**found.to_json(), "experiment": experiment.identity(), "machine": _machine()})
     else:
@@ -102,7 +124,7 @@ def tune(arguments: list[str]) -> int:
         raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
     from lockstep.speed.tune import tune as run
 
-    with progress_to_stderr():
+    with progress_to_stderr(), _ending():
         tuned = run(given.experiment, budget=given.budget, begin=BEGAN, say=say)
     timing = given.experiment.scheme.timing_decides
     if given.json:

@@ -66,6 +66,8 @@ class EnvConfig:
         for name, least in (("num_envs", 1), ("reseed_every", 1), ("decorrelate", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
+            if getattr(self, name) >= 2**31:
+                raise SettingsError(f"env.{name}={getattr(self, name)} must be below {2**31:,}.")
         if min(self.start_level, self.num_levels) < 0 or self.start_level + self.num_levels >= MAX_LEVELS:
             raise SettingsError(
                 f"env.num_levels={self.num_levels} and env.start_level={self.start_level} must be at least 0, and "
@@ -77,9 +79,10 @@ class EnvConfig:
                 "limit. Say how many there are, as in --env.num-levels 200."
             )
 
-        for name, value in {**self.options, **self.curriculum}.items():
-            if isinstance(value, float) and math.isnan(value):
-                raise SettingsError(f"env.options.{name}={value} must be a number.")
+        for kind in ("options", "curriculum"):
+            for name, value in getattr(self, kind).items():
+                if isinstance(value, float) and math.isnan(value):
+                    raise SettingsError(f"env.{kind}.{name}={value} must be a number.")
 
     def training(self) -> EnvConfig:
         """The environments of training, which follow the curriculum."""

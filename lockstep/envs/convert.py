@@ -13,6 +13,7 @@ from lockstep.envs.base import Observation
 from lockstep.rng import derive_seed, stream
 from lockstep.settings import SettingsError
 
+_Write = Callable[[np.ndarray, np.ndarray], None]
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
 
 
@@ -20,41 +21,56 @@ class ObservationWriter:
     """Converts batches of a library's observations into the caller's buffers, in one copy.
 
     Images (uint8 with two or more axes) become channels-first uint8: [H, W, C] -> [C, H, W], [H, W] -> [1, H, W],
-    stacked [S, H, W, C] -> [S * C, H, W]. Everything else becomes float32: numbers as they are, Discrete and
-    MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict and Tuple spaces become one flat Dict; the keys of
-    nested ones are joined by dots.
+    stacked [S, H, W, C] or [S, C, H, W] -> [S * C, H, W]. Everything else becomes float32: numbers as they are,
+    Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict and Tuple spaces become one flat Dict;
+    the keys of nested ones are joined by dots.
     """
 
     space: spaces.Space[Any]
     """Of the written observations, for a single environment: a Box, or a Dict of Boxes."""
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
-        self._leaves: list[tuple[str, tuple[str | int, ...], Callable[[np.ndarray, np.ndarray], None]]] = []
+        self._leaves: list[tuple[str, tuple[str | int, ...], tuple[int, ...], _Write]] = []
         converted: dict[str, spaces.Space[Any]] = {}
         for path, leaf in _leaves(space, ()):
             key = ".".join(map(str, path))
             if key in converted:
                 raise SettingsError(f"Two entries of the observation would be called {key!r}: rename one of them.")
             converted[key], write = _conversion(leaf, key)
-            self._leaves.append((key, path, write))
+            self._leaves.append((key, path, tuple(leaf.shape or ()), write))
         self._nested = isinstance(space, (spaces.Dict, spaces.Tuple))
         self.space = spaces.Dict(converted) if self._nested else converted[""]
 
     def write(self, obs: Any, out: Observation) -> None:
         """Convert a batch (arrays [B, ...], nested as the space is) into out."""
-        for key, path, write in self._leaves:
+        for key, path, shape, write in self._leaves:
             value = obs
             for part in path:
                 value = value[part]
+            if value.shape[1:] != shape:
+                _check_shape(key, value.shape[1:], shape)
             write(value, out[key] if self._nested else out)
 
     def write_list(self, observations: list[Any], out: Observation) -> None:
         """Convert a list of B single observations into out."""
-        for key, path, write in self._leaves:
+        for key, path, shape, write in self._leaves:
             values = observations
             for part in path:
                 values = [value[part] for value in values]
-            write(np.array(values), out[key] if self._nested else out)
+            array = np.array(values)
+            if array.shape[1:] != shape:
+                _check_shape(key, array.shape[1:], shape)
+            write(array, out[key] if self._nested else out)
+
+
+def _check_shape(key: str, found: tuple[int, ...], declared: tuple[int, ...]) -> None:
+    """Raise SettingsError unless two shapes differ in axes of length 1 alone."""
+    if [n for n in found if n != 1] != [n for n in declared if n != 1]:
+        where = f" {key!r}" if key else ""
+        raise SettingsError(
+            f"An observation{where} of the environment has the shape {found}, but its observation_space says "
+            f"{declared}. Mend the environment, or wrap it, so that both are equal."
+        )
 
 
 def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
@@ -104,7 +120,13 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
 
 
 def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
-    if len(shape) == 4:
+    if len(shape) == 4 and not _channels_last(*shape[1:]):
+        target = (shape[0] * shape[1], *shape[2:])
+
+        def write(x: np.ndarray, out: np.ndarray) -> None:
+            np.copyto(out, x.reshape(out.shape))
+
+    elif len(shape) == 4:
         s, h, w, c = shape
         target = (s * c, h, w)
 
@@ -128,13 +150,13 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
 
 
 def _channels_last(first: int, second: int, last: int) -> bool:
-    """Whether an image's channels stand last: as many as colors have there, and not at the front, or behind a square,
+    """Whether an image's channels stand last: behind a square, or as many as colors have there, and not at the front,
     or far fewer than both other sides."""
     colors = (1, 3, 4)
-    if (last in colors) != (first in colors):
-        return last in colors
     if (first == second) != (second == last):
         return first == second
+    if (last in colors) != (first in colors):
+        return last in colors
     return 4 * last <= min(first, second)
 
 

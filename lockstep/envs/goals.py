@@ -1,7 +1,7 @@
 """Environments that are told goals: what would have been earned, had another goal been the wanted one.
 
 They follow gymnasium-robotics' GoalEnv: observations have the entries `observation`, `achieved_goal` and
-`desired_goal`, and `compute_reward(achieved_goal, desired_goal, info)` takes batches.
+`desired_goal`, and `compute_reward(achieved_goal, desired_goal, info)` takes batches. `compute_terminated` may, too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,13 @@ class Goals:
     def terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """bool [n]: whether the episode would have ended there."""
         compute = getattr(self._env, "compute_terminated", None)
-        ends = False if compute is None else compute(achieved, desired, {})
-        return np.broadcast_to(np.asarray(ends, bool), (len(achieved),))
+        if compute is None:
+            return np.zeros(len(achieved), bool)
+        ends = np.asarray(compute(achieved, desired, {}), bool)
+        if ends.shape == (len(achieved),):
+            return ends
+        # gymnasium-robotics' mazes take one goal alone, and would judge a batch as if it were one.
+        return np.array([bool(compute(a, d, {})) for a, d in zip(achieved, desired, strict=True)])
 
     def close(self) -> None:
         """Release the environment."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep import ledger
+from lockstep.consistency import newest_checkpoint_difference
 from lockstep.evaluation import page
 from lockstep.evaluation.page import Html
 from lockstep.evaluation.runs import Method, Run, differing, time_unit
@@ -17,7 +18,7 @@ from lockstep.evaluation.statistics import readable
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
 from lockstep.settings import SettingsError
-from lockstep.verify import checkpoint_difference, verify
+from lockstep.verify import verify
 
 _MAX_VIDEO = 2_500_000
 """Bytes of all videos of a page together."""
@@ -108,7 +109,7 @@ def prove(run: Run, again: int = 0) -> Proof:
         # As text: to this version of lockstep, settings of an older one may mean something else.
         written = json.loads((run.path / "experiment.json").read_text())
         edited = ledger.differing_entries(head["settings"], written)
-        found = "; ".join(edited) or checkpoint_difference(folder, lines)
+        found = "; ".join(edited) or newest_checkpoint_difference(folder, lines)
         if found:
             return Proof(False, f"The run contradicts its own ledger: {found}", *known)
         if again and lines:

@@ -190,7 +190,7 @@ def recover(directory: Path) -> None:
 def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
     """Rename checkpoints newer than iteration to `<name>.superseded`: a run resumed there takes their place.
 
-    Nothing is deleted. Returns the new names.
+    Only one that was set aside under that name before is deleted. Returns the new names.
     """
     moved = []
     for path in list_checkpoints(directory):
@@ -258,6 +258,9 @@ def _open(path: Path, only: Collection[str] | None = None) -> Checkpoint:
     manifest = _unsealed(path / _MANIFEST)
     if manifest["version"] != VERSION:
         raise _Damage(f"{_MANIFEST} has format version {manifest['version']}; this lockstep reads {VERSION}")
+    named = path.name.partition(".")[0]
+    if named.isdecimal() and int(named) != manifest["iteration"]:
+        raise _Damage(f"it was taken after {manifest['iteration']} iterations, so its folder was renamed")
     for part in manifest["parts"]:
         if only is None or part["name"] in only:
             _intact(path, part)
@@ -347,7 +350,7 @@ def find(directory: Path, name: str | None = None) -> Path:
                 "ended. Use --checkpoint latest."
             )
         return checkpoint_path(directory, best)
-    if (directory / name).is_dir():  # as it is called there, such as one that was set aside
+    if Path(name).name == name and (directory / name).is_dir():  # as it is called there, such as one that was set aside
         return directory / name
     if not name.isdecimal():
         there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"

@@ -138,19 +138,28 @@ def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
 def run_inline(work: Work, job: Job) -> Result:
     """Everything in the calling process, steppable in a debugger."""
     threads = torch.get_num_threads()
-    stop, ended = StopRequest(), threading.Event()
-    if _fail is not None:
-        arguments = (_fail, stop, ended, job.layout.stall_timeout, threading.get_ident())
-        threading.Thread(target=_watch_inline, args=arguments, daemon=True).start()
+    stop = StopRequest()
+    watched = contextlib.nullcontext() if _fail is None else _watched(_fail, stop, job.layout.stall_timeout)
     try:
-        with stopping_on_signals(stop):
+        with stopping_on_signals(stop), watched:
             return _result(work(job, Seat(), stop))
     finally:
-        ended.set()
         torch.set_num_threads(threads)
 
 
-def _watch_inline(
+@contextlib.contextmanager
+def _watched(fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float) -> Iterator[None]:
+    """Have a thread watch the calling one, which works."""
+    ended = threading.Event()
+    arguments = (fail, stop, ended, stall_timeout, threading.get_ident())
+    threading.Thread(target=_watch_own, args=arguments, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch_own(
     fail: Callable[[str], Any], stop: StopRequest, ended: threading.Event, stall_timeout: float, thread: int
 ) -> None:
     standstill = children.Standstill(stall_timeout)
@@ -160,13 +169,13 @@ def _watch_inline(
         if patience is not None:
             stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
             fail(
-                f"The run has made no progress for {patience:g} seconds (Layout.stall_timeout), after {now} steps. It "
-                f"stands here:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
+                f"This process has made no progress for {patience:g} seconds (Layout.stall_timeout), after {now} "
+                f"steps. It stands here:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
             )
 
 
 def run_torchrun(work: Work, job: Job) -> Result:
-    """One of several processes that torchrun started; torchrun watches them."""
+    """One of several processes that torchrun started. torchrun sees it when one ends, and each whether it goes on."""
     if "RANK" not in os.environ:
         raise SettingsError(
             "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
@@ -184,7 +193,12 @@ def run_torchrun(work: Work, job: Job) -> Result:
         if rank:
             job = dataclasses.replace(job, folder=dataclasses.replace(job.folder, path=path), checkpoint=checkpoint)
         job = dataclasses.replace(job, layout=layout)
-        with stopping_on_signals(stop):
+
+        def fail(reason: str) -> None:
+            tell(f"Process {rank} of {size}: {reason}", sys.stderr)
+            os._exit(1)  # which torchrun ends the others for
+
+        with stopping_on_signals(stop), _watched(fail, stop, layout.stall_timeout):
             return _result(work(job, Seat(group), stop))
     finally:
         group.close()

@@ -22,6 +22,7 @@ from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.supervisor import WorkerError
+from lockstep.settings import SettingsError
 from lockstep.shard import block
 from lockstep.speed.calls import Calls
 from lockstep.storage.slabs import acting_groups
@@ -178,6 +179,8 @@ class PartsWorkers:
                 try:
                     if self._pipes[index].poll():
                         value = self._pipes[index].recv()
+                        if isinstance(value, SettingsError):
+                            raise value
                         if isinstance(value, str):
                             raise WorkerError(f"Measuring process {index} failed:\n{value}")
                         answers[index] = value
@@ -217,6 +220,8 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection,
             pipe.send(seconds_a_call(counted, seconds) / samples)
     except EOFError:
         pass
+    except SettingsError as error:
+        pipe.send(error)
     except BaseException:
         pipe.send(traceback.format_exc())
     os._exit(0)  # environments' threads need no goodbye

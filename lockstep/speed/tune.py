@@ -132,6 +132,8 @@ class Candidate:
     """Samples a second. Only the turns since most others were left out compare with each other."""
     note: str = ""
     """Why it was not measured, or what ended it."""
+    mistake: SettingsError | None = None
+    """What ended it, if that is the user's to mend."""
     trial: Trial | None = None
 
     @property
@@ -205,6 +207,9 @@ def tune(
     ranked = sorted(all_of_them, key=lambda each: (-len(each.rates), -each.rate))
     measured = [each for each in ranked if each.rates]
     if not measured:
+        mistakes = [each.mistake for each in all_of_them]
+        if mistakes and mistakes[0] is not None and len(set(map(str, mistakes))) == 1:
+            raise mistakes[0]  # no budget and no layout would help
         failures = next((each.note for each in all_of_them if each.note), "none could start")
         raise SettingsError(
             f"No layout could be measured within {budget:.0f} seconds ({failures}). Allow more with --budget, or use "
@@ -243,6 +248,7 @@ def _first_turns(
             each.end("not measured: it took too long to start")
         except (WorkerError, SettingsError) as error:
             each.end(f"failed: {error}")
+            each.mistake = error if isinstance(error, SettingsError) else None
         else:
             say(f"{each.layout}: {each.rate:,.0f} samples/s")
             running.append(each)

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.settings import SettingsError
-
 _ASIDE = 32
-"""Steps for each stack that can be kept aside: episodes are longer than that on average."""
+"""Steps for each stack that can be kept aside at first; where episodes are shorter on average, there will be more."""
 
 
 class Ring:
@@ -79,22 +77,21 @@ class StackedFrames(Ring):
         """Number of the step that each was the observation of."""
         self._newest = torch.zeros_like(example)
         self._counts = torch.zeros(2, dtype=torch.int64)
-        """Steps put, and stacks kept aside."""
+        """Steps put, and where the next stack is kept aside."""
 
     def put(self, at: Tensor, obs: Tensor) -> None:
-        steps, (puts, kept) = len(self._frames), self._counts.tolist()
+        steps, (puts, next_place) = len(self._frames), self._counts.tolist()
         goes_on = torch.empty(obs.shape[:2], dtype=torch.bool)
         goes_on[:1] = _equal(obs[:1, :, :-1], self._newest[None, :, 1:]) & (puts > 0)
         goes_on[1:] = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
         self._newest.copy_(obs[-1])
         _write(self._frames, at, obs[:, :, -1])
         t, environment = (~goes_on).nonzero(as_tuple=True)
-        places = (kept + torch.arange(len(t))) % len(self._aside)
+        places = (next_place + torch.arange(len(t))) % len(self._aside)
         if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
-            raise SettingsError(
-                f"Episodes are shorter than {_ASIDE} steps on average, or observations are no stacks of frames: "
-                "replay cannot keep each frame once. Use --algorithm.replay.no-store-frames, which takes more memory."
-            )
+            next_place = len(self._aside)
+            self._grow(2 * next_place + len(t))
+            places = next_place + torch.arange(len(t))
         self._aside[places], self._aside_step[places] = obs[t, environment, :-1], puts + t
         began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
         began[t, environment], where[t, environment] = t, places
@@ -103,7 +100,13 @@ class StackedFrames(Ring):
         age = torch.where(began < 0, self._age[before] + 1 + now, now - began)
         self._beginning[at] = torch.where(began < 0, self._beginning[before], where.gather(0, began.clamp(min=0)))
         self._age[at] = age.clamp(max=self.before)
-        self._counts += torch.tensor([len(at), len(t)])
+        self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
+
+    def _grow(self, aside: int) -> None:
+        """Make room for so many stacks that are kept aside; those that are stay where they are."""
+        more = aside - len(self._aside)
+        self._aside = torch.cat([self._aside, self._aside.new_zeros(more, *self._aside.shape[1:])])
+        self._aside_step = torch.cat([self._aside_step, self._aside_step.new_full((more,), -len(self._frames))])
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         steps, environments, *image = self._frames.shape
@@ -129,6 +132,8 @@ class StackedFrames(Ring):
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
         for name, tensor in self._by_step().items():
             tensor[(first + torch.arange(len(tensors[name]))) % len(tensor)] = tensors[name]
+        if len(tensors["aside_at"]) and int(tensors["aside_at"].max()) >= len(self._aside):
+            self._grow(int(tensors["aside_at"].max()) + 1)
         self._aside_step[tensors["aside_at"]] = tensors["aside_step"]
         self._aside[tensors["aside_at"]] = tensors["aside"]
 
@@ -136,7 +141,13 @@ class StackedFrames(Ring):
         return {"frames": self._frames, "age": self._age, "beginning": self._beginning}
 
     def state(self) -> dict[str, Tensor]:
-        return {"newest": self._newest, "counts": self._counts}
+        return {"newest": self._newest, "counts": self._counts, "aside": torch.tensor(len(self._aside))}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        self._newest.copy_(tensors["newest"])
+        self._counts.copy_(tensors["counts"])
+        if "aside" in tensors and int(tensors["aside"]) > len(self._aside):
+            self._grow(int(tensors["aside"]))
 
     @property
     def nbytes(self) -> int:

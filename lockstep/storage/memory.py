@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from lockstep.experiment import Experiment
 from lockstep.settings import SettingsError
 from lockstep.storage.rollout import Rollout
 
-_CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-"""Files that limit this process, and say how much it uses: version 2, version 1."""
+_CGROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+"""Files that limit this process, say how much it uses, and what of that are files' contents that can be given back:
+version 2, version 1."""
 
 
 def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
@@ -39,9 +44,12 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     except OSError:
         return None
     known = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for limit, usage in _CGROUPS:
+    for limit, usage, statistics, cached in _CGROUPS:
         if (cgroup / limit).is_file() and (cgroup / usage).is_file():
             most, used = ((cgroup / file).read_text(encoding="ascii").strip() for file in (limit, usage))
+            with contextlib.suppress(OSError):
+                entries = (line.split() for line in (cgroup / statistics).read_text(encoding="ascii").splitlines())
+                used = int(used) - sum(int(value) for name, value in entries if name == cached)
             known += [int(most) - int(used)] if most != "max" else []
     return max(0, min(known))
 

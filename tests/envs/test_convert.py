@@ -57,6 +57,9 @@ def test_nested_spaces_become_one_flat_dict() -> None:
     ("shape", "expected"),
     [
         ((7, 7, 20), (20, 7, 7)),
+        ((4, 4, 16), (16, 4, 4)),
+        ((4, 3, 64, 64), (12, 64, 64)),
+        ((4, 84, 84, 1), (4, 84, 84)),
         ((84, 84, 12), (12, 84, 84)),
         ((64, 64, 2), (2, 64, 64)),
         ((64, 48, 9), (9, 64, 48)),
@@ -70,6 +73,18 @@ def test_nested_spaces_become_one_flat_dict() -> None:
 )
 def test_channels_are_found(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert ObservationWriter(spaces.Box(0, 255, shape, np.uint8)).space.shape == expected
+
+
+def test_observations_of_another_shape_than_declared_are_refused() -> None:
+    writer = ObservationWriter(spaces.Dict({"map": spaces.Box(0, 255, (3, 6, 4), np.uint8)}))
+    out = {"map": np.zeros((1, 3, 6, 4), np.uint8)}
+    for found in ((6, 4, 3), (3, 6, 5)):
+        with pytest.raises(SettingsError, match=rf"observation 'map' .* shape \({found[0]}, .* says \(3, 6, 4\)"):
+            writer.write_list([{"map": np.zeros(found, np.uint8)}], out)
+        with pytest.raises(SettingsError, match="observation 'map'"):
+            writer.write({"map": np.zeros((1, *found), np.uint8)}, out)
+    scalar = ObservationWriter(spaces.Box(-1, 1, (2,), np.float32))
+    scalar.write_list([np.ones((2, 1), np.float32)], np.zeros((1, 2), np.float32))  # an axis of one is no matter
 
 
 def test_entries_of_one_name_are_refused() -> None:

@@ -153,11 +153,14 @@ def test_what_a_user_s_environment_raises_is_neither_silent_nor_success(fault: s
     assert told in ran.stderr and "env.py" in ran.stderr
 
 
-def test_one_score_that_is_no_number_neither_ends_a_run_nor_stands_for_the_best() -> None:
+def test_one_score_that_is_no_number_neither_ends_a_run_nor_stands_for_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("env.py").write_text(FAILING.format(fault="pass", nan=True))
     flags = ["--env.id", "env.py:Failing", "--run", "run", "--total-steps", "16k", "--display", "none"]
     assert main(["train", *SMALL, *flags]) == 0
     lines = [json.loads(line) for line in RunFolder.open("run").metrics.read_text().splitlines()]
+    assert capsys.readouterr().err.count("env.py:Failing returned a reward that is not finite") == 1
     assert any("score/mean" in line and line["score/mean"] is None for line in lines)
     assert lines[-1]["score/mean"] > 0 and lines[-1]["score/best"] > 0
     assert checkpoint.best_iteration("run/checkpoints") is not None

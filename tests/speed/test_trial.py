@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from children import Child, until
 from tiny import EXPERIMENTS
 
 from lockstep import Experiment, Layout, SettingsError, envs
+from lockstep.cli.main import main
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.speed.parts import PartsWorkers
 from lockstep.speed.trial import OutOfTime, Slot, Trial
@@ -109,3 +111,23 @@ def test_no_process_outlives_a_tuner_that_is_killed_while_its_trials_are_halted(
     assert len(child.members()) >= 2
     child.process.kill()
     until(lambda: not child.members(), "no process is left")
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_a_mistake_is_told_as_train_tells_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "ppo-cartpole", "--env.adapter", "gymnasium", "--env.options", "length=3"]) == 2
+    error = capsys.readouterr().err
+    assert "length" in error and "Traceback" not in error and "--budget" not in error
+
+
+def test_peers_need_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ppo-cartpole", "--peers"]) == 2
+    assert "--peers needs names" in capsys.readouterr().err
+
+
+def test_a_bench_that_is_told_to_end_leaves_nothing(start: Callable[..., Child]) -> None:
+    flags = ["--env.num-envs", "8", "--algorithm.rollout", "8", "--env.adapter", "gymnasium", "--seconds", "100"]
+    child = start("bench", "ppo-cartpole", *flags)
+    child.until(lambda: "rounds of about" in child.output(), "its first round")
+    child.signal(signal.SIGTERM)
+    assert child.wait() == 128 + signal.SIGTERM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,4 +192,19 @@ def test_rewards_are_the_environments_own() -> None:
     a, b = np.array([[0, 1], [1, 1]], np.float32), np.array([[0, 1], [0, 1]], np.float32)
     assert goals.reward(a, b).tolist() == [0.0, -1.0]
     assert goals.terminated(a, b).tolist() == [True, False]
+    goals.close()
+
+
+def test_an_end_that_is_told_of_one_goal_alone_is_asked_for_each(tmp_path: Path) -> None:
+    file = tmp_path / "maze.py"
+    file.write_text(
+        "import numpy as np\n"
+        "from lockstep.envs.tasks import BitFlip\n"
+        "class Maze(BitFlip):\n"
+        "    def compute_terminated(self, achieved, desired, info):\n"
+        "        return bool(np.linalg.norm(achieved - desired) <= 0.45)\n"
+    )
+    goals = Goals(EnvConfig(id=f"{file}:Maze", adapter="gymnasium", options={"bits": 2}))
+    desired = np.array([[0, 0], [1, 0], [1, 1]], np.float32)
+    assert goals.terminated(np.array([[0, 0], [0, 0], [1, 1]], np.float32), desired).tolist() == [True, False, True]
     goals.close()

@@ -71,6 +71,14 @@ def test_refused_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     memory.require(settings.replace(algorithm=replace(settings.algorithm, replay=smaller)), settings.scheme.shards)
 
 
+def test_what_files_contents_take_of_a_container_is_available(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 64000000 kB\n")
+    known = {"max": f"{16 << 30}", "current": f"{15 << 30}", "stat": f"anon 1\ninactive_file {13 << 30}"}
+    for name, text in known.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert memory.available_bytes(tmp_path, tmp_path) == 14 << 30
+
+
 def test_what_is_available(tmp_path: Path) -> None:
     assert memory.available_bytes(tmp_path, tmp_path) is None
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:  50 kB\n")

@@ -18,6 +18,7 @@ from lockstep.agent import Agent
 from lockstep.experiment import Experiment
 from lockstep.settings import SettingsError
 from lockstep.storage.batches import Filled
+from lockstep.storage.frames import StackedFrames
 from lockstep.storage.replay import Replay, ReplayBatches
 from lockstep.storage.rollout import Rollout
 
@@ -199,15 +200,37 @@ def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
     assert stored < (1.2 * SIDE * SIDE + 16 + 8 / 32) * 640 * 2
 
 
-def test_many_short_episodes_are_refused_rather_than_mixed_up() -> None:
-    settings = experiment(steps=200, envs=2, n_step=1, rollout=8)
+def test_many_short_episodes_take_more_memory_and_are_not_mixed_up() -> None:
+    steps = 100
+    settings = experiment(steps=2 * steps, envs=2, n_step=1, rollout=8)
     world = World(2, 1, "noise", 0.01)
     memory: Replay | None = None
-    with pytest.raises(SettingsError, match="no-store-frames"):
-        for number, each in enumerate(world.rollouts(8, 100)):
-            world.reset = 0.01 if number < 3 else 0.4
-            memory = memory or Replay(settings, each)
-            memory.insert(each)
+    twin: Replay | None = None
+    sizes = set()
+    for number, each in enumerate(world.rollouts(8, 100)):
+        world.reset = 0.01 if number < 3 else 0.4
+        memory = memory or Replay(settings, each)
+        memory.insert(each)
+        (ring,) = memory._rings.values()
+        assert isinstance(ring, StackedFrames)
+        sizes.add(len(ring._aside))
+        if number == 60:
+            first = memory.count - memory.steps + 1
+            twin = Replay(settings, each)
+            twin.put_back(first, memory.between(first, memory.count + 1))
+            twin.load({name: tensor.clone() for name, tensor in memory.state().items()})
+        elif twin is not None:
+            twin.insert(each)
+        if number < 20:
+            continue
+        drawn = memory.draw(32, np.random.default_rng(number))
+        items = memory.transitions(*drawn)
+        for time, env, obs in zip(drawn[0], drawn[1], items.obs[0], strict=True):
+            assert np.array_equal(obs, world.history[int(time)]["obs"][int(env)])
+        if twin is not None:
+            again = twin.transitions(*twin.draw(32, np.random.default_rng(number)))
+            assert all(torch.equal(a, b) for a, b in zip(items.leaves(), again.leaves(), strict=True))
+    assert len(sizes) > 1, "there was more to be kept aside than had room"
 
 
 def test_late_priorities_of_overwritten_steps_are_refused() -> None:

@@ -1,0 +1,61 @@
+"""Whether what lies in a run's folder agrees with the run's ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep import ledger
+from lockstep.ledger import Difference, fast_digest
+from lockstep.run import RunFolder
+from lockstep.runtime import checkpoint
+
+
+def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
+    """Whether experiment.json still is, to the letter, what the ledger was started with."""
+    written = folder.read("experiment.json")
+    return ledger.compare(head, [], {**head, "settings": written}, [])
+
+
+def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
+    """What to say if this platform, or one that the run was resumed on, is not the one that it was started on."""
+    here = ledger.differing_entries(head["platform"], ledger.platform())
+    told = [f"Recorded and present: {'; '.join(here)}."] if here else []
+    for each in folder.facts().get("resumed", []):
+        if each.get("differs"):
+            told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
+    if not told:
+        return None
+    what = "This platform" if here else "A platform that the run was resumed on"
+    only = "is not the one that the run was made on, and bits are only comparable on an equal one."
+    return f"{what} {only} {' '.join(told)}"
+
+
+def checkpoint_difference(saved: checkpoint.Checkpoint, lines: list[dict[str, Any]]) -> Difference | None:
+    """What in a checkpoint's parameters and normalizers is not what its line of the ledger says, or None.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    place = f"checkpoint {saved.path.name}"
+    if not 1 <= saved.iteration <= len(lines):
+        return Difference(None, f"length of the ledger and {place}", f"{len(lines)}", f"{saved.iteration}")
+    line, (tensors, _) = lines[saved.iteration - 1], saved.part("learner")
+    for kind, entry in (("parameter", "parameters"), ("normalizer", "normalizer")):
+        recorded = line.get(entry, {})
+        held = {name.removeprefix(f"{kind}."): x for name, x in tensors.items() if name.startswith(f"{kind}.")}
+        for name in dict.fromkeys([*recorded, *held]):
+            expected = recorded.get(name, "absent")
+            actual = fast_digest(held[name]) if name in held else "absent"
+            if actual != expected:
+                return Difference(saved.iteration - 1, f"{kind} {name} in {place}", expected, actual)
+    return None
+
+
+def newest_checkpoint_difference(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
+    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    found = checkpoint.list_checkpoints(folder.checkpoints)
+    return checkpoint_difference(checkpoint.open_checkpoint(found[-1]), lines) if found else None

@@ -1,0 +1,69 @@
+"""From where a run goes on, and whether it can."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lockstep import ledger
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.consistency import checkpoint_difference, edited_settings
+from lockstep.experiment import Experiment
+from lockstep.run import RunFolder
+from lockstep.runtime import checkpoint
+from lockstep.runtime.output import tell
+from lockstep.settings import SettingsError
+
+
+def resumable(folder: RunFolder, name: str | None, experiment: Experiment) -> Path | None:
+    """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again. Newer
+    ones are set aside."""
+    directory = folder.checkpoints
+    checkpoint.recover(directory)
+    if name is None and not checkpoint.list_checkpoints(directory):
+        folder.begin_again()
+        return None
+    path = checkpoint.find(directory, name)
+    saved = checkpoint.open_checkpoint(path)
+    _require_memory(experiment, saved.iteration)
+    head, lines = ledger.read(folder.ledger, saved.iteration)
+    edited = edited_settings(folder, head)
+    if edited is not None:
+        raise SettingsError(
+            f"{folder.path} cannot go on as another experiment than the one that its ledger records: {edited} Restore "
+            "experiment.json from a copy, or train with the new settings in another folder."
+        )
+    foreign = checkpoint_difference(saved, lines)
+    if foreign is not None:
+        raise SettingsError(
+            f"{path} is no checkpoint of what {folder.ledger} records: {foreign} Resume from another one with "
+            "--checkpoint."
+        )
+    checkpoint.set_aside_newer(directory, saved.iteration)
+    return path
+
+
+def _require_memory(experiment: Experiment, begin: int) -> None:
+    """Raise SettingsError if memory, which checkpoints do not hold, cannot be filled again before the run ends."""
+    config = experiment.algorithm
+    if isinstance(config, OffPolicyConfig) and not config.replay.checkpoint and begin < experiment.iterations:
+        warm = config.build().warm_iterations(experiment.samples_per_iteration)
+        if begin + warm >= experiment.iterations:
+            raise SettingsError(
+                f"The run has {experiment.iterations - begin} iterations left, and would fill its memory for {warm} of "
+                "them, since checkpoints do not hold it (algorithm.replay.no-checkpoint): it would learn no more. Use "
+                "what it has learned, or train it anew."
+            )
+
+
+def other_platform(folder: RunFolder) -> tuple[str, ...]:
+    """What of this platform is not as on the one that the run was started on; says so if there is anything."""
+    head, _ = ledger.read(folder.ledger, 0)
+    differs = ledger.differing_entries(head["platform"], ledger.platform())
+    if differs:
+        tell(
+            "warning: this platform is not the one that the run was started on, so the run will not end with the bits "
+            f"that it would have had there. Recorded and present: {'; '.join(differs)}.",
+            sys.stderr,
+        )
+    return differs
