@@ -186,6 +186,7 @@ class Book:
             keep=self._options.keep_checkpoints,
             best=best,
         )
+        self._folder.checkpointed.touch()
         self._recorder.message(f"checkpoint {iterations:08d}")
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,6 +67,9 @@ class Collector:
         preemption: decides which rollouts are cut; by default none is.
     """
 
+    told: ClassVar[bool] = False
+    """Whether it was said that environments return what is not finite."""
+
     def __init__(
         self,
         agent: Agent,
@@ -100,7 +103,6 @@ class Collector:
                 pool=pool,
             )
 
-        self._told = False
         self._batches = [ActingBatch(agent, group, of_group, make) for group, of_group in slabs.groups]
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds since they were last set to 0."""
@@ -197,9 +199,9 @@ class Collector:
         return Delivery(shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise)
 
     def _look(self, rollout: Rollout) -> None:
-        """Say it, once, if the environments return what is no finite number: all that is learned becomes none, too."""
-        if not self._told and _finite(rollout.action) and not (_finite(rollout.reward) and _finite(rollout.obs)):
-            self._told = True
+        """Say it, once a process, if environments return what is no finite number: all that is learned becomes none."""
+        if not Collector.told and _finite(rollout.action) and not (_finite(rollout.reward) and _finite(rollout.obs)):
+            Collector.told = True
             what = "an observation" if _finite(rollout.reward) else "a reward"
             tell(
                 f"warning: env.id={self._experiment.env.id} returned {what} that is not finite (NaN or infinite), and "

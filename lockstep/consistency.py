@@ -18,7 +18,7 @@ def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | Non
 
 def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
     """What to say if this platform, or one that the run was resumed on, is not the one that it was started on."""
-    here = ledger.differing_entries(head["platform"], ledger.platform())
+    here = ledger.differing_platform(head["platform"], ledger.platform())
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
     for each in folder.facts().get("resumed", []):
         if each.get("differs"):

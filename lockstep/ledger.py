@@ -363,6 +363,12 @@ def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, 
     return tuple(f"{name}: {left} != {right}" for name, left, right in _differing(dict(a), dict(b)))
 
 
+def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
+    """The entries of two platforms that differ; a library that is on one of them alone was not used."""
+    found = differing_entries(a, b)
+    return tuple(e for e in found if not (e.startswith("libraries.") and f" {_ABSENT}" in e))
+
+
 def _where(name: str, line: Mapping[str, Any]) -> str:
     """The entry of a line, told in words."""
     rollout, gradient = ("of event", "in batch slot") if "events" in line else ("of shard", "of shard")
@@ -399,7 +405,7 @@ def compare(
         iterations: compare only that many; both ledgers must hold them.
     """
     settings = differing_entries(head_a["settings"], head_b["settings"])
-    platforms = differing_entries({"platform": head_a["platform"]}, {"platform": head_b["platform"]})
+    platforms = tuple(f"platform.{each}" for each in differing_platform(head_a["platform"], head_b["platform"]))
     if not settings and head_a["experiment"] != head_b["experiment"]:
         settings = (f"identity: {head_a['experiment']} != {head_b['experiment']}",)
     for i, (line_a, line_b) in enumerate(zip(lines_a[:iterations], lines_b[:iterations], strict=False)):

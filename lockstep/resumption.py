@@ -21,7 +21,7 @@ def resumable(folder: RunFolder, name: str | None, experiment: Experiment) -> Pa
     directory = folder.checkpoints
     checkpoint.recover(directory)
     if name is None and not checkpoint.list_checkpoints(directory):
-        folder.begin_again()
+        folder.begin_again(experiment)
         return None
     path = checkpoint.find(directory, name)
     saved = checkpoint.open_checkpoint(path)
@@ -59,7 +59,7 @@ def _require_memory(experiment: Experiment, begin: int) -> None:
 def other_platform(folder: RunFolder) -> tuple[str, ...]:
     """What of this platform is not as on the one that the run was started on; says so if there is anything."""
     head, _ = ledger.read(folder.ledger, 0)
-    differs = ledger.differing_entries(head["platform"], ledger.platform())
+    differs = ledger.differing_platform(head["platform"], ledger.platform())
     if differs:
         tell(
             "warning: this platform is not the one that the run was started on, so the run will not end with the bits "

@@ -102,6 +102,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def checkpointed(self) -> Path:
+        """Empty, and there once a checkpoint was taken, whatever becomes of it."""
+        return self.path / ".checkpointed"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -210,24 +215,24 @@ class RunFolder:
             again["differs"] = list(differs)
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
 
-    def begin_again(self) -> None:
-        """Set aside what a run recorded that ended before its first checkpoint.
+    def begin_again(self, experiment: Experiment) -> None:
+        """Set aside what a run recorded that ended before its first checkpoint; experiment: as it is started now.
 
         Raises:
             SettingsError: it had one.
         """
-        facts = self.facts()
         recorded = self.ledger.read_bytes().count(b"\n") - 1 if self.ledger.is_file() else 0
-        every = [each.get("checkpoint_every", 0) for each in (self._fact("options"), *facts.get("resumed", []))]
-        if recorded > max(every):
+        every = self._fact("options").get("checkpoint_every", 0)
+        resumed = [each.get("checkpoint_every", 0) for each in self.facts().get("resumed", [])]
+        if not self.checkpoints.is_dir() or self.checkpointed.exists() or recorded > max(every, *resumed, 0):
             raise SettingsError(
-                f"{self.path} has no checkpoint, but its ledger records {recorded} iterations, and one was taken at "
-                f"least every {max(every)}. Restore its folder {self.checkpoints.name} from a copy, or train it anew "
-                "in another folder."
+                f"{self.path} has no checkpoint any more, but it had one: its ledger records {recorded} iterations. "
+                f"Restore its folder {self.checkpoints.name} from a copy, or train it anew in another folder."
             )
         for written in (self.ledger, self.metrics):
             if written.is_file():
                 written.replace(written.with_name(f"{written.name}.superseded"))
+        _write_json(self.path / "experiment.json", to_json(experiment))  # which this version may write otherwise
 
     def records(self) -> list[dict[str, float | None]]:
         """The lines of metrics.jsonl, as far as they are complete."""

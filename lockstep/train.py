@@ -149,7 +149,8 @@ def resume(
         path = resumable(folder, from_checkpoint, experiment) if _leads(layout) else None
         begin = checkpoint.iteration_of(path)
         if _leads(layout) and begin < experiment.iterations:
-            differs = other_platform(folder) if begin else ()
+            here = layout.backend != "ray"  # which computes elsewhere
+            differs = other_platform(folder) if begin and here else ()
             folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
 

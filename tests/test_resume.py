@@ -228,14 +228,27 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
 def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
     expected = outcome(train(cartpole(), options=options(Path("run"), checkpoint_every=1)))
     shutil.rmtree("run/checkpoints")
-    with pytest.raises(SettingsError, match=r"has no checkpoint, but its ledger records \d iterations.*every 1\."):
+    with pytest.raises(SettingsError, match=r"has no checkpoint any more, but it had one: .* \d iterations"):
+        resume("run")
+    Path("run/checkpoints").mkdir()
+    Path("run/.checkpointed").unlink()  # as of a run that did not note it yet
+    with pytest.raises(SettingsError, match="has no checkpoint any more"):
         resume("run")
     assert Path("run/ledger.jsonl").read_bytes() == expected[1]
 
     train(cartpole(), options=options(Path("early"), checkpoint_every=50))
-    shutil.rmtree("early/checkpoints")  # as if it had been killed before the first
+    for path in Path("early/checkpoints").glob("0*"):
+        shutil.rmtree(path)
+    with pytest.raises(SettingsError, match="has no checkpoint any more"):
+        resume("early")
+    Path("early/.checkpointed").unlink()  # as if it had been killed before the first
+    settings = Path("early/experiment.json")
+    written = json.loads(settings.read_text())
+    del written["torch_threads"]  # as of a version that did not have it yet
+    settings.write_text(json.dumps(written))
     assert outcome(resume("early")) == expected
     assert Path("early/ledger.jsonl.superseded").read_bytes() == expected[1], "nothing is deleted"
+    assert verify("early", Layout(), 1).ok
 
 
 def test_what_the_ledger_does_not_record_is_not_resumed_from() -> None:

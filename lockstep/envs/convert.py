@@ -14,6 +14,8 @@ from lockstep.rng import derive_seed, stream
 from lockstep.settings import SettingsError
 
 _Write = Callable[[np.ndarray, np.ndarray], None]
+_COLORS = (1, 3, 4)
+"""Channels that images have of themselves."""
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
 
 
@@ -48,7 +50,7 @@ class ObservationWriter:
             for part in path:
                 value = value[part]
             if value.shape[1:] != shape:
-                _check_shape(key, value.shape[1:], shape)
+                value = _as_declared(key, value, shape)
             write(value, out[key] if self._nested else out)
 
     def write_list(self, observations: list[Any], out: Observation) -> None:
@@ -59,18 +61,20 @@ class ObservationWriter:
                 values = [value[part] for value in values]
             array = np.array(values)
             if array.shape[1:] != shape:
-                _check_shape(key, array.shape[1:], shape)
+                array = _as_declared(key, array, shape)
             write(array, out[key] if self._nested else out)
 
 
-def _check_shape(key: str, found: tuple[int, ...], declared: tuple[int, ...]) -> None:
-    """Raise SettingsError unless two shapes differ in axes of length 1 alone."""
+def _as_declared(key: str, batch: np.ndarray, declared: tuple[int, ...]) -> np.ndarray:
+    """A batch in the shape that its space has; SettingsError unless they differ in axes of length 1 alone."""
+    found = batch.shape[1:]
     if [n for n in found if n != 1] != [n for n in declared if n != 1]:
         where = f" {key!r}" if key else ""
         raise SettingsError(
             f"An observation{where} of the environment has the shape {found}, but its observation_space says "
             f"{declared}. Mend the environment, or wrap it, so that both are equal."
         )
+    return batch.reshape(len(batch), *declared)
 
 
 def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
@@ -120,7 +124,7 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
 
 
 def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
-    if len(shape) == 4 and not _channels_last(*shape[1:]):
+    if len(shape) == 4 and shape[1] in _COLORS and shape[3] not in _COLORS:
         target = (shape[0] * shape[1], *shape[2:])
 
         def write(x: np.ndarray, out: np.ndarray) -> None:
@@ -152,11 +156,10 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
 def _channels_last(first: int, second: int, last: int) -> bool:
     """Whether an image's channels stand last: behind a square, or as many as colors have there, and not at the front,
     or far fewer than both other sides."""
-    colors = (1, 3, 4)
     if (first == second) != (second == last):
         return first == second
-    if (last in colors) != (first in colors):
-        return last in colors
+    if (last in _COLORS) != (first in _COLORS):
+        return last in _COLORS
     return 4 * last <= min(first, second)
 
 

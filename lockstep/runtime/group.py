@@ -33,6 +33,8 @@ class Group:
     def __init__(self) -> None:
         self.waited = 0.0
         """Seconds spent exchanging with others, transfers included, since the counter was last set to 0."""
+        self.waiting = False
+        """Whether it does so now."""
 
     def send(self, value: Tensor, to: int) -> None:
         raise AssertionError("a single process has nobody to send to")
@@ -123,5 +125,9 @@ class GlooGroup(Group):
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         begin = time.perf_counter()
-        yield
-        self.waited += time.perf_counter() - begin
+        self.waiting = True
+        try:
+            yield
+        finally:
+            self.waiting = False
+            self.waited += time.perf_counter() - begin

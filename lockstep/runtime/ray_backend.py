@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
+from lockstep.runtime.checkpoint import iteration_of
 from lockstep.runtime.display import cores
 from lockstep.runtime.ray_conductor import Conductor, Lost, allow, cpus, say
 from lockstep.runtime.supervisor import StopRequest, Work, stopping_on_signals
@@ -49,7 +50,9 @@ def run_ray(work: Work, job: Job) -> Result:
                 allow(losses, job.layout, str(lost))
                 bound = f"{losses} of restarts={job.layout.restarts}"
                 say(f"{lost}. All begin again from the newest checkpoint ({bound}).")
-                told = dataclasses.replace(told, checkpoint=resumable(told.folder, None, told.experiment))
+                path = resumable(told.folder, None, told.experiment)
+                told.folder.note_resumption(iteration_of(path), told.layout, told.options, ())
+                told = dataclasses.replace(told, checkpoint=path)
 
 
 def _library() -> Any:

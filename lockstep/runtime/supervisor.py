@@ -148,10 +148,12 @@ def run_inline(work: Work, job: Job) -> Result:
 
 
 @contextlib.contextmanager
-def _watched(fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float) -> Iterator[None]:
-    """Have a thread watch the calling one, which works."""
+def _watched(
+    fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float, group: Group | None = None
+) -> Iterator[None]:
+    """Have a thread watch the calling one, which works, but for the time in which it waits for others of its group."""
     ended = threading.Event()
-    arguments = (fail, stop, ended, stall_timeout, threading.get_ident())
+    arguments = (fail, stop, ended, stall_timeout, threading.get_ident(), group or Group())
     threading.Thread(target=_watch_own, args=arguments, daemon=True).start()
     try:
         yield
@@ -160,10 +162,17 @@ def _watched(fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float
 
 
 def _watch_own(
-    fail: Callable[[str], Any], stop: StopRequest, ended: threading.Event, stall_timeout: float, thread: int
+    fail: Callable[[str], Any],
+    stop: StopRequest,
+    ended: threading.Event,
+    stall_timeout: float,
+    thread: int,
+    group: Group,
 ) -> None:
     standstill = children.Standstill(stall_timeout)
     while not ended.wait(1.0):
+        if group.waiting:
+            standstill.moved()
         now = stop.steps()
         patience = standstill.too_long(now, started=now > 0)
         if patience is not None:
@@ -198,7 +207,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
             tell(f"Process {rank} of {size}: {reason}", sys.stderr)
             os._exit(1)  # which torchrun ends the others for
 
-        with stopping_on_signals(stop), _watched(fail, stop, layout.stall_timeout):
+        with stopping_on_signals(stop), _watched(fail, stop, layout.stall_timeout, group):
             return _result(work(job, Seat(group), stop))
     finally:
         group.close()

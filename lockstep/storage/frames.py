@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.settings import SettingsError
+
 _ASIDE = 32
 """Steps for each stack that can be kept aside at first; where episodes are shorter on average, there will be more."""
 
@@ -89,9 +91,12 @@ class StackedFrames(Ring):
         t, environment = (~goes_on).nonzero(as_tuple=True)
         places = (next_place + torch.arange(len(t))) % len(self._aside)
         if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
-            next_place = len(self._aside)
-            self._grow(2 * next_place + len(t))
-            places = next_place + torch.arange(len(t))
+            free = (self._aside_step <= puts - steps).nonzero()[:, 0]
+            if len(free) < len(t):
+                self._grow(min(2 * len(self._aside), self._age.numel()) + len(t))
+                free = (self._aside_step <= puts - steps).nonzero()[:, 0]
+            places = free[: len(t)]
+            next_place = int(places[-1]) + 1 - len(t)
         self._aside[places], self._aside_step[places] = obs[t, environment, :-1], puts + t
         began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
         began[t, environment], where[t, environment] = t, places
@@ -103,8 +108,23 @@ class StackedFrames(Ring):
         self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
 
     def _grow(self, aside: int) -> None:
-        """Make room for so many stacks that are kept aside; those that are stay where they are."""
+        """Make room for so many stacks that are kept aside; those that are stay where they are.
+
+        Raises:
+            SettingsError: there is not so much memory.
+        """
+        from lockstep.storage.memory import available_bytes
+
         more = aside - len(self._aside)
+        # While they are copied, the old ones are there, too.
+        needed, available = aside * self._aside[0].nbytes, available_bytes()
+        if self._aside.device.type == "cpu" and available is not None and needed > available:
+            raise SettingsError(
+                f"Episodes are so short that {aside:,} beginnings of them are to be kept, which takes "
+                f"{needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB of memory are available. Free some and resume, "
+                "or train anew with a smaller --algorithm.replay.capacity, or with --algorithm.replay.no-store-frames "
+                "if observations are no stacks of frames."
+            )
         self._aside = torch.cat([self._aside, self._aside.new_zeros(more, *self._aside.shape[1:])])
         self._aside_step = torch.cat([self._aside_step, self._aside_step.new_full((more,), -len(self._frames))])
 

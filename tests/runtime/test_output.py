@@ -16,6 +16,7 @@ import pytest
 
 from lockstep.cli.common import say_json
 from lockstep.cli.main import main
+from lockstep.collect import Collector
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.runtime.display import LiveDisplay
@@ -154,8 +155,9 @@ def test_what_a_user_s_environment_raises_is_neither_silent_nor_success(fault: s
 
 
 def test_one_score_that_is_no_number_neither_ends_a_run_nor_stands_for_the_best(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Collector, "told", False)
     Path("env.py").write_text(FAILING.format(fault="pass", nan=True))
     flags = ["--env.id", "env.py:Failing", "--run", "run", "--total-steps", "16k", "--display", "none"]
     assert main(["train", *SMALL, *flags]) == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ from tiny import cut, options
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.layout import Layout
-from lockstep.runtime.supervisor import WorkerError, _first_cause
+from lockstep.runtime import children, supervisor
+from lockstep.runtime.group import Group
+from lockstep.runtime.supervisor import StopRequest, WorkerError, _first_cause
 from lockstep.settings import SettingsError
 from lockstep.train import resume, train
 
@@ -131,3 +135,19 @@ def test_a_mistake_that_explains_the_other_failures_is_told() -> None:
     alive = SimpleNamespace(is_alive=lambda: True)
     with pytest.raises(SettingsError, match=r"env\.id=X needs a library"):
         _first_cause({1: "failed: Connection closed by peer"}, ["a", "b"], [alive] * 2, [mine, theirs], {})
+
+
+def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = itertools.count()
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
+    failed: list[str] = []
+
+    def watch(waiting: bool) -> None:
+        group, ended = Group(), SimpleNamespace(wait=lambda _, left=iter(range(400)): next(left, None) is None)
+        group.waiting = waiting
+        supervisor._watch_own(failed.append, StopRequest(), ended, 300.0, threading.get_ident(), group)  # type: ignore[arg-type]
+
+    watch(True)
+    assert failed == []
+    watch(False)
+    assert "made no progress for 300 seconds" in failed[0] and "test_waiting_for_others" in failed[0]
