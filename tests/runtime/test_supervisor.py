@@ -143,8 +143,8 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
     failed: list[str] = []
 
     def watch(waiting: bool) -> None:
-        group, ended = Group(), SimpleNamespace(wait=lambda _, left=iter(range(400)): next(left, None) is None)
-        group.waiting = waiting
+        left, group = iter(range(400)), Group()
+        group.waiting, ended = waiting, SimpleNamespace(wait=lambda _: next(left, None) is None)
         supervisor._watch_own(failed.append, StopRequest(), ended, 300.0, threading.get_ident(), group)  # type: ignore[arg-type]
 
     watch(True)
