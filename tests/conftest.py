@@ -16,6 +16,8 @@ from children import Child
 from workers import Workers
 
 torch.set_num_threads(1)
+LONGEST = ("test_failures", "test_layouts", "test_replay", "test_resume", "test_sweep_runs")
+"""Files whose tests take minutes, since they start many processes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing["gpu"] = pytest.mark.skip(reason="no CUDA device on this machine")
     if importlib.util.find_spec("envpool") is None:
         missing["envpool"] = pytest.mark.skip(reason="EnvPool is not installed (it has no release for Python 3.10)")
+    items.sort(key=lambda item: item.path.stem not in LONGEST)  # or one worker would be left with them at the end
     for item in items:
         for name, skip in missing.items():
             if item.get_closest_marker(name):

@@ -114,7 +114,10 @@ def test_no_process_outlives_a_tuner_that_is_killed_while_its_trials_are_halted(
 
 
 @pytest.mark.parametrize("command", ["bench", "tune"])
-def test_a_mistake_is_told_as_train_tells_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_told_as_train_tells_it(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.cli.main.BEGAN", time.perf_counter())
     assert main([command, "ppo-cartpole", "--env.adapter", "gymnasium", "--env.options", "length=3"]) == 2
     error = capsys.readouterr().err
     assert "length" in error and "Traceback" not in error and "--budget" not in error
