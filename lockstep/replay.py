@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,17 +61,12 @@ def recorded_clock(experiment: Experiment, lines: list[dict[str, Any]], of: Path
     scheme, clock = experiment.scheme, Clock.of(experiment)
     if not scheme.timing_decides:
         return None
-    try:
-        if scheme.free_running:
-            _check_events(experiment, clock, lines)
-        if scheme.preempt < 1:
-            _check_cuts(experiment, lines)
-        if scheme.gradient_lag == "async":
-            _check_updates(experiment, lines)
-    except (KeyError, TypeError, ValueError) as error:  # an entry is not there, or of another kind
-        if isinstance(error, SettingsError):
-            raise
-        raise _undecidable(None, f"{type(error).__name__}: {error}") from error
+    if scheme.free_running:
+        _check_events(experiment, clock, lines)
+    if scheme.preempt < 1:
+        _check_cuts(experiment, lines)
+    if scheme.gradient_lag == "async":
+        _check_updates(experiment, lines)
     events, cuts, updates = (
         tuple(line[name] for line in lines if name in line) for name in ("events", "cuts", "updates")
     )
@@ -82,17 +79,18 @@ def _check_events(experiment: Experiment, clock: Clock, lines: list[dict[str, An
     pace, number = Pace.of(experiment), dict.fromkeys(range(clock.shards), 0)
     rollout = experiment.algorithm.rollout
     for iteration, line in enumerate(lines):
-        for event in line["events"]:
-            shard, acting = event["shard"], event["versions"]
-            steps, versions = [step for step, _ in acting], [version for _, version in acting]
-            in_order = event["rollout"] == number.get(shard) and steps[:1] == [0]
-            noisy = isinstance(event.get("noise", 0), int)
-            known = iteration - clock.lag <= versions[0] and versions[-1] <= iteration if versions else False
-            if not (in_order and noisy and known and versions == sorted(versions) and _increasing(steps, rollout)):
-                raise _undecidable(iteration, event)
-            number[shard] += 1
-        if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):
-            raise _undecidable(iteration, f"{len(line['events'])} rollouts")
+        with _decided(iteration):
+            for event in line["events"]:
+                shard, acting = event["shard"], event["versions"]
+                steps, versions = [step for step, _ in acting], [version for _, version in acting]
+                in_order = event["rollout"] == number.get(shard) and steps[:1] == [0]
+                noisy = isinstance(event.get("noise", 0), int)
+                known = iteration - clock.lag <= versions[0] and versions[-1] <= iteration if versions else False
+                if not (in_order and noisy and known and versions == sorted(versions) and _increasing(steps, rollout)):
+                    raise _undecidable(iteration, event)
+                number[shard] += 1
+            if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):
+                raise _undecidable(iteration, f"{len(line['events'])} rollouts")
 
 
 def _increasing(steps: list[int], below: int) -> bool:
@@ -102,32 +100,44 @@ def _increasing(steps: list[int], below: int) -> bool:
 def _check_cuts(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
     scheme, steps = experiment.scheme, range(1, experiment.algorithm.rollout)
     for iteration, line in enumerate(lines):
-        shards = [shard for shard, cut in line["cuts"] if shard in range(scheme.shards) and cut in steps]
-        if shards != sorted(set(shards)) or not len(line["cuts"]) == len(shards) < scheme.shards:
-            raise _undecidable(iteration, f"cuts {line['cuts']}")
+        with _decided(iteration):
+            shards = [shard for shard, cut in line["cuts"] if shard in range(scheme.shards) and cut in steps]
+            if shards != sorted(set(shards)) or not len(line["cuts"]) == len(shards) < scheme.shards:
+                raise _undecidable(iteration, f"cuts {line['cuts']}")
 
 
 def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
     scheme, config, samples = experiment.scheme, experiment.algorithm, experiment.samples_per_iteration
     replaying = config.build() if isinstance(config, OffPolicyConfig) else None
     for iteration, line in enumerate(lines):
-        steps = replaying.updates_in(iteration, samples) if replaying else config.gradient_steps(samples)[0]
-        last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
-        for place, (slot, behind) in enumerate(line["updates"]):
-            # A slot's next gradient is not begun before the one before it was applied.
-            if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
-                raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
-            last[slot], taken[slot] = place, taken[slot] + 1
-        least = steps if config.remembers else 1  # others may stop early
-        if not all(least <= number <= steps for number in taken.values()):
-            raise _undecidable(iteration, f"{len(line['updates'])} updates")
+        with _decided(iteration):
+            steps = replaying.updates_in(iteration, samples) if replaying else config.gradient_steps(samples)[0]
+            last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
+            for place, (slot, behind) in enumerate(line["updates"]):
+                # A slot's next gradient is not begun before the one before it was applied.
+                if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
+                    raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
+                last[slot], taken[slot] = place, taken[slot] + 1
+            least = steps if config.remembers else 1  # others may stop early
+            if not all(least <= number <= steps for number in taken.values()):
+                raise _undecidable(iteration, f"{len(line['updates'])} updates")
 
 
-def _undecidable(iteration: int | None, what: object) -> LedgerError:
-    where = "" if iteration is None else f" for iteration {iteration}"
+@contextlib.contextmanager
+def _decided(iteration: int) -> Iterator[None]:
+    """Lets the ledger's line be read; LedgerError if an entry is not there, or of another kind than a run writes."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise _undecidable(iteration, f"{type(error).__name__}: {error}") from error
+
+
+def _undecidable(iteration: int, what: object) -> LedgerError:
     return LedgerError(
-        f"The ledger records{where} what cannot have been decided: {what}. It was edited, or experiment.json was: "
-        "restore both from a copy.",
+        f"The ledger records for iteration {iteration} what cannot have been decided: {what}. It was edited, or "
+        "experiment.json was: restore both from a copy.",
         iteration,
     )
 

@@ -482,7 +482,7 @@ def test_what_cannot_have_been_decided_is_refused(
     run = recorded("normalized-each-step").run
     slots = events(run)[4]
     forged = forge(run, 4, events=[{**slots[0], **change}, *slots[1:]])
-    with pytest.raises(LedgerError, match=r"what cannot have been decided"):
+    with pytest.raises(LedgerError, match=r"iteration 4 what cannot have been decided"):
         replay(forged, Layout.parse(layout), options(Path("refused")))
     assert not Path("refused").exists()
 

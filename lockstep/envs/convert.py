@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -90,12 +91,13 @@ def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Le
 
 def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
     if isinstance(space, spaces.Discrete):
-        size, start = int(space.n), int(space.start)
+        symbols = np.arange(int(space.n)) + int(space.start)
 
         def one_hot(x: np.ndarray, out: np.ndarray) -> None:
-            out[...] = np.reshape(x, (len(out), 1)) - start == np.arange(size)
+            out[...] = np.reshape(x, (len(out), 1)) == symbols
+            _require_symbols(out, 1, key, space, x)
 
-        return _vector((size,)), one_hot
+        return _vector((symbols.size,)), one_hot
     if isinstance(space, spaces.MultiDiscrete):
         sizes, offset = space.nvec.ravel(), space.start.ravel()
         column = np.repeat(np.arange(sizes.size), sizes)
@@ -103,6 +105,7 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
 
         def one_hots(x: np.ndarray, out: np.ndarray) -> None:
             out[...] = x.reshape(len(out), -1)[:, column] == symbol
+            _require_symbols(out, sizes.size, key, space, x)
 
         return _vector((symbol.size,)), one_hots
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)):
@@ -123,14 +126,20 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
     return _vector(target), number
 
 
+def _require_symbols(written: np.ndarray, each: int, key: str, space: spaces.Space[Any], given: np.ndarray) -> None:
+    """Raise SettingsError unless each row has so many ones: a number that the space lacks is written as zeros."""
+    lacking = np.flatnonzero(written.sum(-1) != each)
+    if lacking.size:
+        where = f" {key!r}" if key else ""
+        raise SettingsError(
+            f"An observation{where} of the environment is {given[lacking[0]]}, which its observation_space {space} "
+            "does not contain. Mend the environment, or wrap it, so that it does."
+        )
+
+
 def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
-    if len(shape) == 4 and shape[1] in _COLORS and shape[3] not in _COLORS:
-        target = (shape[0] * shape[1], *shape[2:])
-
-        def write(x: np.ndarray, out: np.ndarray) -> None:
-            np.copyto(out, x.reshape(out.shape))
-
-    elif len(shape) == 4:
+    channels_first = len(shape) == 4 and shape[1] in _COLORS and shape[3] not in _COLORS
+    if len(shape) == 4 and not channels_first:
         s, h, w, c = shape
         target = (s * c, h, w)
 
@@ -145,7 +154,7 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
             np.copyto(out, np.moveaxis(x, -1, 1))
 
     else:
-        target = shape if len(shape) == 3 else (1, *shape)
+        target = (math.prod(shape[:-2]), *shape[-2:])
 
         def write(x: np.ndarray, out: np.ndarray) -> None:
             np.copyto(out, x.reshape(out.shape))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep import ledger
-from lockstep.consistency import newest_checkpoint_difference
+from lockstep.consistency import edited_settings, newest_checkpoint_difference
 from lockstep.evaluation import page
 from lockstep.evaluation.page import Html
 from lockstep.evaluation.runs import Method, Run, differing, time_unit
@@ -106,10 +106,7 @@ def prove(run: Run, again: int = 0) -> Proof:
         return Proof(False, str(error))
     known = head["experiment"][:12], hashlib.sha256(folder.ledger.read_bytes()).hexdigest()[:12]
     try:
-        # As text: to this version of lockstep, settings of an older one may mean something else.
-        written = json.loads((run.path / "experiment.json").read_text())
-        edited = ledger.differing_entries(head["settings"], written)
-        found = "; ".join(edited) or newest_checkpoint_difference(folder, lines)
+        found = edited_settings(folder, head) or newest_checkpoint_difference(folder, lines)
         if found:
             return Proof(False, f"The run contradicts its own ledger: {found}", *known)
         if again and lines:

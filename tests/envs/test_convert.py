@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -91,3 +92,20 @@ def test_entries_of_one_name_are_refused() -> None:
     inner = spaces.Dict({"b": spaces.Discrete(2)})
     with pytest.raises(SettingsError, match=r"would be called 'a\.b'"):
         ObservationWriter(spaces.Dict({"a": inner, "a.b": spaces.Discrete(3)}))
+
+
+@pytest.mark.parametrize(
+    ("space", "batch", "told"),
+    [
+        (spaces.Discrete(3, start=4), np.array([4, 7]), r"is 7, .* Discrete\(3, start=4\) does not contain"),
+        (spaces.MultiDiscrete([2, 3]), np.array([[1, 2], [2, 0]]), r"is \[2 0\], .* does not contain"),
+    ],
+)
+def test_a_number_that_the_space_lacks_is_refused(space: gymnasium.Space, batch: np.ndarray, told: str) -> None:
+    """Written as zeros it would be an observation like any other."""
+    writer = ObservationWriter(space)
+    out = np.zeros((2, *writer.space.shape), np.float32)  # type: ignore[misc]
+    with pytest.raises(SettingsError, match=told):
+        writer.write(batch, out)
+    with pytest.raises(SettingsError, match=told):
+        writer.write_list(list(batch), out)
