@@ -160,8 +160,7 @@ def _mujoco() -> dict[str, Proof]:
             if algorithm.name == "sac":
                 algorithm = replace(algorithm, learn_temperature=False, initial_temperature=0.2)
             if algorithm.name == "mpo":
-                algorithm = replace(algorithm, updates=32, learning_rate=3e-4, actor_learning_rate=3e-4)
-                base = base.replace(model=replace(base.model, initial_std=0.3))
+                algorithm = replace(algorithm, updates=32)
             experiments[algorithm.name.upper()] = base.replace(
                 env=replace(base.env, id=task), algorithm=algorithm, scheme=_ALONE, total_steps=300_000
             )

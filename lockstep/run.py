@@ -51,7 +51,7 @@ class RunOptions:
     """How the run is kept and shown. Nothing here can change a bit of the result."""
 
     run: str | None = None
-    """Folder of the run; it must not exist yet. Without it a unique folder below runs/ is made."""
+    """Folder of the run; it must not exist yet, or be empty. Without it a unique folder below runs/ is made."""
     checkpoint_every: int = 50
     """Iterations between checkpoints. Fewer lose less work when a machine dies; more write less to disk."""
     keep_checkpoints: int = 3

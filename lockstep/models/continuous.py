@@ -107,7 +107,7 @@ class DiagonalGaussian(Scaled):
     Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO).
 
     Args:
-        std: the deviation where a network gives out 0, as it nearly does before it has learned.
+        std: the deviation where a network gives out 0, as it very nearly does before it has learned.
     """
 
     def __init__(self, space: spaces.Box, std: float = 1.0):

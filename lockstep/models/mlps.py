@@ -64,6 +64,12 @@ class MLPs(nn.Module):
             self.gain = nn.Parameter(torch.ones(count, 1, sizes[1]))
             self.shift = nn.Parameter(torch.zeros(count, 1, sizes[1]))
 
+    def scale_outputs(self, factor: float) -> None:
+        """Multiply the last layer's parameters."""
+        with torch.no_grad():
+            self.weights[-1].mul_(factor)
+            self.biases[-1].mul_(factor)
+
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x, a normalised one in fp32.
 

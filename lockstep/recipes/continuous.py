@@ -50,11 +50,19 @@ def sac_pybullet_style() -> Experiment:
 
 
 def mpo_mujoco() -> Experiment:
-    """MPO on MuJoCo (settings of Acme, Hoffman et al. 2020, arXiv:2006.00979, with one critic of two layers)."""
-    return _replayed_mujoco(
-        ActorCriticConfig(policy="gaussian", initial_std=0.7, critics=1, layer_norm=True, activation="elu"),
-        MPOConfig(updates=8, warmup=1_000),
+    """MPO on MuJoCo (settings of Acme's example for Gym; Hoffman et al. 2020, arXiv:2006.00979)."""
+    model = ActorCriticConfig(
+        policy="gaussian",
+        initial_std=0.5,
+        critics=1,
+        hidden_sizes=(256, 256, 256),
+        layer_norm=True,
+        activation="elu",
     )
+    algorithm = MPOConfig(
+        updates=16, warmup=1_000, n_step=4, learning_rate=3e-4, actor_learning_rate=3e-4, epsilon_mean=0.01
+    )
+    return _replayed_mujoco(model, algorithm)
 
 
 def mpc_pendulum() -> Experiment:

@@ -65,7 +65,10 @@ def her_bitflip() -> Experiment:
 
 
 def dqn_atari(game: str = "Breakout") -> Experiment:
-    """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam)."""
+    """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam).
+
+    Unlike there, the loss is Huber's, gradients are bounded by 10, and Adam's eps is 1e-5.
+    """
     return Experiment(
         env=EnvConfig(id=game, num_envs=8, protocol="classic"),
         model=QModelConfig(encoder="nature"),

@@ -47,12 +47,6 @@ def test_uniform_discrete_actions_are_equally_likely() -> None:
     torch.testing.assert_close(shares, torch.full((3,), 1 / 3), rtol=0, atol=0.01)
 
 
-@pytest.mark.parametrize("std", [0.3, 1.0])
-def test_a_normal_policy_begins_with_the_deviation_that_is_asked_for(std: float) -> None:
-    params = DiagonalGaussian(BOX, std).bound(torch.zeros(3, 4))
-    torch.testing.assert_close(DiagonalGaussian(BOX, std).split(params)[1].exp(), torch.full((3, 2), std))
-
-
 def test_squashed_densities_are_torchs() -> None:
     distribution = SquashedGaussian(BOX)
     params = distribution.bound(torch.randn(500, 4, generator=torch.Generator().manual_seed(2)))
@@ -116,6 +110,15 @@ def test_noise_that_drifts_is_an_ornstein_uhlenbeck_process() -> None:
 def build(config: ActorCriticConfig, observations: Any, actions: Any = BOX, **settings: Any) -> ActorCritic:
     arguments = {"precision": "fp32", "normalize_observations": False, "seed": 1, **settings}
     return config.build(observations, actions, **arguments)
+
+
+@pytest.mark.parametrize("std", [0.3, 1.0])
+def test_a_normal_policy_begins_with_the_deviation_that_is_asked_for_in_every_state(std: float) -> None:
+    config = ActorCriticConfig(policy="gaussian", initial_std=std, layer_norm=True, activation="elu")
+    model, obs = build(config, spaces.Box(-9, 9, (5,))), 3 * torch.randn(1, 500, 5)
+    mean, log_std = DiagonalGaussian(BOX, std).split(model.actor(obs))
+    torch.testing.assert_close(log_std.exp(), torch.full((1, 500, 2), std), rtol=0.03, atol=0)
+    torch.testing.assert_close(mean, torch.zeros(1, 500, 2), rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

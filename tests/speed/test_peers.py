@@ -278,7 +278,12 @@ def test_what_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("LOCKSTEP_PEERS", str(tmp_path))
     with pytest.raises(PeerError, match=r"other cannot be installed(.|\n)*No matching distribution"):
         installed.python_of("other", ("--no-index", "there-is-no-such-package"))
-    monkeypatch.setattr(installed, "_run", lambda command, peer: Path(command[-1]).mkdir(exist_ok=True))
+
+    def run(command: list[str], peer: str) -> None:
+        if "venv" in command:
+            Path(command[-1]).mkdir()
+
+    monkeypatch.setattr(installed, "_run", run)
     python = installed.python_of("other", ("one==1",))
     assert python.parent.parent.joinpath("installed").read_text() == "one==1\n"
     monkeypatch.setattr(installed, "_run", pytest.fail)
