@@ -132,8 +132,8 @@ PROOFS = {
     "halfcheetah-td3": Proof(f"td3-mujoco {_HALFCHEETAH}", 1),
     "halfcheetah-ddpg": Proof(f"ddpg-mujoco {_HALFCHEETAH} {_BOTH_RATES}", 1),
     "halfcheetah-mpo": Proof(
-        f"mpo-mujoco {_HALFCHEETAH} --model.initial-std 0.3 --algorithm.updates 32 --algorithm.learning-rate 3e-4 "
-        "--algorithm.actor-learning-rate 3e-4",
+        f"mpo-mujoco {_HALFCHEETAH} --model.initial-std 0.3 --model.hidden-sizes 256 256 --algorithm.updates 32 "
+        "--algorithm.n-step 5 --algorithm.epsilon-mean 0.0025",
         1,
         greedy=True,
     ),
