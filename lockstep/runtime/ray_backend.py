@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
@@ -19,6 +21,8 @@ from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
     from lockstep.train import Job, Result
+
+_PREFIX, _LOCK = "lockstep-ray-", "lock"
 
 
 def run_ray(work: Work, job: Job) -> Result:
@@ -73,26 +77,42 @@ def connected(least: int) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    temporary = None
-    try:
-        if os.environ.get("RAY_ADDRESS"):
+    with contextlib.ExitStack() as stack:
+        here = None if os.environ.get("RAY_ADDRESS") else stack.enter_context(temporary_folder())
+        stack.callback(ray.shutdown)
+        if here is None:
             ray.init(logging_level="WARNING")
         else:
-            # Below /tmp, since the names of sockets can have a hundred characters, and Ray adds seventy.
-            temporary = tempfile.mkdtemp(prefix="lockstep-ray-", dir="/tmp")
             ray.init(
                 "local",
                 num_cpus=max(cores(), least),
                 include_dashboard=False,
                 logging_level="WARNING",
-                _temp_dir=temporary,
+                _temp_dir=str(here),
                 _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
             )
         yield ray
+
+
+@contextlib.contextmanager
+def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
+    """A folder for a local cluster's sockets and logs, removed at the end; and so are those whose process was killed.
+
+    Below /tmp, since the names of sockets can have a hundred characters, and Ray adds seventy.
+    """
+    for left in below.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (left / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=below))
+    try:
+        unfinished = folder / "unfinished"
+        with unfinished.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            unfinished.rename(folder / _LOCK)  # locked before anybody can look for it
+            yield folder
     finally:
-        ray.shutdown()
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require(ray: Any, layout: Layout, needed: int) -> None:

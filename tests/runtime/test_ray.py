@@ -19,6 +19,7 @@ from workers import Ran, ran_of
 from lockstep import recipes
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
+from lockstep.runtime.ray_backend import temporary_folder
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.train import train
@@ -149,6 +150,18 @@ def test_timing_cannot_decide_there() -> None:
     experiment = recipes.impala_atari()
     with pytest.raises(SettingsError, match="async"):
         on_ray(experiment.replace(scheme=experiment.scheme.__class__(lag="async")), "ray:a1-l1")
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    killed, foreign = tmp_path / "lockstep-ray-1" / "lock", tmp_path / "lockstep-ray-2" / "logs"
+    for path in (killed, foreign):
+        path.parent.mkdir()
+        path.touch()
+    with temporary_folder(tmp_path) as first:
+        assert not killed.parent.exists() and foreign.exists()
+        with temporary_folder(tmp_path) as second:
+            assert first.exists() and second.exists() and first != second
+    assert list(tmp_path.iterdir()) == [foreign.parent]
 
 
 def test_ctrl_c_on_a_cluster_of_its_own(start: Callable[..., Child]) -> None:
