@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from lockstep import RunOptions, recipes
-from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, R2D2Config
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, R2D2Config
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.qpg import QPGConfig
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.runs import TASK
 from lockstep.evaluation.runs import Run as RunData
@@ -67,10 +66,11 @@ def _minatar() -> dict[str, Proof]:
     """Ten algorithms on MinAtar's Breakout; only what is no default of a recipe or of its algorithm was chosen here."""
     many = recipes.ppo_minatar().replace(scheme=_ALONE, total_steps=1_000_000)
     few = many.replace(env=replace(many.env, num_envs=16))
-    ppo = few.replace(algorithm=replace(_ppo(few), rollout=64, minibatches=8))
+    ppo = few.replace(algorithm=replace(few.algorithm, rollout=64, minibatches=8))
     behind = Scheme(shards=1, lag=1)
     dqn = recipes.dqn_minatar().replace(scheme=_ALONE, total_steps=300_000)
-    learned = replace(_config(dqn), epsilon_fraction=0.2)
+    learned = replace(dqn.algorithm, epsilon_fraction=0.2)
+    assert isinstance(learned, DQNConfig)
     dqn = dqn.replace(algorithm=learned)
     rainbow = replace(
         learned,
@@ -154,7 +154,7 @@ def _mujoco() -> dict[str, Proof]:
         experiments = {"PPO": recipes.ppo_mujoco(task).replace(scheme=_ALONE)}
         for recipe in (recipes.ddpg_mujoco, recipes.td3_mujoco, recipes.sac_mujoco, recipes.mpo_mujoco):
             base = recipe()
-            algorithm = _policy_gradient(base)
+            algorithm = base.algorithm
             if algorithm.name in ("ddpg", "sac"):
                 algorithm = replace(algorithm, learning_rate=1e-3, actor_learning_rate=1e-3)
             if algorithm.name == "sac":
@@ -182,11 +182,13 @@ def _atari() -> dict[str, Proof]:
     }
     proofs = load_object(f"{Path(__file__).parent / 'learning.py'}:PROOFS")
     experiments = {name: proofs[name].experiment() for name in published}
-    experiments["pong-impala"] = experiments["pong-impala"].replace(total_steps=4_000_000)
+    impala = experiments["pong-impala"]
+    steady = replace(impala.algorithm, anneal_learning_rate=False)
+    experiments["pong-impala"] = impala.replace(total_steps=4_000_000, algorithm=steady)
     dqn = experiments["pong-dqn"]
-    experiments["pong-dqn"] = dqn.replace(total_steps=600_000, algorithm=replace(_config(dqn), epsilon_fraction=0.25))
+    experiments["pong-dqn"] = dqn.replace(total_steps=600_000, algorithm=replace(dqn.algorithm, epsilon_fraction=0.25))
     breakout = experiments["breakout-ppo"]
-    long = breakout.replace(total_steps=10_000_000, algorithm=replace(_ppo(breakout), learning_rate=2.5e-4))
+    long = breakout.replace(total_steps=10_000_000, algorithm=replace(breakout.algorithm, learning_rate=2.5e-4))
     procgen = recipes.ppo_procgen()
     levels = replace(procgen.env, num_levels=200)
     return {
@@ -204,21 +206,6 @@ def _atari() -> dict[str, Proof]:
             published="30.99 ± 1.96 at 25M (CleanRL)",
         ),
     }
-
-
-def _ppo(experiment: Experiment) -> PPOConfig:
-    assert isinstance(experiment.algorithm, PPOConfig)
-    return experiment.algorithm
-
-
-def _config(experiment: Experiment) -> DQNConfig:
-    assert isinstance(experiment.algorithm, DQNConfig)
-    return experiment.algorithm
-
-
-def _policy_gradient(experiment: Experiment) -> Any:
-    assert isinstance(experiment.algorithm, QPGConfig)
-    return experiment.algorithm
 
 
 PARTS = {"minatar": _minatar(), "mujoco": _mujoco(), "atari": _atari()}
