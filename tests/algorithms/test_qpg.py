@@ -51,6 +51,7 @@ class Case:
         self.experiment = recipes.RECIPES["sac-mujoco" if self.discrete else kind]()
         config = dataclasses.replace(self.experiment.algorithm, **settings)
         assert isinstance(config, OffPolicyConfig) and isinstance(self.experiment.model, ActorCriticConfig)
+        self.network = self.experiment.model
         self.algorithm: OffPolicy[Any] = config.build()
         self.config: Any = config
         space = spaces.Discrete(3) if self.discrete else BOX
@@ -73,8 +74,11 @@ class Case:
         )
 
     def _model(self, space: gymnasium.Space[Any], seed: int) -> ActorCritic:
-        config = dataclasses.replace(self.experiment.model, hidden_sizes=(8, 7))
-        return config.build(OBSERVATIONS, space, precision="fp32", normalize_observations=False, seed=seed)  # type: ignore[return-value]
+        config = dataclasses.replace(self.network, hidden_sizes=(8, 7))
+        model: Any = config.build(OBSERVATIONS, space, precision="fp32", normalize_observations=False, seed=seed)
+        if config.policy == "gaussian":
+            model.actor.layers.scale_outputs(100.0)  # as after some learning, when policies are not nearly equal
+        return model
 
     def loss(self, update: int = 2) -> LossOutput:
         hyper = {**self.algorithm.hyperparameters(0.0), "update": update}
@@ -171,10 +175,11 @@ def reference(case: Case, item: int) -> Parts:
 
 def _mpo(case: Case, item: int, squares: Any) -> Parts:
     config, batch, online, target = case.config, case.batch, case.online, case.target
+    std = case.network.initial_std
 
     def normal(model: ActorCritic) -> Normal:
         out = policy(model, batch.next_obs, item)
-        return Normal(torch.tanh(out[:SIZE]), 0.7 * out[SIZE:].exp())
+        return Normal(torch.tanh(out[:SIZE]), std * out[SIZE:].exp())
 
     older, newer = normal(target), normal(online)
     actions = [older.mean + older.stddev * standard_normal(n) for n in case.noise(config.actions)[:, item]]
