@@ -90,26 +90,23 @@ def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Le
 
 
 def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
-    if isinstance(space, spaces.Discrete):
-        symbols = np.arange(int(space.n)) + int(space.start)
-
-        def one_hot(x: np.ndarray, out: np.ndarray) -> None:
-            out[...] = np.reshape(x, (len(out), 1)) == symbols
-            _require_symbols(out, 1, key, space, x)
-
-        return _vector((symbols.size,)), one_hot
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes, offset = space.nvec.ravel(), space.start.ravel()
+    where = f" {key!r}" if key else ""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         column = np.repeat(np.arange(sizes.size), sizes)
-        symbol = np.concatenate([np.arange(size) for size in sizes]) + np.repeat(offset, sizes)
+        symbol = np.concatenate([np.arange(size) for size in sizes]) + np.repeat(np.ravel(space.start), sizes)
 
         def one_hots(x: np.ndarray, out: np.ndarray) -> None:
             out[...] = x.reshape(len(out), -1)[:, column] == symbol
-            _require_symbols(out, sizes.size, key, space, x)
+            lacking = np.flatnonzero(out.sum(-1) != sizes.size)  # a number that the space lacks is written as zeros
+            if lacking.size:
+                raise SettingsError(
+                    f"An observation{where} of the environment is {x[lacking[0]]}, which its observation_space {space} "
+                    "does not contain. Mend the environment, or wrap it, so that it does."
+                )
 
         return _vector((symbol.size,)), one_hots
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        where = f" {key!r}" if key else ""
         raise SettingsError(
             f"The observation{where} has the space {space}. Models take Box, Discrete, MultiDiscrete and MultiBinary "
             "spaces, and Dict and Tuple spaces of them: wrap the environment in a gymnasium wrapper that turns it into "
@@ -124,17 +121,6 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
         np.copyto(out, x.reshape(out.shape), casting="unsafe")
 
     return _vector(target), number
-
-
-def _require_symbols(written: np.ndarray, each: int, key: str, space: spaces.Space[Any], given: np.ndarray) -> None:
-    """Raise SettingsError unless each row has so many ones: a number that the space lacks is written as zeros."""
-    lacking = np.flatnonzero(written.sum(-1) != each)
-    if lacking.size:
-        where = f" {key!r}" if key else ""
-        raise SettingsError(
-            f"An observation{where} of the environment is {given[lacking[0]]}, which its observation_space {space} "
-            "does not contain. Mend the environment, or wrap it, so that it does."
-        )
 
 
 def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
