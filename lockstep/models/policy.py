@@ -321,6 +321,11 @@ class StandardModelConfig(TrunkConfig):
     ) -> StandardModel:
         self.validate()
         distribution = make_distribution(action_space, squash=self.squash)
+        if not distribution.log_std_columns and (self.squash or self.std != "free"):
+            raise SettingsError(
+                f"model.squash={self.squash} and model.std={self.std} shape continuous actions, but those of "
+                f"{action_space} are discrete. Use --model.no-squash and --model.std free."
+            )
         mask_size = ObservationLayout.of(observation_space).mask_size
         if mask_size and mask_size != distribution.num_logits:
             raise SettingsError(

@@ -123,6 +123,19 @@ def test_squashed_entropy_equals_the_integral() -> None:
     assert distribution.entropy(params).item() == pytest.approx(integral.item(), abs=1e-3)
 
 
+@pytest.mark.parametrize("mean", [-5.0, 0.0, 0.37])
+@pytest.mark.parametrize("log_std", [-20.0, -1.0, 2.0])
+def test_squashed_entropy_is_as_good_in_the_widest_and_narrowest_distributions(mean: float, log_std: float) -> None:
+    distribution = make_distribution(spaces.Box(-1, 1, (1,)), squash=True)
+    z, step = np.linspace(-9, 9, 100_001, retstep=True)
+    u = mean + math.exp(log_std) * z
+    log_slope = 2 * (math.log(2) - u - np.logaddexp(0, -2 * u))
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    expected = log_std + 0.5 + 0.5 * math.log(2 * math.pi) + float((density * log_slope).sum() * step)
+    entropy = distribution.entropy(torch.tensor([mean, log_std], dtype=torch.float64))
+    assert entropy.item() == pytest.approx(expected, abs=1e-3)
+
+
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.Box(-1, 1, (2,)), MIXED])
 def test_extreme_noise_gives_finite_actions(space: spaces.Space, noise: float) -> None:

@@ -288,6 +288,13 @@ def test_impossible_settings_are_named(settings: dict[str, Any], text: str) -> N
         build(**settings)
 
 
+@pytest.mark.parametrize("settings", [{"squash": True}, {"std": "state"}])
+def test_what_shapes_continuous_actions_is_refused_without_them(settings: dict[str, Any]) -> None:
+    assert build(action=TUPLE, **settings)
+    with pytest.raises(SettingsError, match=r"Discrete\(4\) are discrete. Use --model.no-squash and --model.std free"):
+        build(**settings)
+
+
 def test_a_mask_of_the_wrong_size_is_named() -> None:
     with pytest.raises(SettingsError, match="3 entries"):
         build(spaces.Dict(action_mask=spaces.MultiBinary(3), arm=VECTOR))
