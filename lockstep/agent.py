@@ -70,7 +70,7 @@ class Agent:
         if self.algorithm.has_target:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
             self._target_flat = FlatParameters(self.target, dtype=dtype)
-        self.normalizers = Normalizers.initial(experiment, self.model)
+        self.normalizers = Normalizers.initial(experiment, self.observation_space)
 
     @property
     def networks(self) -> PolicyModel | Networks:

@@ -167,12 +167,14 @@ class Book:
         """Score the current version on environments of its own, if it is time to."""
         options, agent = self._options, self._worker.agent
         if options.eval_every and iterations % options.eval_every == 0:
-            actor = agent.model.for_acting()
-            agent.normalizers.apply(actor)
-            self._recorder.evaluation(
-                iterations,
-                evaluate_policy(actor, self._experiment, episodes=options.eval_episodes, alive=self._alive),
+            evaluation = evaluate_policy(
+                agent.model,
+                self._experiment,
+                options.eval_episodes,
+                normalizers=agent.normalizers,
+                alive=self._alive,
             )
+            self._recorder.evaluation(iterations, evaluation)
 
     def finish_checkpoint(self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]]) -> None:
         """Complete a checkpoint whose parts all processes have written."""

@@ -79,7 +79,8 @@ class Experiment:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
         self.algorithm.validate_with(self)
-        steps = self.iterations * self.gradient_steps[0]
+        collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
+        steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
             raise SettingsError(
                 f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to be learned: the run has {steps} "

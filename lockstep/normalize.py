@@ -9,12 +9,12 @@ Shape legend: T time, B environments, D numbers of a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import gymnasium
 import torch
 from torch import Tensor
 
-from lockstep import envs
 from lockstep.models.base import PolicyModel
 from lockstep.models.observations import ObservationLayout
 from lockstep.storage.rollout import Rollout
@@ -114,11 +114,11 @@ class Normalizers:
     returns: RunningMoments | None
 
     @staticmethod
-    def initial(experiment: Experiment, model: PolicyModel) -> Normalizers:
+    def initial(experiment: Experiment, observation_space: gymnasium.Space[Any]) -> Normalizers:
         """Statistics before the first sample, which leave observations and rewards as they are but for clipping."""
         config, layout = experiment.normalize, None
         if config.observations:
-            layout = ObservationLayout.of(envs.spaces(experiment.env)[0])
+            layout = ObservationLayout.of(observation_space)
             layout = layout if layout.vector_size else None
         return Normalizers(
             config,

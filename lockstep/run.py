@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -23,10 +22,12 @@ from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
-from lockstep.runtime.files import read_objects, write_whole, writing
+from lockstep.runtime.files import locked_within, read_objects, write_whole, writing
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
 
+_GLANCE = 0.5
+"""Seconds that a sweep's look at whether the run is going on may keep it locked."""
 _FACTS: dict[str, type] = {
     "layout": str,
     "command": str,
@@ -183,14 +184,15 @@ class RunFolder:
             opened = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
         with opened as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                busy = not locked_within(file.fileno(), _GLANCE)
+            except OSError as error:  # a file system without locks
+                busy = False
+                tell(f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.", sys.stderr)
+            if busy:
                 raise RunBusy(
                     f"{self.path} is being trained by another process. Wait until it has ended, or stop it with "
                     "Ctrl-C or SIGTERM, before resuming the run."
-                ) from None
-            except OSError as error:  # a file system without locks
-                tell(f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.", sys.stderr)
+                )
             yield
 
     def facts(self) -> dict[str, Any]:

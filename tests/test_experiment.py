@@ -36,6 +36,8 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("ppo-cartpole", {"algorithm.value_clip": math.nan}, r"algorithm\.value_clip=nan must be a number"),
         ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be positive"),
         ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to be learned"),
+        ("dqn-cartpole", {"scheme.gradient_lag": 12_300, "total_steps": 100_000}, "the run has 12256 gradient steps"),
+        ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 is not used by algorithm=mpc"),
         ("ppo-cartpole", {"env.decorrelate": 10**20}, r"env\.decorrelate=1\d* must be below 2,147,483,648"),
         ("ppo-cartpole", {"env.curriculum": {"length": math.nan}}, r"env\.curriculum\.length=nan must be a number"),
         ("ppo-mujoco", {"normalize.clip": math.nan}, r"normalize\.clip=nan must be"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from tiny import EXPERIMENTS, options
 
+from lockstep.evaluation.runs import Run
 from lockstep.layout import Layout
 from lockstep.replay import replay
 from lockstep.train import resume, train
@@ -22,6 +24,13 @@ def test_layouts_agree(name: str, tmp_path: Path) -> None:
     for text in ("inline,device=0,graphs=1", "processes:2,device=0", "a0-l0", "a0-l0,graphs=1", "a0,0-l0,0"):
         result = train(EXPERIMENTS[name](), Layout.parse(text), options(tmp_path / text))
         assert result.digest == alone.digest, text
+
+
+@pytest.mark.parametrize("name", ["mujoco-normalized", "td3"])
+def test_an_evaluation_during_training(name: str, tmp_path: Path) -> None:
+    evaluated = dataclasses.replace(options(tmp_path / "run"), eval_every=1, eval_episodes=1)
+    train(EXPERIMENTS[name](), Layout.parse("inline,device=0"), evaluated)
+    assert Run.read(tmp_path / "run").has("eval/score")
 
 
 def test_a_run_resumes_exactly(tmp_path: Path) -> None:

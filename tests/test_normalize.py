@@ -113,7 +113,7 @@ def normalizers(config: NormalizeConfig) -> tuple[Normalizers, StandardModel]:
         seed=1,
     )
     assert isinstance(model, StandardModel)
-    return Normalizers.initial(experiment, model), model
+    return Normalizers.initial(experiment, envs.spaces(experiment.env)[0]), model
 
 
 def test_normalizers_take_valid_samples_of_a_rollout() -> None:

@@ -281,6 +281,10 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Change the target network's parameters [N] after so many gradient steps in all."""
         raise NotImplementedError(f"{type(self).__name__} has a target network but does not say how it follows")
 
+    def warm_iterations(self, samples_per_iteration: int) -> int:
+        """Iterations at the beginning that only collect."""
+        return 0
+
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
         """Gradient steps before an iteration, for algorithms that count them."""
         return 0

@@ -69,6 +69,12 @@ class MPCConfig(OffPolicyConfig):
                     "leave it out. What discounts plans is model.discount."
                 )
 
+        if experiment.normalize.clip != type(experiment.normalize).clip:
+            raise SettingsError(
+                f"normalize.clip={experiment.normalize.clip:g} is not used by algorithm=mpc, whose models predict "
+                "observations and must tell all of them apart: leave it out."
+            )
+
     def build(self) -> MPC:
         return MPC(self)
 

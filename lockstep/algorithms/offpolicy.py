@@ -254,7 +254,7 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         return 0
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """Iterations that only collect: until the warm-up is over, and the steps of the first rollout can be drawn."""
+        """Until the warm-up is over, and the steps of the first rollout can be drawn."""
         config = self.config
         return max(-(-config.item_steps // config.rollout), -(-config.warmup // samples_per_iteration))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.algorithms.base import Algorithm, Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.base import Algorithm, Batch, LossOutput, OnPolicy, OnPolicyConfig, ParameterGroup, Targets
 from lockstep.algorithms.returns import gae
 from lockstep.arrays import map_structure
 from lockstep.models.base import PolicyModel
@@ -52,6 +52,19 @@ class RND(OnPolicy[OnPolicyConfig]):
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module:
         return Curiosity(observation_space, self.config.rnd.features, seed)
+
+    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
+        return self.inner.variables(model)
+
+    def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+        """The algorithm's, and one of the companion unless one of those has it."""
+        groups = self.inner.groups(updates, hyper)
+        if any("companion.".startswith(group.prefix) for group in groups):
+            return groups
+        return (*groups, ParameterGroup("companion.", hyper["learning_rate"]))
+
+    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
+        return self.inner.updates_before(iteration, samples_per_iteration)
 
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> CuriousBatches:
         """Epochs of minibatches, with intrinsic advantages."""

@@ -80,7 +80,7 @@ def load_policy(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"parameter.{name}"])
-    Normalizers.initial(experiment, model).loaded(below("normalizer.", tensors)).apply(model)
+    Normalizers.initial(experiment, observation_space).loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])
 
@@ -92,13 +92,14 @@ class Player:
     decorrelation or to reseed, before `max_steps`.
 
     Args:
-        model: what acts; it is copied, so that later training does not change the player.
+        model: what acts; it is copied to the CPU, so that later training does not change the player.
         num_envs: B. Each environment's episodes depend on its index, the purpose and the seed alone.
         greedy: take the most likely action instead of sampling.
         seed: of environments and action noise.
         purpose: sets these streams apart from those of other uses of the same seed.
         threads: that step the environments; changes no result.
         max_steps: after which an episode is cut, for gymnasium alone; other libraries have limits of their own.
+        normalizers: whose statistics the copy takes; None leaves it the model's own.
         render: prepare for render, for which B must be 1.
     """
 
@@ -113,13 +114,17 @@ class Player:
         purpose: str,
         threads: int = 1,
         max_steps: int = sys.maxsize,
+        normalizers: Normalizers | None = None,
         render: bool = False,
     ) -> None:
         config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=max_steps)
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )
-        self._actor = Inference(model.for_acting())
+        actor = model.for_acting().cpu()
+        if normalizers is not None:
+            normalizers.apply(actor)
+        self._actor = Inference(actor)
         self._distribution = model.distribution
         self._greedy = greedy
         self._reward_clip = config.reward_clip

@@ -16,6 +16,7 @@ from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
+from lockstep.normalize import Normalizers
 from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
 
@@ -138,6 +139,7 @@ def evaluate_policy(
     levels: Levels | None = None,
     max_steps: int | None = None,
     threads: int = 1,
+    normalizers: Normalizers | None = None,
     alive: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Play whole episodes with a model as it is now; nothing of the training that goes on is touched.
@@ -149,6 +151,7 @@ def evaluate_policy(
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
         levels: None plays the test levels where training is limited to some, since its own scores show the others.
         threads: that step the environments; changes no result.
+        normalizers: whose statistics the policy takes; None leaves it those that it has.
         alive: called at every step, to tell whoever watches this process that it makes progress.
         For the others see evaluate.
     """
@@ -178,6 +181,7 @@ def evaluate_policy(
         purpose=seed_purpose,
         max_steps=longest,
         threads=threads,
+        normalizers=normalizers,
     )
     scores = np.zeros(episodes)
     lengths = np.zeros(episodes, np.int64)

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lockstep.models.distributions import _LOG_STD_RANGE, _TINY, Distribution, _log_slope
+from lockstep.models.distributions import _LOG_STD_RANGE, _TINY, Distribution, _log_slope, expected_log_slope
 from lockstep.settings import SettingsError
 
 _LOG_TWO_PI = math.log(2 * math.pi)
@@ -160,12 +160,8 @@ class SquashedGaussian(DiagonalGaussian):
         return super().log_prob(params, u) - _log_slope(u).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Of the normal distribution plus the expected log slope of tanh, by quadrature."""
-        mean, log_std = self.split(params)
-        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-        u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * params.new_tensor(nodes)
-        slope = (_log_slope(u) * params.new_tensor(weights / weights.sum())).sum(-1)
-        return super().entropy(params) + slope.sum(-1)
+        """Of the normal distribution plus the expected log slope of tanh."""
+        return super().entropy(params) + expected_log_slope(*self.split(params)).sum(-1)
 
 
 class _SquashedSample(torch.autograd.Function):

@@ -196,19 +196,12 @@ class Gaussian(Distribution):
         return log_prob - _log_slope(action).sum(-1) - self.log_scale if self.squash else log_prob
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Exact for the normal distribution; a squashed one adds the expected log slope, to 0.001 for each dimension.
-
-        By the trapezoidal rule, which sees the slope's bend near 0 in wide distributions, too, as Gauss's would not.
-        """
+        """Exact for the normal distribution; a squashed one adds the expected log slope."""
         mean, log_std = self._split(params)
         entropy = (log_std + 0.5 + 0.5 * math.log(2 * math.pi)).sum(-1)
         if not self.squash:
             return entropy
-        nodes = np.linspace(-5, 5, 48)
-        weights = np.exp(-(nodes**2) / 2)
-        u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * params.new_tensor(nodes)
-        slope = (_log_slope(u) * params.new_tensor(weights / weights.sum())).sum(-1)
-        return entropy + slope.sum(-1) + self.log_scale
+        return entropy + expected_log_slope(mean, log_std).sum(-1) + self.log_scale
 
     def to_env(self, action: np.ndarray) -> Any:
         low, high = self.space.low.reshape(-1), self.space.high.reshape(-1)
@@ -319,6 +312,18 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
         f"There is no action distribution for {space}. Allowed are Discrete, MultiDiscrete, MultiBinary, Box of "
         "floats, and a flat Tuple of these: wrap the environment, or write your own ModelConfig."
     )
+
+
+def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Mean of the log slope of tanh under normal distributions: [..., D] each -> [..., D].
+
+    By the trapezoidal rule, which sees the slope's bend near 0 in wide distributions, too, as Gauss's would not: right
+    to 0.001 up to 7.4, the largest deviation.
+    """
+    nodes = np.linspace(-5, 5, 48)
+    weights = np.exp(-(nodes**2) / 2)
+    u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * mean.new_tensor(nodes)
+    return (_log_slope(u) * mean.new_tensor(weights / weights.sum())).sum(-1)
 
 
 def _log_slope(u: Tensor) -> Tensor:

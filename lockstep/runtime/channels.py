@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
+from lockstep.runtime.children import allow_files
 from lockstep.runtime.shared import SharedMemory
 
 
@@ -76,6 +77,7 @@ class Link:
 
 def links(context: Any, collectors: int, learners: int) -> tuple[list[Link], list[Link]]:
     """The ends of all learners and of all collectors, for the process that starts them."""
+    allow_files(2 * collectors * learners + collectors + 2)
     pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
     rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory())
     of_learners = [

@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import stat
 import sys
@@ -32,6 +33,9 @@ _BETWEEN_LOOKS = 5.0
 """Seconds between two looks at a process's progress that count as waiting for it."""
 _NOTICING = 1.0
 """Seconds that whoever waits for a process's answer gets to say more of its death."""
+
+_OTHER_FILES = 512
+"""Files that a process opens beside what joins it to others."""
 
 _report_loss: Callable[[str], Any] | None = None
 
@@ -86,6 +90,14 @@ def forget_terminal() -> None:
             with contextlib.suppress(OSError):
                 if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                     os.dup2(nowhere.fileno(), descriptor)
+
+
+def allow_files(more: int) -> None:
+    """Raise this process's own limit of open files if so many more would not fit, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, needed), hard))
 
 
 def pin(process: Any, index: int, count: int) -> None:

@@ -1,10 +1,12 @@
-"""Files that a crash cannot leave half written."""
+"""Files that a crash cannot leave half written, and that two processes do not write at once."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,3 +55,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def locked_within(file: int, seconds: float, *, shared: bool = False) -> bool:
+    """Lock an open file, with others that share the lock or alone; False if it stayed locked for so many seconds. The
+    lock goes with its process, whatever ends that.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import resource
 import select
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstep.runtime.children import allow_files
 from lockstep.runtime.display import cores
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import Arena, SharedMemory
@@ -33,8 +33,6 @@ _INLINE = 16_384
 """Bytes up to which a tensor travels through the pipe: copying it twice is cheaper than waiting for its memory."""
 _SPIN = 100e-6
 """Seconds that a process looks for an answer before it sleeps until there is one: waking up takes as long."""
-_OTHER_FILES = 512
-"""Open files of a process that have nothing to do with a group."""
 _TENSOR, _STORED, _TAKEN, _OBJECT = b"t", b"s", b"a", b"o"
 """Kinds of messages: a tensor's bytes, the size of one that lies in shared memory, word that it was taken out, and a
 pickled object."""
@@ -72,19 +70,12 @@ def join(context: Any, size: int, pairs: set[tuple[int, int]]) -> list[Ends]:
     shared, collected = SharedMemory(), SharedMemory()
     ends = [Ends(rank, size, {}, {}, {}, shared, collected) for rank in range(size)]
     joined = sorted({(min(pair), max(pair)) for pair in pairs} | {(0, rank) for rank in range(1, size)})
-    _allow_files(4 * len(joined))
+    allow_files(4 * len(joined))
     for a, b in joined:
         ends[a].pipes[b], ends[b].pipes[a] = context.Pipe()
         ends[a].outgoing[b] = ends[b].incoming[a] = SharedMemory()
         ends[b].outgoing[a] = ends[a].incoming[b] = SharedMemory()
     return ends
-
-
-def _allow_files(more: int) -> None:
-    """Raise this process's own limit of open files if so many more would not fit, as far as the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < more + _OTHER_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, more + _OTHER_FILES), hard))
 
 
 class LocalGroup(Group):

@@ -39,7 +39,8 @@ class CuriousBatches(FreshBatches):
         self._observations = RunningMoments.empty(self._curiosity.size)
         self._returns = RunningMoments.empty(1)
         self._carry: dict[int, Tensor] = {}
-        """By slot, fp32 [B]: discounted intrinsic return in flight."""
+        """By slot, fp32 [B]: discounted intrinsic return in flight. Where timing decides, a slot's rollouts are of any
+        shards; the deviation of returns, which is all that this is for, is the same with streams that change places."""
         self._novelty: dict[int, tuple[Tensor, Tensor]] = {}
         """By slot: intrinsic rewards [T, B], not normalised yet, and intrinsic values [T+1, B]."""
         self._iteration = 0

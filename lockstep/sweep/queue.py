@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from lockstep.runtime.files import sync, write_whole, writing
+from lockstep.runtime.files import locked_within, sync, write_whole, writing
 from lockstep.settings import SettingsError, to_json
 
 if TYPE_CHECKING:
@@ -240,7 +238,7 @@ class Queue:
             return outcome.state
         for lock in (self.log(name), self.run(name) / ".lock"):  # the latter of one who resumed it by hand
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(lock, "rb") as file:
-                if not _try_lock(file.fileno(), shared=True):
+                if not _locked_within(file.fileno(), 0.0, shared=True):
                     return "running"
         return "waiting"
 
@@ -316,18 +314,8 @@ def _damaged(path: Path, why: object) -> SettingsError:
     )
 
 
-def _locked_within(file: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (mine := _try_lock(file)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return mine
-
-
-def _try_lock(file: int, *, shared: bool = False) -> bool:
+def _locked_within(file: int, seconds: float, *, shared: bool = False) -> bool:
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return locked_within(file, seconds, shared=shared)
     except OSError:  # a file system without locks, where nobody can know
         return True
-    return True

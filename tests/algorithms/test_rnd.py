@@ -14,8 +14,10 @@ from torch import Tensor
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
-from lockstep.algorithms.base import Intrinsic
+from lockstep.algorithms.base import Intrinsic, ParameterGroup
+from lockstep.algorithms.ppo import PPO
 from lockstep.algorithms.rnd import RND, intrinsic_targets, with_curiosity
+from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import Curiosity, RNDConfig
 from lockstep.runtime.group import Group
 from lockstep.settings import SettingsError
@@ -39,6 +41,30 @@ def test_only_a_coefficient_above_zero_switches_it_on() -> None:
     algorithm = PPOConfig().build()
     assert with_curiosity(algorithm) is algorithm
     assert Agent(EXPERIMENTS["ppo"]()).state().keys() == Agent(recipes.ppo_atari()).state().keys()
+
+
+class OwnPPO(PPO):
+    """An algorithm of one's own, with something learned beside the model, at another rate."""
+
+    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
+        return {"temperature": torch.zeros(1)}
+
+    def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+        return (ParameterGroup("policy", 1e-3), ParameterGroup("variables.", 1e-2))
+
+    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
+        return 7 * iteration
+
+
+def test_it_keeps_what_an_algorithm_learns_beside_the_model() -> None:
+    config = dataclasses.replace(PPOConfig(), rnd=RNDConfig(coef=0.5))
+    algorithm = with_curiosity(OwnPPO(config))
+    assert isinstance(algorithm, RND)
+    assert algorithm.variables(make_model()).keys() == {"temperature"}
+    rates = {group.prefix: group.learning_rate for group in algorithm.groups(1, {"learning_rate": 3e-4})}
+    assert rates == {"policy": 1e-3, "variables.": 1e-2, "companion.": 3e-4}
+    assert algorithm.updates_before(3, 128) == 21
+    assert curious(PPOConfig()).groups(1, {"learning_rate": 3e-4}) == (ParameterGroup("", 3e-4),)
 
 
 def test_intrinsic_targets_by_hand() -> None:

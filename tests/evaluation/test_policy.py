@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from test_video import read
+from tiny import EXPERIMENTS
 
 from lockstep import recipes
 from lockstep.evaluation.policy import find_checkpoint, load_policy
+from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 from lockstep.evaluation.video import record_video
 from lockstep.experiment import NormalizeConfig
@@ -107,6 +109,15 @@ def test_evaluating_during_training_changes_no_bit_of_it(tmp_path: Path) -> None
     final = load_policy(tmp_path / "1")
     assert len(scores) == 2
     assert scores[-1] == evaluate_policy(final.model, final.experiment, 3).mean
+
+
+@pytest.mark.parametrize("name", ["td3", "sac-discrete", "iqn", "r2d2-uniform-lag-1", "mpc-lag-1", "ppo-rnd"])
+def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: Path) -> None:
+    settings = EXPERIMENTS[name]()
+    options = RunOptions(run=str(tmp_path), eval_every=settings.iterations, eval_episodes=1, **QUIET)
+    train(settings, options=options)
+    scores, final = RunData.read(tmp_path).curve("samples", "eval/score")[1], load_policy(tmp_path)
+    assert list(scores) == [evaluate_policy(final.model, final.experiment, 1).mean]
 
 
 def test_video_of_a_run(cartpole: Path, tmp_path: Path) -> None:

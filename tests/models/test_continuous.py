@@ -17,7 +17,7 @@ from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.base import Exploring
 from lockstep.models.capture import Inference
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, SquashedGaussian
-from lockstep.models.distributions import Categorical
+from lockstep.models.distributions import Categorical, make_distribution
 from lockstep.settings import SettingsError
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -76,6 +76,12 @@ def test_entropies_are_mean_surprises() -> None:
     action = torch.tensor([0.5, -0.7])
     expected = float(squashed.log_prob(action).sum())
     assert float(SquashedGaussian(BOX).log_prob(params, action)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_squashed_entropy_is_right_at_the_widest() -> None:
+    gaussian = make_distribution(BOX, squash=True)
+    params = torch.tensor([0.3, -2.0, 2.0, 2.0])
+    assert float(SquashedGaussian(BOX).entropy(params)) == pytest.approx(float(gaussian.entropy(params)), abs=1e-4)
 
 
 def test_deterministic_actions_explore_by_noise_within_bounds() -> None:

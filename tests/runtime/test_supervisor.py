@@ -6,6 +6,8 @@ import itertools
 import multiprocessing
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -151,3 +153,20 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
     assert failed == []
     watch(False)
     assert "made no progress for 300 seconds" in failed[0] and "test_waiting_for_others" in failed[0]
+
+
+def test_a_layout_of_many_processes_raises_the_limit_of_open_files() -> None:
+    makes_ends = """
+import multiprocessing, resource
+from lockstep.layout import Layout
+from lockstep.runtime.supervisor import _places
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+places = _places(Layout.parse("cpu:a32-l32"), 32, multiprocessing.get_context("spawn"))
+assert len(places) == 64
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", makes_ends], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 2048, "a pipe for each pair alone has as many ends"
