@@ -179,7 +179,7 @@ class Book:
     def finish_checkpoint(self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]]) -> None:
         """Complete a checkpoint whose parts all processes have written."""
         self._ledger.sync()  # a checkpoint relies on the ledger up to it
-        best = self._recorder.is_best()
+        best = self._recorder.mark_best()
         checkpoint.finish(
             self._folder.checkpoints,
             iterations,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep import ledger
+from lockstep.agent import below
 from lockstep.ledger import Difference, fast_digest
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
@@ -42,7 +43,7 @@ def checkpoint_difference(saved: checkpoint.Checkpoint, lines: list[dict[str, An
     line, (tensors, _) = lines[saved.iteration - 1], saved.part("learner")
     for kind, entry in (("parameter", "parameters"), ("normalizer", "normalizer")):
         recorded = line.get(entry, {})
-        held = {name.removeprefix(f"{kind}."): x for name, x in tensors.items() if name.startswith(f"{kind}.")}
+        held = below(f"{kind}.", tensors)
         for name in dict.fromkeys([*recorded, *held]):
             expected = recorded.get(name, "absent")
             actual = fast_digest(held[name]) if name in held else "absent"

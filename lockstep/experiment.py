@@ -20,9 +20,11 @@ class NormalizeConfig:
     """Running normalisation, versioned and checkpointed with the parameters."""
 
     observations: bool = False
-    """Standardise vector observations by their running mean and deviation. Images are only scaled to [0, 1]."""
+    """Standardise vector observations by their running mean and deviation. On suits observations of mixed units. Images
+    are only scaled to [0, 1]."""
     returns: bool = False
-    """Divide rewards by the running deviation of the discounted return (no mean is subtracted)."""
+    """Divide rewards by the running deviation of the discounted return (no mean is subtracted). On spares fitting
+    other settings to the size of rewards."""
     clip: float = 10.0
     """Bound on the normalised magnitude: of observations and rewards, with replay of the sum of n rewards. Lower tames
     outliers, higher keeps more of their information."""

@@ -94,7 +94,7 @@ def restore_shards(saved: Checkpoint, collectors: Collectors, lap: int) -> int:
     replayed = 0
     for shard in collectors.shards:
         tensors, meta = saved.part(f"shard-{shard:03d}")
-        replayed += collectors.load(shard, tensors, meta.get("rollouts", saved.iteration) - lap)
+        replayed += collectors.load(shard, tensors, meta["rollouts"] - lap)
     return replayed
 
 

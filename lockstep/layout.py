@@ -120,6 +120,11 @@ class Layout:
         return bool(self.collectors)
 
     @property
+    def collecting(self) -> int:
+        """Processes that collect."""
+        return len(self.collectors) or self.workers
+
+    @property
     def learning(self) -> int:
         """Processes that learn."""
         return len(self.learners) or self.workers

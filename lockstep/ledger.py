@@ -360,13 +360,17 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]
 
 def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     """The entries of two nested JSON objects that differ, each as `name: a != b`."""
-    return tuple(f"{name}: {left} != {right}" for name, left, right in _differing(dict(a), dict(b)))
+    return tuple(_told(*each) for each in _differing(dict(a), dict(b)))
 
 
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     """The entries of two platforms that differ; a library that is on one of them alone was not used."""
-    found = differing_entries(a, b)
-    return tuple(e for e in found if not (e.startswith("libraries.") and f" {_ABSENT}" in e))
+    found = _differing(dict(a), dict(b))
+    return tuple(_told(*each) for each in found if not (each[0].startswith("libraries.") and _ABSENT in each[1:]))
+
+
+def _told(name: str, a: Any, b: Any) -> str:
+    return f"{name}: {a} != {b}"
 
 
 def _where(name: str, line: Mapping[str, Any]) -> str:
@@ -404,18 +408,18 @@ def compare(
     Args:
         iterations: compare only that many; both ledgers must hold them.
     """
-    settings = differing_entries(head_a["settings"], head_b["settings"])
+    differing = list(_differing(head_a["settings"], head_b["settings"]))
+    if not differing and head_a["experiment"] != head_b["experiment"]:
+        differing = [("identity", head_a["experiment"], head_b["experiment"])]
+    settings = tuple(_told(*each) for each in differing)
     platforms = tuple(f"platform.{each}" for each in differing_platform(head_a["platform"], head_b["platform"]))
-    if not settings and head_a["experiment"] != head_b["experiment"]:
-        settings = (f"identity: {head_a['experiment']} != {head_b['experiment']}",)
     for i, (line_a, line_b) in enumerate(zip(lines_a[:iterations], lines_b[:iterations], strict=False)):
         for name, a, b in _differing(_canonical(line_a), _canonical(line_b)):
             return Difference(i, _where(name, line_a), str(a), str(b), settings + platforms)
     count_a, count_b = (n if iterations is None else min(n, iterations) for n in (len(lines_a), len(lines_b)))
     if count_a != count_b or (iterations is not None and count_a < iterations):
         return Difference(min(count_a, count_b), "length", f"{count_a} iterations", f"{count_b} iterations", settings)
-    if settings:
-        name, _, sides = settings[0].partition(": ")
-        a, _, b = sides.partition(" != ")
-        return Difference(None, f"settings: {name}", a, b, settings[1:])
+    if differing:
+        name, a, b = differing[0]
+        return Difference(None, f"settings: {name}", str(a), str(b), settings[1:])
     return None

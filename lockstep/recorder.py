@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -113,11 +114,7 @@ class Recorder:
         """Mean raw score of the last 100 episodes, None before the first ends."""
         return statistics.fmean(score for score, _ in self._window) if self._window else None
 
-    def best_score(self) -> float | None:
-        """The highest value that score had, counted once a tenth of the window is filled."""
-        return self._totals.best
-
-    def is_best(self) -> bool:
+    def mark_best(self) -> bool:
         """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint. Until a tenth of the
         window is filled it is the newest: a mean of few episodes may be luck, and must not stand for good."""
         score, best = self.score(), self._totals.best_checkpoint
@@ -173,21 +170,11 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
-        totals = self._totals
-        return {
-            "samples": totals.samples,
-            "frames": totals.frames,
-            "seconds": totals.seconds,
-            "episodes": totals.episodes,
-            "best": totals.best,
-            "best_checkpoint": totals.best_checkpoint,
-            "window": [list(episode) for episode in self._window],
-            "history": list(totals.history),
-        }
+        return {**dataclasses.asdict(self._totals), "window": [list(episode) for episode in self._window]}
 
-    def close(self, summary: str = "") -> None:
-        """Flush everything; summary is the display's last line."""
-        self._display.close(summary)
+    def close(self) -> None:
+        """Flush everything."""
+        self._display.close()
         self._file.close()
         for sink in self._sinks:
             sink.close()
@@ -220,7 +207,7 @@ class Recorder:
             seconds=self._totals.seconds,
             iteration_seconds=seconds / len(self._recent),
             score=self.score(),
-            best=self.best_score(),
+            best=totals.best,
             length=statistics.fmean(length for _, length in self._window) if self._window else None,
             episodes=self._totals.episodes,
             history=list(self._totals.history),

@@ -209,7 +209,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in args
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in args)
-    if origin is tuple:  # which JSON gives back for lists, too
+    if origin is tuple:  # which JSON gives back as lists
         uniform = len(args) == 2 and args[1] is ...
         return isinstance(value, (tuple, list)) and (not uniform or all(_fits(each, args[0]) for each in value))
     if hint in (int, float):

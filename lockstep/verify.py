@@ -33,7 +33,7 @@ class Verdict:
     message: str
     """The verdict in a sentence or two."""
     warning: str | None = None
-    """Set if this platform is not the one that the run was made on: then bits may differ for that reason alone."""
+    """Set if this platform is not the one that the run was made or resumed on: then bits may differ for that reason."""
 
 
 def verify(
@@ -124,15 +124,15 @@ def _rerun(
         options = RunOptions(
             run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
         )
-        recorded = recorded_clock(experiment, lines[:count], folder.path)
-        result = train(experiment, layout, options, stop_after=count, recorded=recorded)
+        clock = recorded_clock(experiment, lines[:count], folder.path)
+        result = train(experiment, layout, options, stop_after=count, recorded=clock)
         if result.stopped:
             raise KeyboardInterrupt
         again = ledger.read(RunFolder(scratch / "run").ledger)
     finally:
         shutil.rmtree(scratch)
     difference = ledger.compare(head, lines, *again, iterations=count)
-    recorded = checkpoint_digest(folder.checkpoints / f"{count:08d}")
+    recorded = checkpoint_digest(checkpoint.checkpoint_path(folder.checkpoints, count))
     if difference is None and recorded not in (None, result.digest):
         return Difference(count - 1, "digest of the state afterwards", str(recorded), result.digest)
     return difference

@@ -75,11 +75,11 @@ def test_score_is_the_mean_of_the_last_hundred_episodes(folder: RunFolder) -> No
     for i in range(15):
         recorder.record(report(i + 1, scores[10 * i : 10 * i + 10]))
     assert recorder.score() == pytest.approx(sum(range(50, 150)) / 100)
-    assert recorder.best_score() == recorder.score()
+    assert recorder.state()["best"] == recorder.score()
     recorder.record(report(16, [-1000.0]))
     score = recorder.score()
     assert score is not None and score < 99.5
-    assert recorder.best_score() == pytest.approx(99.5)
+    assert recorder.state()["best"] == pytest.approx(99.5)
     recorder.close()
 
 
@@ -110,24 +110,24 @@ def test_state_resumes_exactly(folder: RunFolder) -> None:
 
 def test_best_checkpoint_is_remembered_across_a_resume(folder: RunFolder) -> None:
     recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
-    assert not recorder.is_best(), "no episode has ended"
+    assert not recorder.mark_best(), "no episode has ended"
     recorder.record(report(1, [50.0]))
-    assert recorder.is_best() and recorder.is_best(), "one episode may be luck: the newest stands, until there are more"
+    assert recorder.mark_best() and recorder.mark_best(), "few episodes may be luck: the newest stands"
     recorder.record(report(1, [1.0] * 9))
-    assert recorder.is_best(), "whatever few episodes have scored"
-    assert not recorder.is_best()
+    assert recorder.mark_best(), "whatever few episodes have scored"
+    assert not recorder.mark_best()
     recorder.record(dataclasses.replace(report(1), episodes=[(math.nan, 1)]))
-    assert not recorder.is_best(), "nor is a score the best that is no number"
+    assert not recorder.mark_best(), "nor is a score the best that is no number"
     for _ in range(100):
         recorder.record(report(1, [7.0]))
-    assert recorder.is_best()
+    assert recorder.mark_best()
     state = json.loads(json.dumps(recorder.state()))
     recorder.close()
     resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, state)
     resumed.record(report(2, [4.0]))
-    assert not resumed.is_best()
+    assert not resumed.mark_best()
     resumed.record(report(3, [50.0]))
-    assert resumed.is_best()
+    assert resumed.mark_best()
     resumed.close()
 
 
@@ -138,11 +138,10 @@ def test_numbers_that_are_not_finite_are_null_and_warned_of_once(
     recorder = Recorder(folder, EXPERIMENT, Layout(), options)
     for i in (1, 2):
         recorder.record(report(i, metrics={"loss/policy": math.nan, "loss/value": math.inf}))
-    recorder.close("the end")
+    recorder.close()
     assert [line["loss/policy"] for line in lines(folder)] == [None, None]
     printed = capsys.readouterr().out
     assert printed.count("Learning has diverged") == 1 and "loss/policy, loss/value" in printed
-    assert printed.splitlines()[-1] == "the end"
 
 
 def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:

@@ -27,7 +27,8 @@ class A2CConfig(OnPolicyConfig):
     """Step size. Higher learns faster until it becomes unstable."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=1e-5, decay=0.99))
     normalize_advantages: bool = False
-    """Standardize advantages over the global batch, which makes the step size independent of reward scale."""
+    """Standardize advantages over the global batch, which makes the step size independent of reward scale;
+    off, small advantages move the policy little."""
 
     def build(self) -> A2C:
         return A2C(self)

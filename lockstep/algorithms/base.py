@@ -33,12 +33,14 @@ class OptimizerConfig:
     """Gradient descent on the reduced global gradient."""
 
     name: Literal["adam", "rmsprop"] = "adam"
+    """adam also remembers which way gradients went, and suits most tasks; rmsprop scales by their squares alone, as A3C
+    and IMPALA did."""
     eps: float = 1e-5
     """Added to the root of the second moment. Higher damps steps of parameters with small gradients."""
     decay: float = 0.99
     """RMSProp's memory of squared gradients. Higher smooths more."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Adam's memories of gradients and of squared gradients."""
+    """Adam's memories of gradients and of squared gradients. Higher smooths more, and follows changes later."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -114,7 +116,8 @@ class OnPolicyConfig(AlgorithmConfig):
     entropy_coef: float = 0.01
     """Weight of the entropy bonus. Higher explores more."""
     value_coef: float = 0.5
-    """Weight of the value loss against the policy loss."""
+    """Weight of the value loss against the policy loss. Higher learns values sooner, and, where networks are shared,
+    leaves the policy less of them."""
     rnd: RNDConfig = field(default_factory=RNDConfig)
     """Random network distillation: a reward for what is new. Off unless its coef is above 0."""
 
@@ -237,7 +240,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     metric_names: tuple[str, ...]
     """Names in LossOutput.metrics, in order."""
     needs_targets: bool = False
-    """Whether rollouts need the value of their last observation."""
+    """Whether targets are computed once for each rollout, before its first epoch."""
     mean_loss: bool = True
     """Whether the gradient is divided by the global number of valid samples (False: a summed loss)."""
     weighted: bool = False

@@ -42,7 +42,8 @@ class DQNConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     """Lower the learning rate linearly to zero over total_steps."""
     max_grad_norm: float = 10.0
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are."""
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
+    slower."""
     double: bool = False
     """Let the model choose the action whose value the target network tells. On overestimates returns less."""
     epsilon_start: float = 1.0

@@ -36,7 +36,8 @@ class IMPALAConfig(OnPolicyConfig):
     """Step size. Higher learns faster until it becomes unstable."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=0.01, decay=0.99))
     max_grad_norm: float = 40.0
-    """Scale gradients whose global norm exceeds this. The loss is a sum, so the norm grows with the minibatch."""
+    """Scale gradients whose global norm exceeds this. Lower is safer and slower. The loss is a sum, so the norm grows
+    with the minibatch."""
     vtrace_lambda: float = 1.0
     """λ of V-trace. Lower trusts the values more (less variance, more bias)."""
     rho_clip: float = 1.0

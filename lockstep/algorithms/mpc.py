@@ -38,7 +38,8 @@ class MPCConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     """Lower the learning rate linearly to zero over total_steps."""
     max_grad_norm: float = 100.0
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are."""
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
+    slower."""
     noise_std: float = 0.1
     """Deviation of the normal noise that planned actions are disturbed by, where bounds are at -1 and 1. Higher shows
     the model more of what its plans avoid."""

@@ -57,9 +57,10 @@ class MPOConfig(QPGConfig):
     initial_temperature: float = 10.0
     """η before it is learned: higher weights actions more equally."""
     initial_multiplier_mean: float = 10.0
-    """Weight of the mean's trust region before it is learned."""
+    """Weight of the mean's trust region before it is learned. Higher holds the policy back until it has fallen, lower
+    lets it leap at first."""
     initial_multiplier_std: float = 1000.0
-    """Weight of the deviation's."""
+    """Weight of the deviation's, likewise."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

@@ -32,7 +32,8 @@ class ReplayConfig:
     capacity: Steps = 1_000_000
     """Steps that are remembered, of all environments together. More remember rarer things, and cost memory."""
     prioritized: bool = False
-    """Draw items in proportion to what there still is to learn from them (Schaul et al. 2016) instead of uniformly."""
+    """Draw items in proportion to what there still is to learn from them (Schaul et al. 2016) instead of uniformly.
+    On learns more from each sample where few say something new, and costs time."""
     alpha: float = 0.6
     """Exponent of priorities: 0 is uniform, 1 fully proportional. Higher repeats surprising items more often."""
     beta: float = 0.4
@@ -105,7 +106,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Steps after which a return is bootstrapped from a value. More let rewards travel faster, with more variance and
     with the bias of old actions."""
     target_period: int = 1
-    """Gradient steps after which the target network follows the model."""
+    """Gradient steps after which the target network follows the model. More are more stable and slower."""
     target_rate: float = 1.0
     """How far it follows then: 1 copies the model. Lower is more stable and slower."""
     replay: ReplayConfig = ReplayConfig()
@@ -148,7 +149,10 @@ class OffPolicyConfig(AlgorithmConfig):
                 "reset. Wang and Ross used 5000."
             )
         if self.replay.recency < 1 and self.item_steps != self.n_step:
-            raise SettingsError("algorithm.replay.recency is for single steps, but this algorithm draws sequences.")
+            raise SettingsError(
+                f"algorithm.replay.recency={self.replay.recency} prefers recent steps, but algorithm={self.name} draws "
+                "sequences: use --algorithm.replay.recency 1."
+            )
         collecting = self.build().warm_iterations(experiment.samples_per_iteration)
         if collecting >= experiment.iterations:
             raise SettingsError(

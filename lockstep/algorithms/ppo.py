@@ -45,7 +45,8 @@ class PPOConfig(OnPolicyConfig):
     """Skip an iteration's remaining gradient steps once a minibatch's approximate KL exceeds this; 0 switches it
     off. Lower keeps the policy closer to its data (typical: 0.01 to 0.05)."""
     normalize_advantages: bool = True
-    """Standardize advantages over each global minibatch, which makes the step size independent of reward scale."""
+    """Standardize advantages over each global minibatch, which makes the step size independent of reward
+    scale; off, small advantages move the policy little."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

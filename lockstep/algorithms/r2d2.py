@@ -59,15 +59,16 @@ class R2D2Config(DQNConfig):
     """η: a sequence's priority is η times its largest error and 1 - η times its mean one. Higher prefers sequences with
     one surprise to those with many small ones."""
     max_grad_norm: float = 80.0
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are."""
+    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
+    slower."""
     discount: float = 0.997
     """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
     double: bool = True
     """Let the model choose the action whose value the target network tells. On overestimates returns less."""
     target_period: int = 2_500
-    """Gradient steps after which the target network follows the model."""
+    """Gradient steps after which the target network follows the model. More are more stable and slower."""
     epsilon_end: float = 0.4
-    """ε once it has fallen, of the environment that explores most."""
+    """ε once it has fallen, of the environment that explores most. Higher explores more for good."""
     epsilon_fraction: float = 0.0
     """Share of total_steps over which ε falls. Longer explores more."""
     epsilon_spread: float = 7.0
@@ -89,11 +90,6 @@ class R2D2Config(DQNConfig):
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least {least}.")
         if not self.rescaling > 0:
             raise SettingsError(f"algorithm.rescaling={self.rescaling} must be positive, for example 0.001.")
-        if self.replay.recency < 1:
-            raise SettingsError(
-                f"algorithm.replay.recency={self.replay.recency} prefers recent steps, and r2d2 draws sequences: use "
-                "--algorithm.replay.recency 1."
-            )
         if not 0 <= self.priority_max <= 1:
             raise SettingsError(f"algorithm.priority_max={self.priority_max} must lie between 0 and 1.")
 

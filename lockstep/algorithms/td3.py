@@ -33,7 +33,7 @@ class TD3Config(DDPGConfig):
     smoothing_std: float = 0.2
     """Deviation of the noise on the target policy's action. Higher smooths values over more of the neighborhood."""
     smoothing_clip: float = 0.5
-    """Largest such noise."""
+    """Largest such noise. Lower keeps it to closer neighbors."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -78,7 +77,7 @@ def replay(arguments: list[str]) -> int:
     layout = Layout.parse(given.layout)
     from lockstep.replay import replay as repeat
 
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         found = repeat(given.recorded, layout, given.options)
     code = 1 if found.difference else 130 if found.stopped else 0
     if given.json:

@@ -74,8 +74,11 @@ def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> Setting
 
 
 @contextlib.contextmanager
-def progress_to_stderr() -> Iterator[None]:
+def progress_to_stderr(when: bool = True) -> Iterator[None]:
     """Send everything that is printed, here and by worker processes, to standard error: --json leaves only JSON."""
+    if not when:
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

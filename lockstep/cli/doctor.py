@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lockstep.cli.common import parse, say, say_json
-from lockstep.envs.base import EnvConfig, Observation
+from lockstep.envs.base import EnvConfig
 from lockstep.run import version
 from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
@@ -119,16 +119,14 @@ def examine() -> dict[str, Any]:
 
 def measure(seconds: float) -> dict[str, float]:
     """Environment steps, actions and trained samples a second, on one core, of what the recipes use."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    from lockstep.evaluation.policy import torch_threads
+
+    with torch_threads(1):
         speed = {"CartPole-v1 environment steps": _env_speed(EnvConfig(id="CartPole-v1"), seconds)}
         atari = EnvConfig(id="Breakout", protocol="machado")
         with contextlib.suppress(SettingsError):  # the list of extras says what is missing
             speed["Atari environment steps"] = _env_speed(atari, seconds)
         return speed | _network_speed(seconds)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _env_speed(config: EnvConfig, seconds: float) -> float:
@@ -138,7 +136,7 @@ def _env_speed(config: EnvConfig, seconds: float) -> float:
     count = 16
     observation_space, action_space = envs.spaces(config)
     assert isinstance(action_space, gymnasium.spaces.Discrete)
-    out = _buffer(observation_space, count)
+    out = envs.allocate_observation(observation_space, (count,)).numpy()
     env = envs.make(config, seed=1, first_index=0, num_envs=count, purpose="doctor")
     actions = np.random.default_rng(1).integers(0, action_space.n, (64, count))
     try:
@@ -152,11 +150,6 @@ def _env_speed(config: EnvConfig, seconds: float) -> float:
         return count * _rate(step, seconds)
     finally:
         env.close()
-
-
-def _buffer(space: gymnasium.Space[Any], count: int) -> Observation:
-    dtype = np.uint8 if space.dtype == np.uint8 else np.float32
-    return np.zeros((count, *(space.shape or ())), dtype)
 
 
 def _network_speed(seconds: float) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,7 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
 
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         result = play(
             RunFolder.open(given.run).path,
             episodes=given.episodes,
@@ -108,7 +107,7 @@ def record(arguments: list[str]) -> int:
 
     run = RunFolder.open(given.run).path
     out = Path(given.out) if given.out else run / "video.mp4"
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         path = record_video(
             run,
             out,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -91,7 +90,7 @@ def submit(arguments: list[str]) -> int:
         return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
     given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         layout = Layout.parse(given.layout)
         job = _job(given, layout)
         run = Path(str(given.options.run))

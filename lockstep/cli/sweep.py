@@ -49,7 +49,7 @@ def sweep(arguments: list[str]) -> int:
     options.validate()
     searched = search is not None or (folder / "search.json").exists()
     _check(folder, searched, options)
-    with progress_to_stderr() if options.json else contextlib.nullcontext():
+    with progress_to_stderr(options.json):
         for run in search.runs if search else runs:
             run.validate(here=not (options.slurm or options.ray))
         new = bool(runs or search)

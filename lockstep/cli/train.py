@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import shlex
@@ -70,7 +69,7 @@ def train(arguments: list[str]) -> int:
         return _dry_run(given, layout)
     from lockstep.train import train as run
 
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         result = run(given.experiment, layout, given.options)
     return report(result, json=given.json)
 
@@ -92,14 +91,14 @@ def resume(arguments: list[str]) -> int:
             f"--run {given.options.run} is a flag of train: resume continues the run where it is, in {given.run}. "
             "Leave --run out."
         )
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         result = run(given.run, layout, given.options, from_checkpoint=given.checkpoint)
     return report(result, json=given.json)
 
 
 def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe that the arguments of train, bench or tune begin with, and the rest; None if they asked for help,
-    which is given.
+    """The recipe that the arguments of train, bench, tune or submit begin with, and the rest; None if they asked for
+    help, which is given.
 
     Raises:
         SettingsError: there is no recipe.
@@ -189,7 +188,7 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.train import prepare
 
-    with progress_to_stderr() if given.json else contextlib.nullcontext():
+    with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
     settings = to_json(experiment)

@@ -28,7 +28,8 @@ class EnvConfig:
     id: str = "CartPole-v1"
     """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable ("file.py:make")."""
     num_envs: int = 8
-    """Environments in all shards together."""
+    """Environments in all shards together. More collect faster and make batches larger; each sample then counts for
+    less."""
     adapter: Literal["auto", "ale", "envpool", "gymnasium"] = "auto"
     """Library that steps them; auto takes the fastest installed one that can serve the id."""
     protocol: Literal["none", "machado", "classic"] = "none"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,8 +90,6 @@ def record_video(
 
 def prepare_graphics(env: EnvConfig) -> None:
     """Let MuJoCo and SDL draw without a display. They read these settings when they are first imported."""
-    if sys.platform != "linux":
-        return
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.distributions import Categorical
-from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
@@ -107,10 +107,7 @@ class ActorCritic(PolicyModel):
         return self.critics(obs, None, frozen=frozen)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        for module in self.modules():
-            if isinstance(module, ObservationEncoder):
-                module.mean.copy_(mean)
-                module.std.copy_(std)
+        take_observation_statistics(self, mean, std)
 
     def for_acting(self) -> ActorCritic:
         acting = acting_copy(self)

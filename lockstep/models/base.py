@@ -123,7 +123,8 @@ class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""
 
     core: Literal["none", "gru", "lstm"] = "none"
-    """Memory between encoder and heads."""
+    """Memory between encoder and heads. lstm and gru act on what was seen before, too, and cost time; gru has fewer
+    parameters."""
 
     has_policy_and_value: ClassVar[bool] = True
     """Whether forward gives the parameters of a policy, whose log_prob can be learned, and a value: what on-policy

@@ -254,6 +254,14 @@ class ObservationEncoder(nn.Module):
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
 
+def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor) -> None:
+    """Let every encoder of a model normalize with these: see PolicyModel.set_observation_statistics."""
+    for module in model.modules():
+        if isinstance(module, ObservationEncoder):
+            module.mean.copy_(mean)
+            module.std.copy_(std)
+
+
 def _flatten(x: Tensor) -> Tensor:
     """[N, C, H, W] -> [N, H * W * C], without a copy where channels are last already."""
     return x.permute(0, 2, 3, 1).flatten(1)

@@ -25,6 +25,7 @@ from lockstep.models.encoders import (
     ObservationEncoder,
     SimpleConvNet,
     SymbolNet,
+    take_observation_statistics,
 )
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
@@ -111,13 +112,6 @@ class Trunk(nn.Module):
             features = torch.cat([features, extra.to(self.dtype)], -1)
         return (features, state) if self.core is None else self.core(features, start, state)
 
-    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """See PolicyModel."""
-        for module in self.modules():
-            if isinstance(module, ObservationEncoder):
-                module.mean.copy_(mean)
-                module.std.copy_(std)
-
 
 def previous_features(
     encode: Callable[[Tensor], Tensor], prev_action: Tensor | None, prev_reward: Tensor | None, start: Tensor
@@ -179,8 +173,7 @@ class StandardModel(PolicyModel):
         return output, state
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        for trunk in self.trunks:
-            trunk.set_observation_statistics(mean, std)  # type: ignore[operator]
+        take_observation_statistics(self, mean, std)
 
     def for_acting(self) -> StandardModel:
         return acting_copy(self)

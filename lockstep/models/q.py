@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy
+from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
@@ -197,7 +198,7 @@ class QModel(PolicyModel):
             layer.disturb(noise)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        self.trunk.set_observation_statistics(mean, std)
+        take_observation_statistics(self, mean, std)
 
     def for_acting(self) -> QModel:
         acting = acting_copy(self)
@@ -214,7 +215,8 @@ class QModelConfig(TrunkConfig):
     dueling: bool = False
     """Estimate the state's value and each action's advantage in streams of their own. On generalises over actions."""
     noisy: bool = False
-    """Explore by noise in the head's weights, whose size is learned, in place of ε."""
+    """Explore by noise in the head's weights, whose size is learned, in place of ε. On explores by state, and costs
+    time."""
     stream_size: int = 0
     """Hidden units of each of the head's streams; 0 is a linear head. More fit more, and cost more."""
     returns: Literal["expected", "categorical", "quantiles", "implicit"] = "expected"

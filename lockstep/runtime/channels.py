@@ -26,7 +26,7 @@ class Link:
     versions: SharedMemory
     """The newest versions, written by learner 0."""
     admission: SharedMemory
-    """What free-running processes agree on."""
+    """What free-running processes agree on, or how many shards are done where others are preempted."""
 
     @property
     def collectors(self) -> int:

@@ -68,8 +68,8 @@ class Status:
 
 def cores() -> int:
     """CPU cores that this process may use, of which a container's quota may allow fewer than it shows."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no Linux, no quota ("max"), or no cgroups of version 2
+    allowed = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no quota ("max"), or no cgroups of version 2
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
         return min(allowed, max(1, math.ceil(quota / period)))
     return allowed
@@ -116,7 +116,7 @@ def bottleneck(status: Status, available_cores: int) -> str:
             "more environments (--env.num-envs) make each call larger, but change the result",
         ),
     }
-    what, remedy = advice.get(part, (f"{part} takes {share}", "see docs/metrics.md"))
+    what, remedy = advice[part]
     return f"{what}: {remedy}."
 
 
@@ -236,7 +236,7 @@ class Display(Protocol):
 
     def update(self, status: Status) -> None: ...
     def message(self, text: str) -> None: ...
-    def close(self, summary: str) -> None: ...
+    def close(self) -> None: ...
 
 
 class NoDisplay:
@@ -244,7 +244,7 @@ class NoDisplay:
 
     def update(self, status: Status) -> None: ...
     def message(self, text: str) -> None: ...
-    def close(self, summary: str) -> None: ...
+    def close(self) -> None: ...
 
 
 class PlainDisplay:
@@ -264,9 +264,7 @@ class PlainDisplay:
     def message(self, text: str) -> None:
         self._print(text)
 
-    def close(self, summary: str) -> None:
-        if summary:
-            self._print(summary)
+    def close(self) -> None: ...
 
     def _print(self, text: str) -> None:
         tell(text, sys.stdout)
@@ -306,11 +304,9 @@ class LiveDisplay:
         with contextlib.suppress(OSError):  # a terminal that is gone
             self._console.print(text, highlight=False, markup=False)
 
-    def close(self, summary: str) -> None:
+    def close(self) -> None:
         with contextlib.suppress(OSError):
             self._live.stop()
-        if summary:
-            self.message(summary)
 
     def _render(self) -> RenderableType:
         since = time.monotonic() - self._updated

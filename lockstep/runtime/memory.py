@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -14,8 +13,6 @@ def keep_freed_memory() -> None:
     By default every large activation is mapped afresh and faulted in page by page at every step: 11% of the CPU time
     of training the Nature CNN was spent on that. Elsewhere than on glibc nothing happens.
     """
-    if not sys.platform.startswith("linux"):
-        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)

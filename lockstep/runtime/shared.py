@@ -89,11 +89,6 @@ class SharedMemory:
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    @property
-    def path(self) -> str:
-        """Where this process can open the file, until it closes it."""
-        return f"/proc/self/fd/{self._descriptor}"
-
     def close(self) -> None:
         """Forget the file; what is mapped stays."""
         descriptor, self._descriptor = self._descriptor, -1  # first: threads may close it at the same time

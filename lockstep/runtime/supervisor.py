@@ -249,7 +249,7 @@ class _Place:
 
 def _places(layout: Layout, shards: int, context: Any) -> list[_Place]:
     """Every process of a layout, the one with the result first."""
-    collectors, learners = len(layout.collectors), len(layout.learners) or layout.workers
+    collectors, learners = len(layout.collectors), layout.learning
     joined = join(context, learners, partners(shards, learners))
     if layout.backend == "processes":
         return [_Place(f"Worker {ends.rank} of {learners}", ends) for ends in joined]

@@ -147,9 +147,8 @@ def export(
             with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as scratch:
                 partial = Path(scratch) / out.name
                 outputs = _write(module, example, partial, format)
-                check = _compare(player, trained, plain, list(example), load(partial), observations)
-                description = _describe(trained, folder, player, example, outputs, check, format)
-                description["file"] = out.name
+                check = _compare(player, plain, list(example), load(partial), observations)
+                description = _describe(trained, folder, player, example, outputs, check, out.name, format)
                 beside = Path(scratch) / f"{out.name}.json"
                 beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
                 os.replace(partial, out)
@@ -235,9 +234,7 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _compare(
-    player: Player, trained: Policy, plain: Policy, names: list[str], exported: Run, observations: int
-) -> Check:
+def _compare(player: Player, plain: Policy, names: list[str], exported: Run, observations: int) -> Check:
     """Let the trained policy play, and ask the model in fp32 and the exported file what they would have done. Each
     keeps its own core state."""
     model, distribution = plain.model.for_acting(), plain.model.distribution
@@ -314,6 +311,7 @@ def _describe(
     example: dict[str, Tensor],
     outputs: dict[str, Tensor],
     check: Check,
+    file: str,
     format: Format,
 ) -> dict[str, Any]:
     experiment, distribution = policy.experiment, policy.model.distribution
@@ -330,7 +328,7 @@ def _describe(
         }
 
     return {
-        "file": "",
+        "file": file,
         "format": format,
         "versions": {"lockstep": lockstep.__version__, "torch": str(torch.__version__)},
         "run": {"name": folder.path.resolve().name, "experiment": experiment.identity(), "iteration": policy.iteration},

@@ -204,7 +204,7 @@ def bench(
     Args:
         experiment: as for train.
         layout: as for train; measuring loads as many cores as it does.
-        seconds: that each part is measured in each round; training is for twice as long, and two iterations at least.
+        seconds: that each part is measured in each round; training is for twice as long, and three iterations at least.
         say: hears what is being done.
 
     Raises:

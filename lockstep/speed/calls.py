@@ -45,8 +45,8 @@ class Calls:
     """
 
     def __init__(self, experiment: Experiment, layout: Layout, index: int) -> None:
-        learners = len(layout.learners) or layout.workers
-        collectors = len(layout.collectors) or layout.workers
+        learners = layout.learning
+        collectors = layout.collecting
         experiment = self._experiment = _with_less_memory(experiment)
         shards = block(experiment.scheme.shards, collectors, index % collectors)
         acting = Agent(experiment, layout.device_of("collector", index % collectors))
@@ -69,7 +69,7 @@ class Calls:
         if isinstance(experiment.algorithm, OffPolicyConfig):
             rollouts = self._played(acting, slabs)
             batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
-            insert, sample = self._inserting(learning, batches, rollouts), self._sampling(learning, batches, updates)
+            insert, sample = self._inserting(learning, batches, rollouts), self._sampling(batches, updates)
             for _ in range(1 - (-experiment.algorithm.item_steps // experiment.algorithm.rollout)):
                 insert()
             batch = batches.slice(0, 0).batch
@@ -146,7 +146,7 @@ class Calls:
 
         return insert
 
-    def _sampling(self, agent: Agent, batches: Batches, updates: int) -> Callable[[], object]:
+    def _sampling(self, batches: Batches, updates: int) -> Callable[[], object]:
         """Draw a slice and, where its priorities change, change them."""
         steps = itertools.cycle(range(updates))
         priorities = torch.rand(self._experiment.algorithm.gradient_steps(1)[1])

@@ -90,8 +90,8 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
     Colocated processes do one part after the other, except that environments with threads or processes of their own
     step while the policy runs for another acting batch. Split ones overlap from lag 1 on.
     """
-    collectors = len(layout.collectors) or layout.workers
-    learners = len(layout.learners) or layout.workers
+    collectors = layout.collecting
+    learners = layout.learning
     collecting = _collecting(experiment, layout, costs, collectors)
     learning = costs.learning / learners
     overlap = layout.split and experiment.scheme.slabs > 1

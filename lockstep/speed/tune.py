@@ -83,7 +83,7 @@ def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
 
 def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> list[Layout]:
     """The same with environments spread over the cores that the layout leaves idle, or over one more."""
-    collecting = len(layout.collectors) or layout.workers
+    collecting = layout.collecting
     share = max(2, (available - len(layout.learners)) // collecting)  # a collector waits while its helpers step
     if available < 2 or collecting * share > 2 * available:
         return []

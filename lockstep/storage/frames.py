@@ -166,7 +166,7 @@ class StackedFrames(Ring):
     def load(self, tensors: dict[str, Tensor]) -> None:
         self._newest.copy_(tensors["newest"])
         self._counts.copy_(tensors["counts"])
-        if "aside" in tensors and int(tensors["aside"]) > len(self._aside):
+        if int(tensors["aside"]) > len(self._aside):
             self._grow(int(tensors["aside"]))
 
     @property

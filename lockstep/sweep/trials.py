@@ -86,7 +86,7 @@ class Trials:
             return None
         kept = read_json(path)
         look_for_files_in(kept["directory"])
-        return Trials(queue, from_json(kept["search"]), kept["directory"], kept.get("command", list(sys.argv)))
+        return Trials(queue, from_json(kept["search"]), kept["directory"], kept["command"])
 
     def begin(self) -> None:
         """Keep the search, and queue what a kill kept from being queued.

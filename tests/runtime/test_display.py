@@ -189,11 +189,11 @@ def test_auto_is_plain_where_output_is_no_terminal(capsys: pytest.CaptureFixture
     shown.update(status(iteration=38))
     shown.update(status(iteration=98))
     shown.message("checkpoint")
-    shown.close("done")
+    shown.close()
     printed = capsys.readouterr().out.splitlines()
     assert printed[:2] == ["title", "run: folder"]
     assert [line.split()[1] for line in printed[2:4]] == ["37/98", "98/98"], "the line in between came too soon"
-    assert printed[4:] == ["checkpoint", "done"]
+    assert printed[4:] == ["checkpoint"]
 
 
 def test_live_display_keeps_messages_above_the_panel() -> None:
@@ -201,9 +201,9 @@ def test_live_display_keeps_messages_above_the_panel() -> None:
     live = display.LiveDisplay("title", "folder", console)
     live.update(status())
     live.message("checkpoint [taken]")
-    live.close("done")
+    live.close()
     output = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "checkpoint [taken]" in output and output.rindex("╰") < output.rindex("done")
+    assert "checkpoint [taken]" in output and output.index("checkpoint [taken]") < output.rindex("╰")
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor is shown again"
 
 
@@ -211,7 +211,7 @@ def test_none_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     shown = display.make_display("none", "title", "folder")
     shown.update(status())
     shown.message("text")
-    shown.close("done")
+    shown.close()
     assert capsys.readouterr().out == ""
 
 

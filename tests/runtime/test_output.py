@@ -87,7 +87,8 @@ def test_a_console_s_reader_may_go() -> None:
         os.close(reading)
         display = LiveDisplay("title", "folder", PatientConsole(file=stream, force_terminal=True, width=80))
         display.message("not seen")
-        display.close("nor this")
+        display.message("nor this")
+        display.close()
 
 
 def test_letters_that_an_encoding_lacks_are_replaced() -> None:
