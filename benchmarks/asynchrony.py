@@ -170,18 +170,18 @@ def finished(root: Path) -> list[int]:
 
 
 def read(root: Path, arm: Arm, seeds: list[int]) -> Group:
-    from lockstep.evaluation.plots import read_curve
+    from lockstep.evaluation.runs import Run
 
     curves, lag, versions, digests, seconds, samples = [], [], [], [], [], np.empty(0)
     for seed in seeds:
         path, settings = folder(root, arm, seed), experiment(arm, seed)
-        samples, lags = read_curve(path, "samples", "lag/policy_versions")
-        curves.append(np.interp(samples, *read_curve(path, "samples", "score/iteration_mean")))
+        samples, lags = Run.read(path).curve("samples", "lag/policy_versions")
+        curves.append(np.interp(samples, *Run.read(path).curve("samples", "score/iteration_mean")))
         lag.append(lags.mean())
         _, lines = read_ledger(path / "ledger.jsonl")
         versions.append(versions_per_trajectory(lines, settings.algorithm.rollout))
         digests.append(str(_digest(path, settings)))
-        seconds.append(read_curve(path, "samples", "seconds")[1][-1])
+        seconds.append(Run.read(path).curve("samples", "seconds")[1][-1])
     return Group(samples, np.stack(curves), np.array(lag), np.array(versions), digests, np.array(seconds))
 
 

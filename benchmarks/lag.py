@@ -27,7 +27,8 @@ import lockstep
 from lockstep import RunOptions, recipes
 from lockstep.algorithms import IMPALAConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
-from lockstep.evaluation.plots import _COLORS, _STYLE, read_curve
+from lockstep.evaluation.plots import _COLORS, _STYLE
+from lockstep.evaluation.runs import Run
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
@@ -153,8 +154,8 @@ def read(root: Path, name: str, lag: int) -> Group | None:
         score = _evaluation(path, experiment(name, lag, seed))
         if score is None:
             return None
-        samples, divergence = read_curve(path, "samples", "policy/approx_kl")
-        scores = read_curve(path, "samples", "score/iteration_mean")
+        samples, divergence = Run.read(path).curve("samples", "policy/approx_kl")
+        scores = Run.read(path).curve("samples", "score/iteration_mean")
         curves.append(np.interp(samples, *scores, left=UNTRAINED[CASES[name].task]))
         final.append(score)
         kl.append(divergence.mean())

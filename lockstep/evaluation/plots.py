@@ -108,15 +108,6 @@ def plot(
     return out
 
 
-def read_curve(run: Path, x: str, metric: str) -> Curve:
-    """One run's metric: x [n] and y [n], without the iterations that have no value.
-
-    Raises:
-        SettingsError: the folder is no run, or has no such metric yet.
-    """
-    return Run.read(run).curve(x, metric)
-
-
 def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
     if len(labels) != len(runs):
         raise SettingsError(f"There are {len(labels)} labels for {len(runs)} runs: give one for each.")

@@ -9,7 +9,8 @@ import pytest
 from made_runs import write_run
 from matplotlib.image import imread
 
-from lockstep.evaluation.plots import plot, read_curve
+from lockstep.evaluation.plots import plot
+from lockstep.evaluation.runs import Run
 from lockstep.settings import SettingsError
 
 
@@ -19,16 +20,16 @@ def texts(svg: Path) -> list[str]:
 
 def test_curve_leaves_out_iterations_without_a_value(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
-    x, y = read_curve(run, "samples", "score/mean")
+    x, y = Run.read(run).curve("samples", "score/mean")
     assert len(x) == len(y) == 58 and x[0] == 3 * 16_384
-    assert read_curve(run, "time", "loss/value")[0].tolist()[:2] == [400.0, 600.0]
+    assert Run.read(run).curve("time", "loss/value")[0].tolist()[:2] == [400.0, 600.0]
 
 
 def test_curve_of_a_run_that_is_writing_its_last_line(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", iterations=10)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 11, "samp')
-    assert len(read_curve(run, "samples", "score/mean")[0]) == 8
+    assert len(Run.read(run).curve("samples", "score/mean")[0]) == 8
 
 
 def test_seeds_form_one_line_and_other_settings_set_lines_apart(tmp_path: Path) -> None:
