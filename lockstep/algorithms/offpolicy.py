@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig
+from lockstep.models.distributions import standard_normal
 from lockstep.settings import SettingsError, Steps
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def drifting(noise: Tensor, last: Tensor, theta: float) -> tuple[Tensor, Tensor]
     Returns:
         Uniform numbers [T, B, N] whose normal quantiles are x, and the last x.
     """
-    fresh = torch.special.ndtri(noise.clamp(1e-7, 1 - 1e-7)) * math.sqrt(1 - (1 - theta) ** 2)
+    fresh = standard_normal(noise) * math.sqrt(1 - (1 - theta) ** 2)
     drifted = torch.empty_like(fresh)
     for t, fresh_t in enumerate(fresh):
         last = torch.add(fresh_t, last, alpha=1 - theta, out=drifted[t])

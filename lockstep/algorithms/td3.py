@@ -16,7 +16,7 @@ from lockstep.algorithms.base import ParameterGroup
 from lockstep.algorithms.ddpg import DDPG, DDPGConfig
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
-from lockstep.models.continuous import standard_normal
+from lockstep.models.distributions import standard_normal
 from lockstep.settings import SettingsError
 from lockstep.storage.transitions import Transitions
 

@@ -17,15 +17,16 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lockstep.models.distributions import _LOG_STD_RANGE, _TINY, Distribution, _log_slope, expected_log_slope
+from lockstep.models.distributions import (
+    _LOG_STD_RANGE,
+    Distribution,
+    _log_slope,
+    expected_log_slope,
+    standard_normal,
+)
 from lockstep.settings import SettingsError
 
 _LOG_TWO_PI = math.log(2 * math.pi)
-
-
-def standard_normal(noise: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1) -> normal ones, by the inverse of the distribution function."""
-    return torch.special.ndtri(noise.clamp(_TINY, 1 - _TINY))
 
 
 class Scaled(Distribution):

@@ -182,9 +182,8 @@ class Gaussian(Distribution):
         self.log_scale = float(np.log(scale).sum())
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """By the inverse of the normal distribution function."""
         mean, log_std = self._split(params)
-        return mean + log_std.exp() * torch.special.ndtri(noise.clamp(_TINY, 1 - _TINY))
+        return mean + log_std.exp() * standard_normal(noise)
 
     def mode(self, params: Tensor) -> Tensor:
         return self._split(params)[0]
@@ -312,6 +311,11 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
         f"There is no action distribution for {space}. Allowed are Discrete, MultiDiscrete, MultiBinary, Box of "
         "floats, and a flat Tuple of these: wrap the environment, or write your own ModelConfig."
     )
+
+
+def standard_normal(noise: Tensor) -> Tensor:
+    """Uniform numbers in (0, 1) -> normal ones, by the inverse of the distribution function."""
+    return torch.special.ndtri(noise.clamp(_TINY, 1 - _TINY))
 
 
 def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.quasirandom import SobolEngine
 
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
-from lockstep.models.continuous import Deterministic, standard_normal
+from lockstep.models.continuous import Deterministic
+from lockstep.models.distributions import standard_normal
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout

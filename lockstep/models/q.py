@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM
-from lockstep.models.distributions import EpsilonGreedy
+from lockstep.models.distributions import EpsilonGreedy, standard_normal
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout
@@ -192,7 +192,7 @@ class QModel(PolicyModel):
             for layer in self._noisy:
                 layer.disturb(layer.bias.new_zeros(layer.noise_numbers))
             return
-        normal = torch.special.ndtri(uniform.clamp(1e-7, 1 - 1e-7))
+        normal = standard_normal(uniform)
         scaled = normal.sign() * normal.abs().sqrt()
         for layer, noise in zip(self._noisy, scaled.split([layer.noise_numbers for layer in self._noisy]), strict=True):
             layer.disturb(noise)

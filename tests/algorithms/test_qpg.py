@@ -27,7 +27,7 @@ from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.learn import UpdateRule
 from lockstep.models import ActorCritic, ActorCriticConfig
-from lockstep.models.continuous import standard_normal
+from lockstep.models.distributions import standard_normal
 from lockstep.models.mlps import MLPs
 from lockstep.parameters import FlatParameters
 from lockstep.settings import SettingsError
