@@ -165,6 +165,13 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
     experiment.validate()
     layout.validate(experiment.scheme.shards)
+    _check_layout(experiment, layout, recorded)
+    Clock.of(experiment)  # which refuses a schedule that cannot be kept
+    return experiment
+
+
+def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
+    """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
     if layout.env_processes and experiment.env.adapter != "gymnasium":
         raise SettingsError(
             f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
@@ -194,7 +201,6 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
             "or leave --scheme.preempt out."
         )
-    Clock.of(experiment)
     if experiment.scheme.gradient_lag == "async":
         if layout.backend not in ("inline", "processes", "split"):
             raise SettingsError(
@@ -207,7 +213,6 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
                 f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
                 "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
             )
-    return experiment
 
 
 def _shards_here(experiment: Experiment, layout: Layout) -> int:
