@@ -121,18 +121,19 @@ class RunFolder:
         if layout.backend == "torchrun" and os.environ.get("RANK", "0") != "0":
             return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
         seeds = envs.first_seeds(experiment.env, experiment.seed)
-        with writing(options.run or "runs"):
-            folder = RunFolder(_new_folder(experiment, options.run))
-            folder.checkpoints.mkdir()
         facts = {
             **_here_and_now(layout),
-            "options": dataclasses.asdict(options),
+            "options": {**dataclasses.asdict(options), "run": None if options.run is None else str(options.run)},
             "directory": os.getcwd(),
             "id": uuid.uuid4().hex,
             "first_env_seeds": seeds,
         }
+        settings = to_json(experiment)  # before there is a folder: what cannot be written leaves none behind
+        with writing(options.run or "runs"):
+            folder = RunFolder(_new_folder(experiment, options.run))
+            folder.checkpoints.mkdir()
         _write_json(folder.path / "run.json", facts)
-        _write_json(folder.path / "experiment.json", to_json(experiment))  # last: it makes the folder that of a run
+        _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
         return folder
 
     @staticmethod

@@ -109,8 +109,20 @@ def look_for_files_in(folder: str) -> None:
         os.environ[_FOLDERS] = os.pathsep.join(filter(None, [*folders, folder]))
 
 
+def import_module(name: str) -> ModuleType:
+    """Import a module, of the current folder too, or of one that look_for_files_in was told of."""
+    for folder in (os.getcwd(), *filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep))):
+        _import_from(folder)
+    return importlib.import_module(name)
+
+
+def _import_from(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def load_file(path: str | Path) -> ModuleType:
-    """Import a user's Python file under a name derived from its path, once per process."""
+    """Import a user's Python file under a name derived from its path, once per process. It may import its neighbors."""
     named = Path(path)
     folders = [Path(), *map(Path, filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep)))]
     path = next((folder / named for folder in folders if (folder / named).is_file()), named).resolve()
@@ -124,6 +136,7 @@ def load_file(path: str | Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     setattr(module, _NAMED, str(named))
     sys.modules[name] = module
+    _import_from(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -142,7 +155,7 @@ def load_object(reference: str) -> Any:
     if source.startswith((".", "/", "~")) and not source.endswith(".py"):
         raise SettingsError(f"Cannot load {reference!r}: a file's path ends in .py, as in {source}.py:{name}.")
     try:
-        value: Any = load_file(source) if source.endswith(".py") else importlib.import_module(source)
+        value: Any = load_file(source) if source.endswith(".py") else import_module(source)
         for part in name.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as error:

@@ -31,6 +31,14 @@ def test_folder_gives_back_what_it_was_made_with() -> None:
     assert len(set(facts["first_env_seeds"])) == folder.experiment().env.num_envs
 
 
+def test_a_path_will_do_for_a_folder_and_what_cannot_be_kept_leaves_none() -> None:
+    RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=Path("a")))  # type: ignore[arg-type]
+    assert RunFolder.open("a").options().run == "a"
+    with pytest.raises(AssertionError):
+        RunFolder.create(ppo_cartpole().replace(seed=object()), Layout(), RunOptions(run="b"))
+    assert not Path("b").exists()
+
+
 @pytest.mark.parametrize(("program", "name"), [("/x/lockstep/__main__.py", "lockstep"), ("/bin/lockstep", "lockstep")])
 def test_the_command_can_be_repeated(program: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [program, "train", "my recipe.py:make"])

@@ -85,7 +85,8 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | None, SweepOp
         from lockstep.sweep.spec import from_file
 
         what = words[1]
-        names = [what] if Path(what.rpartition(":")[0]).is_file() else what.split(",")
+        path, _, name = what.rpartition(":")
+        names = [what] if "," in path and Path(path).is_file() and "," not in name else what.split(",")
         if "" in names:
             raise SettingsError(f"{what!r} lacks a recipe beside a comma: write them as in ppo-cartpole,my.py:recipe.")
         named = {name: from_file(name) if ":" in name else load_recipe(name) for name in names}

@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.random_actions import RandomActions
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError, import_module, load_object
 
 if TYPE_CHECKING:
     from lockstep.envs.subprocess import SteppingPool
@@ -300,7 +300,7 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...], bool]:
     module, _, name = env_id.rpartition(":")
     if module:  # gymnasium's "module:id" imports the module that registers the id
         try:
-            importlib.import_module(module)
+            import_module(module)
         except ImportError as error:
             raise SettingsError(
                 f"env.id={env_id} needs the module {module}, which cannot be imported: {error}. Install it, or correct "

@@ -178,6 +178,11 @@ class Gaussian(Distribution):
                 f"squash is on, but the action space {space} has no bounds to squash actions into. "
                 "Switch it off (--model.no-squash), or bound the space (gymnasium.wrappers.RescaleAction)."
             )
+        if squash and (space.high == space.low).any():
+            raise SettingsError(
+                f"squash is on, but a dimension of the action space {space} has one value alone, into which nothing can"
+                " be squashed. Switch it off (--model.no-squash), or leave that dimension out."
+            )
         scale = (space.high.astype(np.float64) - space.low).reshape(-1) / 2 if squash else np.ones(self.size)
         self.log_scale = float(np.log(scale).sum())
 

@@ -327,8 +327,8 @@ def latest(directory: str | os.PathLike[str]) -> Path:
     found = list_checkpoints(directory)
     if not found:
         raise CheckpointError(
-            f"There is no checkpoint in {directory}: the run ended before its first one. Start it anew with "
-            "lockstep train, with a smaller --checkpoint-every if it keeps being cut off."
+            f"There is no checkpoint in {directory}: the run ended before its first one. lockstep resume "
+            "begins it again; started anew with a smaller --checkpoint-every, it takes one sooner."
         )
     return found[-1]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,30 @@ def test_package_offers_train_as_function_and_module() -> None:
     options = lockstep.RunOptions(run="r", display="none", tensorboard=False)
     result = lockstep.train(ppo_cartpole().replace(total_steps=10), options=options)
     assert isinstance(result, lockstep.Result) and result.run == Path("r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("dqn-cartpole", "--env.id", "Pendulum-v1"), "the action space is Box"),
+        (("ppo-cartpole", "--model.squash"), "Use --model.no-squash"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_model_would(arguments: tuple[str, ...], words: str, capsys: Captured) -> None:
+    assert words in complaint(capsys, *arguments, "--dry-run")
+
+
+def test_a_users_file_may_import_its_neighbors(tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "lengths_of_mine.py").write_text("STEPS = 1234\n")
+    (tmp_path / "below" / "mine.py").write_text(
+        "from lengths_of_mine import STEPS\nfrom lockstep.recipes import ppo_cartpole\n\n"
+        "def recipe():\n    return ppo_cartpole().replace(total_steps=STEPS)\n"
+    )
+    (tmp_path / "registers_mine.py").write_text(
+        "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    for arguments in (("below/mine.py:recipe",), ("ppo-cartpole", "--env.id", "registers_mine:Mine-v0")):
+        assert main(["train", *arguments, "--dry-run", "--json"]) == 0
+    assert '"total_steps": 1234' in capsys.readouterr().out

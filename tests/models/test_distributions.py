@@ -93,6 +93,11 @@ def squashed() -> tuple[Distribution, Normal, TransformedDistribution, Tensor]:
     return distribution, base, TransformedDistribution(base, [TanhTransform(), affine]), params
 
 
+def test_a_dimension_of_one_value_cannot_be_squashed_into() -> None:
+    with pytest.raises(SettingsError, match="one value alone"):
+        make_distribution(spaces.Box(np.array([0.0, 1.0]), np.array([2.0, 1.0]), dtype=np.float64), squash=True)
+
+
 def test_squashed_log_prob_is_the_density_of_the_sent_action() -> None:
     distribution, base, reference, params = squashed()
     u = torch.tensor([[0.4, -1.3], [-0.9, 0.6]], dtype=torch.float64)

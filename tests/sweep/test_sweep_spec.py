@@ -231,6 +231,8 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     command = ["sweep", str(tmp_path / "set")]
     assert main([*command, f"dqn-cartpole,{file}:recipe", "--seed", "1,2", "--dry-run"]) == 0
     assert [line.split()[-1][:6] for line in capsys.readouterr().out.splitlines()] == ["dqn-ca"] * 2 + ["recipe"] * 2
+    assert main([*command, f"{file}:recipe,dqn-cartpole", "--dry-run"]) == 0
+    assert [line.split()[-1][:6] for line in capsys.readouterr().out.splitlines()] == ["recipe", "dqn-ca"]
     assert main([*command, f"{file}:recipe,{file}:runs", "--dry-run"]) == 2
     assert "file.py:runs is no recipe, but a list of runs or a search" in " ".join(capsys.readouterr().err.split())
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
