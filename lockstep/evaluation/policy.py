@@ -28,6 +28,7 @@ from lockstep.normalize import Normalizers
 from lockstep.rng import stream
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint, find, open_checkpoint
+from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def load_policy(
         precision: that the model computes with; None takes the experiment's.
 
     Raises:
-        SettingsError: there is no such run or checkpoint, or it is damaged.
+        SettingsError: there is no such run or checkpoint, it is damaged, or of another model.
     """
     experiment = RunFolder.open(run).experiment()
     found = open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint), only=("learner",))
@@ -79,7 +80,13 @@ def load_policy(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"parameter.{name}"])
+            kept = tensors.get(f"parameter.{name}")
+            if kept is None or kept.shape != parameter.shape:
+                raise SettingsError(
+                    f"{found.path} has no parameter {name} of the shape {list(parameter.shape)}, as the model has that "
+                    "the run's settings make now: a file that they name has changed. Restore it as it was in training."
+                )
+            parameter.copy_(kept)
     Normalizers.initial(experiment, observation_space).loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])

@@ -120,6 +120,35 @@ def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: P
     assert list(scores) == [evaluate_policy(final.model, final.experiment, 1).mean]
 
 
+MINE = """
+import gymnasium
+
+class Mine(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-1, 1, (SIZE,))
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, True, False, {}
+"""
+
+
+def test_a_file_that_has_changed_since_training_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE.replace("SIZE", "3"))
+    base = recipes.ppo_cartpole()
+    env = dataclasses.replace(base.env, id=f"{file}:Mine")
+    settings = base.replace(env=env, total_steps=base.samples_per_iteration)
+    train(settings, options=RunOptions(run=str(tmp_path / "run"), **QUIET))
+    file.write_text(MINE.replace("SIZE", "5"))
+    for name in [name for name in sys.modules if name.startswith("lockstep_user_")]:
+        monkeypatch.delitem(sys.modules, name)  # as a new process would find it
+    with pytest.raises(SettingsError, match="a file that they name has changed"):
+        load_policy(tmp_path / "run")
+
+
 def test_video_of_a_run(cartpole: Path, tmp_path: Path) -> None:
     out = record_video(cartpole, tmp_path / "a.mp4", episodes=2, max_steps=40, fps=25)
     description, pictures = read(out)
