@@ -17,6 +17,7 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.policy import PRECISIONS
 from lockstep.normalize import Normalizers
 from lockstep.parameters import FlatParameters
+from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Agent:
             observation_clip=experiment.normalize.clip,
             seed=experiment.seed,
         )
+        if experiment.model.recurrent and not self.model.state_size:
+            raise SettingsError(
+                f"model.core={experiment.model.core} asks for a memory, but {type(self.model).__name__} has none: its "
+                "state_size is 0. Use --model.core none, or build the core into the model."
+            )
         if companion := self.algorithm.companion(self.observation_space, experiment.seed):
             self.model.companion = companion
         if variables := self.algorithm.variables(self.model):

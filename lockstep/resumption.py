@@ -15,7 +15,7 @@ from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 
 
-def resumable(folder: RunFolder, name: str | None, experiment: Experiment) -> Path | None:
+def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment) -> Path | None:
     """The checkpoint to resume from, found intact; None if the run ended before its first one, and starts again. Newer
     ones are set aside."""
     directory = folder.checkpoints

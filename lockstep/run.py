@@ -24,7 +24,7 @@ from lockstep.layout import Layout
 from lockstep.runtime.display import cores
 from lockstep.runtime.files import locked_within, read_objects, write_whole, writing
 from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
+from lockstep.settings import SettingsError, check_values, from_json, look_for_files_in, require, to_json
 
 _GLANCE = 0.5
 """Seconds that a sweep's look at whether the run is going on may keep it locked."""
@@ -72,6 +72,7 @@ class RunOptions:
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
+        check_values(dataclasses.replace(self, run=None if self.run is None else str(self.run)))
         for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0), ("eval_episodes", 1)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")

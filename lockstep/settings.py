@@ -253,6 +253,9 @@ def to_json(value: Any) -> Any:
 
     Settings that a class lists as `later` are left out while they have their default value: they came when there were
     runs already, whose experiments stay what they were.
+
+    Raises:
+        SettingsError: a value is of a type that JSON does not have.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         later = getattr(type(value), "later", frozenset())
@@ -263,8 +266,23 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
-    assert value is None or isinstance(value, (str, int, float, bool)), f"not a setting: {value!r}"
+    if not (value is None or isinstance(value, (str, int, float, bool))):
+        raise SettingsError(
+            f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "
+            "False, None, and tuples, dicts and dataclasses of these: convert it, as by int() or str()."
+        )
     return value
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What to_json wrote, by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
+    lines: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            lines |= flat(value, f"{prefix}{name}.") or {prefix + name: {}}
+        elif prefix or name != _TYPE:
+            lines[prefix + name] = value
+    return lines
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -42,7 +42,7 @@ from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, check_values
 from lockstep.shard import block
 from lockstep.storage import memory
 from lockstep.worker import Worker
@@ -87,7 +87,7 @@ class Job:
 
 def train(
     experiment: Experiment,
-    layout: Layout | None = None,
+    layout: Layout | str | None = None,
     options: RunOptions | None = None,
     *,
     stop_after: int | None = None,
@@ -97,7 +97,7 @@ def train(
 
     Args:
         experiment: what to learn.
-        layout: how to spread the work; it cannot change the result. Default: inline.
+        layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: inline.
         options: where the run is kept and how it is shown.
         stop_after: end after so many iterations, without changing the schedules that total_steps defines.
         recorded: what a run recorded of what timing decided, to do the same again (see lockstep.replay).
@@ -106,10 +106,11 @@ def train(
         SettingsError: settings contradict each other, or something that they need is missing.
         WorkerError: a worker process raised, died or stalled.
     """
-    layout, options = layout or Layout(), options or RunOptions()
+    layout, options = _layout(layout) or Layout(), options or RunOptions()
     experiment = prepare(experiment, layout, recorded)
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
+    Agent(experiment)  # the model may refuse the environment's spaces: before there is a folder
     folder = RunFolder.create(experiment, layout, options)
     if recorded is not None:
         (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
@@ -119,10 +120,10 @@ def train(
 
 def resume(
     run: str | Path,
-    layout: Layout | None = None,
+    layout: Layout | str | None = None,
     options: RunOptions | None = None,
     *,
-    from_checkpoint: str | None = None,
+    from_checkpoint: str | int | None = None,
     stop_after: int | None = None,
 ) -> Result:
     """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the digest and the ledger
@@ -141,7 +142,7 @@ def resume(
             f"{folder.path} repeats another run, and ended where that one did: there is nothing to resume. Resume "
             "the run that replay.json in it names."
         )
-    layout, options = layout or folder.layout(), options or folder.options()
+    layout, options = _layout(layout) or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
@@ -155,6 +156,10 @@ def resume(
         return _start(Job(folder, experiment, layout, options, path, stop_after))
 
 
+def _layout(given: Layout | str | None) -> Layout | None:
+    return Layout.parse(given) if isinstance(given, str) else given
+
+
 def _leads(layout: Layout) -> bool:
     """Whether this process prepares the run's folder: torchrun calls train and resume in every process."""
     return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
@@ -162,6 +167,7 @@ def _leads(layout: Layout) -> bool:
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
     """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
+    check_values(experiment)  # before anybody uses them
     experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
     experiment.validate()
     layout.validate(experiment.scheme.shards)

@@ -5,13 +5,28 @@ import json
 import pickle
 import re
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from lockstep.algorithms import PPOConfig
+from lockstep.envs.base import EnvConfig
 from lockstep.layout import Layout
+from lockstep.models import StandardModelConfig
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder, RunOptions
 from lockstep.settings import SettingsError, from_json, load_object, to_json
+from lockstep.train import train
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMByName(StandardModelConfig):
+    """A model without the memory that its settings name."""
+
+    core: Literal["none", "gru", "lstm"] = "lstm"
+
+    def build(self, *args: Any, **settings: Any) -> Any:
+        return StandardModelConfig().build(*args, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +49,31 @@ def test_folder_gives_back_what_it_was_made_with() -> None:
 def test_a_path_will_do_for_a_folder_and_what_cannot_be_kept_leaves_none() -> None:
     RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=Path("a")))  # type: ignore[arg-type]
     assert RunFolder.open("a").options().run == "a"
-    with pytest.raises(AssertionError):
+    with pytest.raises(SettingsError, match=r"object object at .* is among the settings"):
         RunFolder.create(ppo_cartpole().replace(seed=object()), Layout(), RunOptions(run="b"))
     assert not Path("b").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "layout", "words"),
+    [
+        ({}, {}, "process:2", "Unknown layout 'process:2'"),
+        ({}, {"checkpoint_every": "5"}, "inline", "checkpoint_every='5' must be a whole number"),
+        ({"env": EnvConfig(id=int)}, {}, "inline", "env.id=<class 'int'> must be a text"),  # type: ignore[arg-type]
+        (
+            {"model": LSTMByName(), "algorithm": PPOConfig(minibatches=1)},
+            {},
+            "inline",
+            "model.core=lstm asks for a memory, but StandardModel has none",
+        ),
+    ],
+)
+def test_mistakes_in_python_are_explained_and_leave_no_folder(
+    changes: dict[str, Any], options: dict[str, Any], layout: str, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        train(ppo_cartpole().replace(**changes), layout, RunOptions(run="a", **options))
+    assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize(("program", "name"), [("/x/lockstep/__main__.py", "lockstep"), ("/bin/lockstep", "lockstep")])

@@ -22,16 +22,37 @@ if TYPE_CHECKING:
     from lockstep.experiment import Experiment
 
 T = TypeVar("T")
+_OPTIONS = ("--env.options", "--env.curriculum")
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
     """Read typed flags; tyro itself explains a mistake, names close matches and exits with 2."""
+    arguments = _options_together(arguments)
     try:
         if default is None:
             return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
         return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
     except SystemExit as stop:
         raise Explained(stop.code) from None
+
+
+def _options_together(arguments: list[str]) -> list[str]:
+    """The arguments with the options of environments named once: --env.options a=1 --env.options b=2 gives both."""
+    flags: list[list[str]] = []
+    for argument in arguments:
+        first, _, value = argument.partition("=")
+        if first in _OPTIONS:
+            flags.append([first, *filter(None, [value])])
+        elif argument.startswith("--") or not flags:
+            flags.append([argument])
+        else:
+            flags[-1].append(argument)
+    for name in _OPTIONS:
+        same = [flag for flag in flags if flag[0] == name]
+        for again in same[1:]:
+            same[0].extend(again[1:])
+            flags.remove(again)
+    return [argument for flag in flags for argument in flag]
 
 
 def is_main_process() -> bool:

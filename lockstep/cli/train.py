@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,12 @@ import numpy as np
 import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown, with_preset
+from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime.output import reader_gone
-from lockstep.settings import SettingsError, load_object, to_json
+from lockstep.runtime.output import reader_gone, tell
+from lockstep.settings import SettingsError, flat, load_object, to_json
 
 if TYPE_CHECKING:
     from lockstep.train import Result
@@ -65,6 +67,8 @@ def train(arguments: list[str]) -> int:
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
     layout = Layout.parse(given.layout)
     given.options.validate()
+    for sentence in unused(given.experiment, experiment):
+        tell(sentence, sys.stderr)
     if given.dry_run:
         return _dry_run(given, layout)
     from lockstep.train import train as run
@@ -198,22 +202,12 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
         options = dataclasses.asdict(given.options)
         say_json({"experiment": settings, "layout": str(layout), "options": options, "derived": facts})
         return 0
-    for name, value in _flat(settings):
+    for name, value in flat(settings).items():
         say(f"{name:<40} {value}")
     say(f"{'layout':<40} {layout}")
     for name, value in facts.items():
         say(f"→ {name.replace('_', ' '):<38} {f'{value:,}' if isinstance(value, int) else value}")
     return 0
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    lines: list[tuple[str, Any]] = []
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            lines += _flat(value, f"{prefix}{name}.") or [(prefix + name, "{}")]
-        elif prefix or name != "$type":
-            lines.append((prefix + name, value))
-    return lines
 
 
 def report(result: Result, *, json: bool) -> int:

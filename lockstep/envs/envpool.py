@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import envpool
+import gymnasium
 import numpy as np
 from envpool.registration import registry as _registry
 
@@ -105,6 +106,11 @@ class EnvPoolShard(ShardEnv):
         self.observation_space = self._writer.space
         self._pool: Any = None  # made by reset, since it needs the seeds of that moment
 
+    def _elsewhere(self) -> str:
+        """Where options of another library can be given."""
+        known = self._id in gymnasium.registry
+        return " --env.adapter gymnasium takes those of gymnasium's (another result)." if known else ""
+
     @property
     def _is_atari(self) -> bool:
         return _registry.specs[self._id][0] == "envpool.atari"
@@ -121,7 +127,7 @@ class EnvPoolShard(ShardEnv):
                     hint = f" Did you mean {close[0]!r}?" if close else ""
                     raise SettingsError(
                         f"env.options names {name!r}, which EnvPool's {self._id} does not have.{hint} "
-                        f"It has {', '.join(allowed)}."
+                        f"It has {', '.join(allowed)}.{self._elsewhere()}"
                     )
             if self._is_atari and self._settings.get("noop_max", 30) < 1:
                 raise SettingsError(

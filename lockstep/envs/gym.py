@@ -18,7 +18,13 @@ from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
-_EXTRAS = {"mujoco": "mujoco", "ale_py": "atari", "minatar": "minatar", "pygame": "classic"}
+_EXTRAS = {
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "minatar": "minatar",
+    "pygame": "classic",
+    "gymnasium_robotics": "robotics",
+}
 """Modules that a complaint may name, and the extras that bring them."""
 
 
@@ -64,7 +70,7 @@ def needs_library(env_id: str, error: Exception) -> SettingsError:
     """What to tell of an environment that misses a library, and how to install it."""
     absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
     extra = next(absent, None)
-    hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install what it names."
+    hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install that, or correct the id."
     return SettingsError(f"{env_id} needs a library that is not installed: {str(error).rstrip('.')}. {hint}")
 
 

@@ -302,10 +302,9 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...], bool]:
         try:
             import_module(module)
         except ImportError as error:
-            raise SettingsError(
-                f"env.id={env_id} needs the module {module}, which cannot be imported: {error}. Install it, or correct "
-                "the name."
-            ) from error
+            from lockstep.envs.gym import needs_library
+
+            raise needs_library(f"env.id={env_id}", error) from error
         catalog = _catalog()
         if name in catalog:
             return env_id, ("gymnasium",), False

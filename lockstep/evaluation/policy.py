@@ -44,7 +44,7 @@ class Policy:
     frames: int
 
 
-def find_checkpoint(run: Path | str, checkpoint: str | None = None) -> Checkpoint:
+def find_checkpoint(run: Path | str, checkpoint: str | int | None = None) -> Checkpoint:
     """The checkpoint of a run that is called latest (also None), best, or by its iteration.
 
     Raises:
@@ -54,7 +54,7 @@ def find_checkpoint(run: Path | str, checkpoint: str | None = None) -> Checkpoin
 
 
 def load_policy(
-    run: Path | str, checkpoint: str | None = None, *, precision: Literal["bf16", "fp32"] | None = None
+    run: Path | str, checkpoint: str | int | None = None, *, precision: Literal["bf16", "fp32"] | None = None
 ) -> Policy:
     """Rebuild a run's model as it was at a checkpoint.
 

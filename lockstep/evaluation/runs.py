@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.evaluation.statistics import Curve
 from lockstep.run import RunFolder
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, flat
 
 X_LABELS = {
     "frames": "Environment frames",
@@ -65,7 +65,7 @@ class Run:
                     f"{path} is not a run folder: it has no {name}. Give the folder that train printed."
                 )
         folder = RunFolder(path)
-        settings = _flatten(folder.read("experiment.json"))
+        settings = {name: value for name, value in flat(folder.read("experiment.json")).items() if value != {}}
         seed, steps = settings.pop("seed", None), settings.get("total_steps", 0)
         if not isinstance(seed, int) or not isinstance(steps, int):
             raise folder.damaged("experiment.json", "it holds no experiment")
@@ -259,13 +259,3 @@ def _setting(name: str, value: Any) -> str:
         kind = str(value).rpartition(":")[2].removesuffix("Config")
         return kind.upper() if len(kind) <= 4 else kind
     return str(value) if name == TASK else f"{name.rpartition('.')[2]}={value}"
-
-
-def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

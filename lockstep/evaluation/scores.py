@@ -18,6 +18,7 @@ from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.normalize import Normalizers
 from lockstep.runtime.display import cores
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 
 MAX_ENVS = 16
@@ -81,7 +82,7 @@ def evaluate(
     *,
     episodes: int = 10,
     greedy: bool = False,
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     seed: int | None = None,
     num_envs: int | None = None,
     levels: Levels = "train",
@@ -108,6 +109,8 @@ def evaluate(
         SettingsError: there is no such run or checkpoint, or a number is out of range.
     """
     policy = load_policy(run, checkpoint)
+    if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
+        tell(f"warning: {run} had diverged by then: parameters of its model are no numbers any more.", sys.stderr)
     with torch_threads(policy.experiment.torch_threads):
         result = evaluate_policy(
             policy.model,

@@ -33,7 +33,7 @@ def record_video(
     *,
     episodes: int = 1,
     greedy: bool = False,
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     seed: int | None = None,
     max_steps: int = 10_000,
     fps: int | None = None,

@@ -66,6 +66,9 @@ class Distribution(ABC):
     def encode(self, action: Tensor) -> Tensor:
         """[..., *action_shape] -> fp32 [..., E], as an input of the model."""
 
+    def check_start(self, std: float) -> None:  # noqa: B027 - most begin anywhere
+        """Raise SettingsError if nothing can be learned from where a policy begins, around 0 with this deviation."""
+
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         """Forbid the actions whose entry in allowed, bool [..., num_logits], is False."""
         assert self.num_logits == self.num_params
@@ -207,6 +210,14 @@ class Gaussian(Distribution):
             return entropy
         return entropy + expected_log_slope(mean, log_std).sum(-1) + self.log_scale
 
+    def check_start(self, std: float) -> None:
+        if not self.squash and ((self.space.low > 2 * std) | (self.space.high < -2 * std)).any():
+            raise SettingsError(
+                f"A policy begins around 0 with a deviation of {std:g}, from where the actions of {self.space} are out "
+                "of reach: nearly all would be clipped to one bound, and nothing learned. Squash them "
+                "(--model.squash), or rescale them (gymnasium.wrappers.RescaleAction)."
+            )
+
     def to_env(self, action: np.ndarray) -> Any:
         low, high = self.space.low.reshape(-1), self.space.high.reshape(-1)
         if self.squash:
@@ -262,6 +273,10 @@ class Joint(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return torch.stack([d.entropy(p) for d, p in zip(self.parts, self._split(params), strict=True)]).sum(0)
+
+    def check_start(self, std: float) -> None:
+        for part in self.parts:
+            part.check_start(std)
 
     def to_env(self, action: np.ndarray) -> Any:
         if not isinstance(self.space, spaces.Tuple):

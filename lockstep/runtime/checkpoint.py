@@ -333,13 +333,13 @@ def latest(directory: str | os.PathLike[str]) -> Path:
     return found[-1]
 
 
-def find(directory: Path, name: str | None = None) -> Path:
+def find(directory: Path, name: str | int | None = None) -> Path:
     """The checkpoint of a run that is called latest (also None), best, or by its iteration.
 
     Raises:
         CheckpointError: none is called so.
     """
-    name, run = name or "latest", directory.parent
+    name, run = "latest" if name is None else str(name), directory.parent
     if name == "latest":
         return latest(directory)
     if name == "best":

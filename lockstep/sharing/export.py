@@ -102,7 +102,7 @@ def export(
     out: Path | str | None = None,
     *,
     format: Format = "torch",
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     observations: int = 1000,
 ) -> Export:
     """Write a run's policy as one file, its normalizers inside, and compare its actions with the model's.

@@ -11,10 +11,11 @@ import pytest
 import lockstep
 from lockstep.cli.main import main
 from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
+from lockstep.cli.unused import _NEEDS
 from lockstep.experiment import Experiment
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder
-from lockstep.settings import from_json, to_json
+from lockstep.settings import flat, from_json, to_json
 from lockstep.train import prepare
 
 Captured = pytest.CaptureFixture[str]
@@ -250,10 +251,69 @@ def test_package_offers_train_as_function_and_module() -> None:
     [
         (("dqn-cartpole", "--env.id", "Pendulum-v1"), "the action space is Box"),
         (("ppo-cartpole", "--model.squash"), "Use --model.no-squash"),
+        (("ppo-cartpole", "--model.encoder", "nature"), "model.encoder=nature is for images"),
+        (("ppo-cartpole", "--env.id", "far.py:Far"), "out of reach: nearly all would be clipped"),
     ],
 )
-def test_a_dry_run_refuses_what_the_model_would(arguments: tuple[str, ...], words: str, capsys: Captured) -> None:
-    assert words in complaint(capsys, *arguments, "--dry-run")
+@pytest.mark.parametrize("flags", [("--dry-run",), ("--display", "none")])
+def test_what_the_model_refuses_leaves_no_folder(
+    arguments: tuple[str, ...],
+    words: str,
+    flags: tuple[str, ...],
+    capsys: Captured,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = tmp_path_factory.mktemp("mine")
+    (mine / "far.py").write_text(FAR)
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", str(mine))
+    assert words in complaint(capsys, *arguments, *flags)
+
+
+FAR = """
+import gymnasium
+
+class Far(gymnasium.Env):
+    action_space = gymnasium.spaces.Box(100, 200, (1,))
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+"""
+
+
+def test_options_may_be_named_again(capsys: Captured) -> None:
+    flags = ["--env.options", "length=3", "--seed", "2", "--env.options=symbols=5"]
+    printed = dry_run(capsys, "ppo-cartpole", *flags, "--env.id", "lockstep/Memory-v0")["experiment"]
+    assert printed["env"]["options"] == {"length": 3, "symbols": 5} and printed["seed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("ppo-cartpole", "--model.core-size", "32"), "--model.core-size 32 does nothing without --model.core gru or"),
+        (("ppo-memory", "--model.core-size", "32"), ""),
+        (("dqn-cartpole", "--algorithm.replay.alpha", "0.5"), "without --algorithm.replay.prioritized"),
+        (
+            ("dqn-cartpole", "--algorithm.samples", "8"),
+            "--algorithm.samples 8 does nothing without --model.returns imp",
+        ),
+        (("ppo-cartpole", "--normalize.clip", "5"), "without --normalize.observations or --normalize.returns"),
+        (("ppo-cartpole", "--normalize.clip", "5", "--normalize.returns"), ""),
+        (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share 0.5 does nothing without"),
+    ],
+)
+def test_settings_that_do_nothing_are_told(arguments: tuple[str, ...], told: str, capsys: Captured) -> None:
+    assert main(["train", *arguments, "--dry-run"]) == 0
+    error = capsys.readouterr().err
+    assert told in error if told else not error
+
+
+def test_what_needs_something_is_a_setting_of_a_recipe() -> None:
+    names = {name for recipe in RECIPES.values() for name in flat(to_json(recipe()))}
+    later = {"algorithm.rnd.coef"}
+    for need in _NEEDS:
+        assert {*need.of, *need.met} <= names | later
 
 
 def test_a_users_file_may_import_its_neighbors(tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:

@@ -120,6 +120,15 @@ def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: P
     assert list(scores) == [evaluate_policy(final.model, final.experiment, 1).mean]
 
 
+def test_what_had_diverged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = recipes.ppo_cartpole()
+    algorithm = dataclasses.replace(base.algorithm, learning_rate=1e30, max_grad_norm=1e30)
+    settings = base.replace(algorithm=algorithm, total_steps=2 * base.samples_per_iteration)
+    train(settings, options=RunOptions(run=str(tmp_path / "run"), **QUIET))
+    evaluate(tmp_path / "run", episodes=1, checkpoint=2)
+    assert "had diverged by then" in capsys.readouterr().err
+
+
 MINE = """
 import gymnasium
 

@@ -1,0 +1,94 @@
+"""Settings that do nothing beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lockstep.experiment import Experiment
+from lockstep.settings import flat, to_json
+
+
+class _Need(NamedTuple):
+    """What settings need to do something: one of other settings at a certain value."""
+
+    of: tuple[str, ...]
+    what: str
+    """As flags."""
+    met: dict[str, Callable[[Any], bool]]
+    """The other settings, and whether a value of theirs is such a one."""
+
+
+def _replay(*names: str) -> tuple[str, ...]:
+    return tuple(f"algorithm.replay.{name}" for name in names)
+
+
+_RND = ("discount", "gae_lambda", "value_coef", "share", "features")
+_NEEDS = (
+    _Need(("model.core_size",), "--model.core gru or lstm", {"model.core": lambda core: core != "none"}),
+    _Need(("model.channels",), "--model.encoder impala", {"model.encoder": lambda name: name in ("auto", "impala")}),
+    _Need(
+        ("model.v_min", "model.v_max"),
+        "--model.returns categorical",
+        {"model.returns": lambda returns: returns == "categorical"},
+    ),
+    _Need(
+        ("model.numbers",),
+        "--model.returns categorical, quantiles or implicit",
+        {"model.returns": lambda returns: returns != "expected"},
+    ),
+    _Need(
+        ("model.cosines", "algorithm.samples", "algorithm.target_samples"),
+        "--model.returns implicit",
+        {"model.returns": lambda returns: returns == "implicit"},
+    ),
+    _Need(
+        tuple(f"algorithm.rnd.{name}" for name in _RND),
+        "--algorithm.rnd.coef above 0",
+        {"algorithm.rnd.coef": lambda coef: coef > 0},
+    ),
+    _Need(
+        ("algorithm.optimizer.decay",),
+        "--algorithm.optimizer.name rmsprop",
+        {"algorithm.optimizer.name": lambda name: name == "rmsprop"},
+    ),
+    _Need(
+        ("algorithm.optimizer.betas",),
+        "--algorithm.optimizer.name adam",
+        {"algorithm.optimizer.name": lambda name: name == "adam"},
+    ),
+    _Need(
+        (*_replay("alpha", "beta", "beta_end"), "algorithm.priority_max"),
+        "--algorithm.replay.prioritized",
+        {"algorithm.replay.prioritized": bool},
+    ),
+    _Need(
+        _replay("recency_least"),
+        "--algorithm.replay.recency below 1",
+        {"algorithm.replay.recency": lambda recency: recency < 1},
+    ),
+    _Need(_replay("slack"), "--scheme.lag async", {"scheme.lag": lambda lag: lag == "async"}),
+    _Need(
+        ("algorithm.temperature_learning_rate", "algorithm.target_entropy"),
+        "--algorithm.learn-temperature",
+        {"algorithm.learn_temperature": bool},
+    ),
+    _Need(
+        ("normalize.clip",),
+        "--normalize.observations or --normalize.returns",
+        {"normalize.observations": bool, "normalize.returns": bool},
+    ),
+)
+
+
+def unused(experiment: Experiment, base: Experiment) -> list[str]:
+    """A sentence for each setting that differs from that of base, and does nothing beside the others."""
+    before, after = flat(to_json(base)), flat(to_json(experiment))
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    idle = [need for need in _NEEDS if not any(n not in after or met(after[n]) for n, met in need.met.items())]
+    return [
+        f"--{name.replace('_', '-')} {changed[name]} does nothing without {need.what}."
+        for need in idle
+        for name in need.of
+        if name in changed
+    ]
