@@ -73,17 +73,13 @@ def bench(arguments: list[str]) -> int:
 def _ending() -> Iterator[None]:
     """Have SIGTERM, and a terminal that is closed, end a measurement as Ctrl-C does: with nothing left behind."""
 
-    def end(number: int, _: Any) -> None:
-        for each in old:
+    def end(number: int, before: dict[int, Any]) -> None:
+        for each in before:
             signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
         raise Explained(128 + number)
 
-    old = {number: signal.signal(number, end) for number in children.stops() if number != signal.SIGINT}
-    try:
+    with children.handling_stops(end, ctrl_c=False):
         yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _peers(experiment: Experiment, layout: Layout, given: BenchArguments) -> int:

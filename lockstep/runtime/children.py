@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -77,10 +77,26 @@ def _behave(parent: int) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
-def stops() -> list[signal.Signals]:
-    """What asks this process to stop: Ctrl-C, a shutdown, and a terminal that is closed, unless nohup wants that to be
-    ignored."""
-    return [number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+@contextlib.contextmanager
+def handling_stops(handle: Callable[[int, dict[int, Any]], None], *, ctrl_c: bool = True) -> Iterator[None]:
+    """Have signals handled that ask this process to stop: Ctrl-C, a shutdown, and a terminal that is closed, unless
+    nohup wants that to be ignored.
+
+    Args:
+        handle: gets the signal's number, and the handlers that there were before, which are brought back at the end.
+        ctrl_c: whether Ctrl-C is among them.
+    """
+    numbers = [number for number in _STOPS if ctrl_c or number != signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, lambda number, frame: handle(number, before))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def forget_terminal() -> None:

@@ -99,28 +99,22 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old = {number: signal.getsignal(number) for number in children.stops()}
 
-    def handle(number: int, _: Any) -> None:
+    def handle(number: int, before: dict[int, Any]) -> None:
         if number == signal.SIGHUP:
             children.forget_terminal()
         if stop.requested() and number != signal.SIGINT:
             return
         if stop.requested():
-            for known, handler in old.items():
+            for known, handler in before.items():
                 signal.signal(known, handler)
             raise KeyboardInterrupt
         stop.request()
         name = signal.Signals(number).name
         tell(f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once.", sys.stderr)
 
-    for number in old:
-        signal.signal(number, handle)
-    try:
+    with children.handling_stops(handle):
         yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +105,7 @@ class Runner:
             SettingsError: it cannot go on, as on a full disk; whatever ran has been told to checkpoint, and has ended.
         """
         try:
-            with self._counting_signals():
+            with children.handling_stops(self._count):
                 while self._running or not (self._trouble or self._asked or (self._searched and not self._waiting)):
                     try:
                         self._step()
@@ -145,20 +143,11 @@ class Runner:
         """How many runs are in which state."""
         return self._picture().summary()
 
-    @contextlib.contextmanager
-    def _counting_signals(self) -> Iterator[None]:
-        def count(number: int, frame: Any) -> None:
-            if not self._asked or number == signal.SIGINT:  # machines repeat the others, people Ctrl-C
-                self._asked += 1
-            if number == signal.SIGHUP:
-                children.forget_terminal()
-
-        old = {number: signal.signal(number, count) for number in children.stops()}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+    def _count(self, number: int, _: Any) -> None:
+        if not self._asked or number == signal.SIGINT:  # machines repeat the others, people Ctrl-C
+            self._asked += 1
+        if number == signal.SIGHUP:
+            children.forget_terminal()
 
     def _start(self) -> None:
         self._crowded = False
