@@ -53,10 +53,18 @@ def checkpoint_difference(saved: checkpoint.Checkpoint, lines: list[dict[str, An
 
 
 def newest_checkpoint_difference(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
-    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none.
+    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none. One
+    that a running run took after the lines were read does not count.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
     found = checkpoint.list_checkpoints(folder.checkpoints)
-    return checkpoint_difference(checkpoint.open_checkpoint(found[-1]), lines) if found else None
+    known = [path for path in found if checkpoint.iteration_of(path) <= len(lines)]
+    for path in reversed(known or found[:1]):
+        try:
+            return checkpoint_difference(checkpoint.open_checkpoint(path, only=("learner",)), lines)
+        except checkpoint.CheckpointError:
+            if path.exists():  # else the run has removed it by now, and has newer ones
+                raise
+    return None

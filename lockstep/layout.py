@@ -134,6 +134,16 @@ class Layout:
         """Processes that this layout starts, beside the one that watches them."""
         return len(self.collectors) + len(self.learners) if self.split else self.workers
 
+    def anywhere(self) -> Layout:
+        """The same for a machine whose GPUs are not these, and so on the CPU: what can be checked of it here."""
+        return dataclasses.replace(
+            self,
+            collectors=("cpu",) * len(self.collectors),
+            learners=("cpu",) * len(self.learners),
+            device="cpu",
+            graphs=0,
+        )
+
     def check(self) -> None:
         """Raise SettingsError for values out of range."""
         if self.env_threads < 1 or not self.stall_timeout > 0:

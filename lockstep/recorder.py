@@ -103,6 +103,7 @@ class Recorder:
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
         self._policy_lag = 0.0
+        self._updates = 0
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
         if restored:
             self.message(
@@ -130,6 +131,7 @@ class Recorder:
     def record(self, report: IterationReport) -> None:
         """Write one iteration's line and refresh the display."""
         self._window.extend(report.episodes)
+        self._updates = report.updates
         totals = self._totals
         totals.episodes += len(report.episodes)
         totals.seconds += report.seconds
@@ -155,6 +157,7 @@ class Recorder:
                 "iteration": iterations,
                 "samples": samples,
                 "frames": self._totals.frames,
+                "updates": self._updates,
                 "seconds": self._totals.seconds,
                 "eval/score": result.mean,
                 "eval/score_low": low,

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import re
@@ -165,6 +166,26 @@ def load_object(reference: str) -> Any:
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
         raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error
     return value
+
+
+def load_value(reference: str) -> Any:
+    """What `package.module:name` or `path/to/file.py:name` refers to; of a function, what it returns.
+
+    Raises:
+        SettingsError: it does not exist, or the function wants arguments.
+    """
+    value = load_object(reference)
+    if not callable(value):
+        return value
+    try:
+        inspect.signature(value).bind()
+    except TypeError as error:
+        raise SettingsError(
+            f"{reference} cannot be called without arguments: {error}. Give each of them a default value."
+        ) from error
+    except ValueError:  # of what has no signature
+        pass
+    return value()
 
 
 def _raised_at(error: Exception) -> str | None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lockstep.experiment import Experiment
 
 T = TypeVar("T")
-_OPTIONS = ("--env.options", "--env.curriculum")
+MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
+"""Flags that say as much together as they say one by one."""
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
@@ -37,17 +38,18 @@ def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T |
 
 
 def _options_together(arguments: list[str]) -> list[str]:
-    """The arguments with the options of environments named once: --env.options a=1 --env.options b=2 gives both."""
+    """The arguments with each of these flags named once: --env.options a=1 --env.options b=2 gives both."""
     flags: list[list[str]] = []
     for argument in arguments:
         first, _, value = argument.partition("=")
-        if first in _OPTIONS:
+        first = first.replace("_", "-")
+        if first in MERGED:
             flags.append([first, *filter(None, [value])])
         elif argument.startswith("--") or not flags:
             flags.append([argument])
         else:
             flags[-1].append(argument)
-    for name in _OPTIONS:
+    for name in MERGED:
         same = [flag for flag in flags if flag[0] == name]
         for again in same[1:]:
             same[0].extend(again[1:])

@@ -10,6 +10,7 @@ import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.run import RunFolder
+from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ def report(arguments: list[str]) -> int:
 
 def compare(arguments: list[str]) -> int:
     """Run `lockstep compare`."""
-    given = parse(CompareArguments, "compare", ["--against" if each == "--" else each for each in arguments])
+    arguments = ["--against" if each == "--" else each for each in arguments]
+    if arguments.count("--against") > 1:
+        raise SettingsError("compare takes two sets of runs, with one -- between them. lockstep report shows several.")
+    given = parse(CompareArguments, "compare", arguments)
     from lockstep.evaluation.compare import compare as contrast
 
     a, b = ([RunFolder.open(run).path for run in runs] for runs in (given.runs, given.against))

@@ -16,7 +16,7 @@ from lockstep.cli.train import load_recipe, recipe_and_flags, report
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions, is_run, require_empty
-from lockstep.runtime.slurm import executor, script, submitit
+from lockstep.runtime.slurm import executor, refusals, script, submitit
 from lockstep.settings import Options, SettingsError, from_json, look_for_files_in, to_json
 
 
@@ -97,7 +97,8 @@ def submit(arguments: list[str]) -> int:
         settings = _settings(given, layout)
         made = executor(run.with_name(f"{run.name}.slurm"), settings, given.slurm_options, dry_run=given.dry_run)
         text = script(made)
-        submitted = None if given.dry_run else made.submit(job)
+        with refusals(given.slurm_options):
+            submitted = None if given.dry_run else made.submit(job)
     if given.json:
         say_json({"run": str(run), "job": submitted and submitted.job_id, "script": text})
     elif submitted is None:
@@ -126,16 +127,8 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
             "job that is queued again goes on there."
         )
     given.options.validate()
-    # The GPUs are those of the nodes, not of this machine.
-    anywhere = dataclasses.replace(
-        layout,
-        workers=processes if layout.backend == "torchrun" else layout.workers,
-        collectors=("cpu",) * len(layout.collectors),
-        learners=("cpu",) * len(layout.learners),
-        device="cpu",
-        graphs=0,
-    )
-    experiment = prepare(given.experiment, anywhere)
+    workers = processes if layout.backend == "torchrun" else layout.workers
+    experiment = prepare(given.experiment, dataclasses.replace(layout.anywhere(), workers=workers))
     run = Path(given.options.run)
     if not is_run(run):
         require_empty(given.options.run)

@@ -15,6 +15,7 @@ import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.layout import Layout
+from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import LASTING, SweepOptions
 from lockstep.sweep.queue import SEARCH, Entry, Queue, read_json, write_json
@@ -122,6 +123,7 @@ def _defaults(folder: Path) -> SweepOptions:
     """The options that a sweep was started with, as far as they are for its continuation too."""
     path = folder / "sweep.json"
     kept = read_json(path) if path.exists() else {}
+    kept = kept if isinstance(kept, dict) else {}
     fresh = {name: getattr(SweepOptions(), name) for name in LASTING}
     return SweepOptions(**{name: kept[name] if type(kept.get(name)) is type(x) else x for name, x in fresh.items()})
 
@@ -137,6 +139,8 @@ def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trial
     assert search is not None
     wanted = {"trials": options.trials, "objective": options.objective}
     changes = {name: value for name, value in wanted.items() if value is not None}
+    if before and options.search:  # which says nothing of these
+        changes = {"trials": before.search.trials, "objective": before.search.objective, **changes}
     return Trials.make(queue, dataclasses.replace(search, **changes))
 
 
@@ -154,7 +158,7 @@ def _check(folder: Path, searched: bool, options: SweepOptions) -> None:
     if options.slurm and options.stop_early and not searched:
         raise SettingsError(
             f"--stop-early {options.stop_early} needs a sweep that watches its runs, which --slurm leaves to Slurm. "
-            "Leave one of them out."
+            'Leave one of them out; if the sweep was begun with it, add --stop-early "".'
         )
 
 
@@ -172,9 +176,21 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     """Add runs, and run what waits, here, on Ray or on Slurm."""
     if options.drop:
         say(f"dropped {', '.join(queue.drop(options.drop))}")
-    write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
-    queue.add(runs)
+    waiting = [entry.layout for entry in queue.entries() if queue.outcome(entry.name) is None]
+    layouts = [*waiting, *(run.layout for run in (*runs, *(trials.search.runs if trials else ())))]
+    nested = next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None)
+    if options.ray and nested:
+        raise SettingsError(
+            f"A run of this sweep has --layout {nested}, which would wait for what the sweep itself has taken of "
+            "the cluster. With --ray, give the runs --layout inline or processes:N: each is on one node, and "
+            "the sweep spreads them."
+        )
+    with writing(queue.folder):
+        write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
+        queue.add(runs)
     entries = queue.entries()
+    if not entries and trials is None:
+        say("nothing is left in the queue")
     if options.retry_failed:
         say(f"{queue.retry('failed')} failed runs wait again")
     if options.retry_stopped:
@@ -191,14 +207,6 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
         count = submit(queue, entries, options.slurm_options, say)
         say(f"{count} jobs submitted; {queue.command} --status shows what becomes of them")
         return 0
-    layouts = [*(entry.layout for entry in entries), *(run.layout for run in (trials.search.runs if trials else ()))]
-    nested = next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None)
-    if options.ray and nested:
-        raise SettingsError(
-            f"A run of this sweep has --layout {nested}, which would wait for what the sweep itself has taken of "
-            "the cluster. With --ray, give the runs --layout inline or processes:N: each is on one node, and "
-            "the sweep spreads them."
-        )
     needed = [*map(needs_of, entries), *([trials.needs] if trials else [])]
     with _place(needed, options) as place:
         runner = Runner(queue, place, options, trials)

@@ -19,7 +19,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.output import reader_gone, tell
-from lockstep.settings import SettingsError, flat, load_object, to_json
+from lockstep.settings import SettingsError, flat, load_value, to_json
 
 if TYPE_CHECKING:
     from lockstep.train import Result
@@ -131,9 +131,7 @@ def load_recipe(name: str) -> Experiment:
 
     if name not in RECIPES and ":" not in name:
         raise unknown("recipe", name, RECIPES, "For your own, write FILE.py:FUNCTION.")
-    experiment = RECIPES[name]() if name in RECIPES else load_object(name)
-    if callable(experiment):
-        experiment = experiment()
+    experiment = RECIPES[name]() if name in RECIPES else load_value(name)
     if not isinstance(experiment, Experiment):
         raise SettingsError(
             f"{name} gives a {type(experiment).__name__}, not an Experiment. A recipe is a function that can be "

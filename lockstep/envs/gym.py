@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.settings import SettingsError, load_object
 
@@ -94,11 +94,24 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
         ) from error
 
 
+def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
+    """Frames for each step, and how the emulator is run, of an Atari game that gymnasium makes; 1 and "" of others."""
+    game: Any = env.unwrapped
+    ale, frames = getattr(game, "ale", None), getattr(game, "_frameskip", None)
+    if ale is None or not isinstance(frames, int):
+        return 1, ""
+    while isinstance(env, gymnasium.Wrapper):
+        frames *= env.frame_skip if isinstance(env, gymnasium.wrappers.AtariPreprocessing) else 1
+        env = env.env
+    longest = ale.getInt("max_num_frames_per_episode")
+    if game.spec is not None and game.spec.max_episode_steps is not None:
+        longest = min(longest, game.spec.max_episode_steps * frames)
+    return frames, atari_protocol(ale.getFloat("repeat_action_probability"), frames, longest)
+
+
 class GymShard(ShardEnv):
     """B gymnasium environments in a Python loop. Every episode starts from a seed of its own, and is truncated after
     `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
-
-    frames_per_step = 1
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         self._envs = [construct(config, render) for _ in range(num_envs)]
@@ -106,6 +119,7 @@ class GymShard(ShardEnv):
         self._writer = ObservationWriter(self._envs[0].observation_space)
         self.observation_space = self._writer.space
         self.action_space = self._envs[0].action_space
+        self.frames_per_step, self.emulator = _emulated(self._envs[0])
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
         self._longest = config.reseed_every

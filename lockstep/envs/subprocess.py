@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -231,8 +230,6 @@ def _exchange(
 class PooledShard(ShardEnv):
     """A GymShard stepped by the processes of a pool: equal bit for bit, with states that fit the other kind too."""
 
-    frames_per_step = 1
-
     def __init__(
         self, config: EnvConfig, *, seed: int, purpose: str, first_index: int, num_envs: int, pool: SteppingPool
     ) -> None:
@@ -243,7 +240,7 @@ class PooledShard(ShardEnv):
         """Whether answers are still to come."""
         begin = pool.used
         self._ask("make", lambda rows: (begin, config, Seeds(seed, purpose, first_index + rows.start), num_envs, rows))
-        self.observation_space, self.action_space = self._answers()[0]
+        self.observation_space, self.action_space, self.frames_per_step, self.emulator = self._answers()[0]
         self._exchange, pool.used = _exchange(pool.memory, begin, self.observation_space, self.action_space, num_envs)
         self._log = ActionLog()
         # The processes count too, but their own logs do not reach back equally far.
@@ -346,11 +343,9 @@ class _Slice:
         self, memory: SharedMemory, begin: int, config: EnvConfig, seeds: Seeds, num_envs: int, rows: slice
     ) -> None:
         self._shard = GymShard(config, seeds=seeds, num_envs=rows.stop - rows.start)
-        self.spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = (
-            self._shard.observation_space,
-            self._shard.action_space,
-        )
-        whole, _ = _exchange(memory, begin, *self.spaces, num_envs)
+        shard = self._shard
+        self.facts = shard.observation_space, shard.action_space, shard.frames_per_step, shard.emulator
+        whole, _ = _exchange(memory, begin, shard.observation_space, shard.action_space, num_envs)
         self._exchange = whole[rows]
         self._action = tuple(self._exchange.action.values())
 
@@ -387,7 +382,7 @@ def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) 
         try:
             if name == "make":
                 slices[shard] = _Slice(memory, *arguments)
-                value = slices[shard].spaces
+                value = slices[shard].facts
             elif name == "close":
                 slices.pop(shard).close()
             else:

@@ -40,13 +40,13 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, ends: tuple
     reached = np.array(ends) if ends else np.concatenate([*(y for _, y in curves), *bands])
     up = _Axis.around(reached, _HEIGHT - _BOTTOM, _TOP)
     parts = [_svg(_WIDTH, _HEIGHT, f"{y_label} over {x_label}")]
-    for tick in up.ticks():
+    for tick, name in up.ticks():
         y = up.place(tick)
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" class="end">{_short(tick)}</text>')
-    for tick in across.ticks():
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" class="end">{name}</text>')
+    for tick, name in across.ticks():
         x = across.place(tick)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 15}" class="middle">{_short(tick)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 15}" class="middle">{name}</text>')
     parts.append(f'<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 6}" class="middle label">{plain(x_label)}</text>')
@@ -56,14 +56,12 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, ends: tuple
             x, (low, high) = line.curve[0], line.band
             around = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
             parts.append(f'<polygon class="band" points="{_points(around, across, up)}"/>')
-        parts += [
-            f'<polyline class="single" points="{_points(thinned(c, _POINTS), across, up)}"/>' for c in line.singles
-        ]
-        if len(line.curve[0]) == 1:
-            x, y = across.place(float(line.curve[0][0])), up.place(float(line.curve[1][0]))
-            parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
-        elif len(line.curve[0]):
-            parts.append(f'<polyline class="line" points="{_points(thinned(line.curve, _POINTS), across, up)}"/>')
+        for curve, kind in (*((single, "single") for single in line.singles), (line.curve, "line")):
+            if len(curve[0]) and curve[0][0] == curve[0][-1]:  # no line has a length of 0
+                x, y = across.place(float(curve[0][-1])), up.place(float(curve[1][-1]))
+                parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{3 if kind == "line" else 1.5}"/>')
+            elif len(curve[0]):
+                parts.append(f'<polyline class="{kind}" points="{_points(thinned(curve, _POINTS), across, up)}"/>')
         parts.append("</g>")
     return "".join([*parts, "</svg>"])
 
@@ -74,10 +72,10 @@ def interval_chart(rows: Sequence[tuple[str, int, Estimate]], label: str) -> str
     ends = [end for _, _, each in rows for end in (each.value, *(each.interval or ()))]
     across = _Axis.around(np.array(ends), 12, _WIDTH - 12)
     parts = [_svg(_WIDTH, height, label)]
-    for tick in across.ticks():
+    for tick, name in across.ticks():
         x = across.place(tick)
         parts.append(f'<path class="grid" d="M{x:.1f} 4V{height - 28}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{height - 14}" class="middle">{_short(tick)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height - 14}" class="middle">{name}</text>')
     for number, (name, color, each) in enumerate(rows):
         y = 16 + 24 * number
         parts.append(f'<g class="c{color % COLORS}"><title>{plain(name)}: {each}</title>')
@@ -107,13 +105,15 @@ class _Axis:
     def place(self, value: float) -> float:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
-    def ticks(self) -> list[float]:
-        """About five round numbers."""
+    def ticks(self) -> list[tuple[float, str]]:
+        """About five round numbers, with enough digits to tell them apart."""
         rough = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
-        return [step * number for number in range(first, last + 1)]
+        ticks = [step * number for number in range(first, last + 1)]
+        short = [_short(tick) for tick in ticks]
+        return list(zip(ticks, short if len(set(short)) == len(ticks) else [f"{tick:.10g}" for tick in ticks]))
 
 
 def _svg(width: int, height: int, label: str) -> str:

@@ -188,6 +188,15 @@ def _notes(
                 f"{letter} has several runs of a task with seed {', '.join(map(str, seeds))}; they are not "
                 "independent of each other, so intervals are too narrow."
             )
+    shorter = [run for runs in sets for run in runs if run.task in named and not run.finished]
+    if shorter:
+        notes.append(
+            "these runs have not collected all the samples that they were to, and others of their task are compared "
+            f"where they ended: {', '.join(run.name for run in shorter)}."
+        )
+    for run in (run for runs in sets for run in runs if run.task in named):
+        if (samples := run.diverged(metric)) is not None:
+            notes.append(f"{run.name} has diverged: after {samples:,.0f} samples its metrics are no numbers any more.")
     if both := [run.name for run in sets[0] if run in sets[1]]:
         notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
     if min(sum(run.task == task for run in runs) for runs in sets for task in named) < ENOUGH:
@@ -196,9 +205,9 @@ def _notes(
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
-    """The settings that all runs of a set share."""
-    differ = differing([run.settings for run in runs])
-    return {name: value for name, value in runs[0].settings.items() if name not in differ and name != TASK}
+    """The settings of a set of runs; of those that differ within it, that they do."""
+    settings = {name: value for run in runs for name, value in run.settings.items() if name != TASK}
+    return settings | {name: "several" for name in differing([run.settings for run in runs]) if name != TASK}
 
 
 def _section(comparison: Comparison) -> Section:

@@ -31,8 +31,14 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
                 "independent of each other, so intervals are too narrow."
             )
     counts = [len(group.on(task)) for group in groups for task in tasks(group.runs)]
-    if any(1 < count < ENOUGH for count in counts):
+    if max(counts) > 1 and min(counts) < ENOUGH:
         texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
+    texts += [
+        f"{run.name} has diverged: after {run.diverged(metric):,.0f} samples its metrics are no numbers any more."
+        for group in groups
+        for run in group.runs
+        if run.diverged(metric) is not None
+    ]
     unfinished = [
         f"{run.name} ({run.last('samples'):,.0f} of {run.settings.get('total_steps', 0):,})"
         for group in groups
@@ -53,7 +59,7 @@ def scores(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
         if not runs:
             continue
         found = np.array([run.last(metric) for run in runs])
-        samples = sorted(run.last("samples") for run in runs)
+        samples = sorted(run.curve("samples", metric)[0][-1] for run in runs)
         budget = " to ".join(dict.fromkeys(f"{count:,.0f}" for count in (samples[0], samples[-1])))
         row = [task, group.label, str(len(runs)), budget]
         row += [str(estimate(iqm, [found])), f"{readable(found.min())} and {readable(found.max())}"]
@@ -107,6 +113,8 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         parts.append(_normalized(groups, games, metric, scores_of))
     elif len(named) > 1:
         why = "scores are only normalized for Atari games" if shared else "no task has runs of every method"
+        if len(games) == 1:
+            why = f"{games[0]} is the only game with runs of every method"
         text = f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
         parts.append(page.paragraph(text, "note"))
     rows, pairs = [], list(itertools.combinations(range(len(groups)), 2))
@@ -168,8 +176,8 @@ def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw
         human = [[[(s, normalize(t, y)) for s, y in runs] for t, runs in zip(named, group)] for group in by_task]
         lines.append(_chart(groups, human, x, "human-normalized IQM"))
     text = (
-        f"Human-normalized scores of {len(named)} games: 0 is random play, 1 a human tester. Intervals are 95% "
-        "stratified bootstrap intervals."
+        f"Human-normalized scores of the {len(named)} games of which every method has runs ({', '.join(named)}): 0 is "
+        "random play, 1 a human tester. Intervals are 95% stratified bootstrap intervals."
     )
     table = page.table(["Method", *kinds], rows)
     return page.paragraph(text) + table + legend(groups) + page.figures(dots) + page.figures(lines)

@@ -39,6 +39,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "lockstep",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # settings are no formulas
 }
 
 

@@ -17,6 +17,7 @@ from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
+from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.verify import verify
 
@@ -32,13 +33,13 @@ def speed(runs: Sequence[Run]) -> str:
         seconds = run.last("seconds")
         rates = [readable(run.last(n) / seconds) if seconds > 0 else "" for n in ("frames", "samples", "updates")]
         waits = [f"{_tail(name)} {readable(1000 * run.average(name))} ms" for name in run.names("wait/")]
-        shares = {_tail(name): run.average(name) for name in parts}
+        shares = {_tail(name): run.share(name) for name in parts}
         bar = page.share_bar({name: 0.0 if math.isnan(share) else share for name, share in shares.items()})
         rows.append(
             [run.name, str(_facts(run).get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits) or "none"]
         )
     header = ["Run", "Layout", "Time", "Frames/s", "Samples/s", "Updates/s", "Where time went", "Waits, each iteration"]
-    text = "Over the whole run. Shares and waits are means over iterations; only split layouts record waits."
+    text = "Over the whole run. Waits are means over iterations; only split layouts record them."
     key = page.legend([(_tail(name), number) for number, name in enumerate(parts)])
     return key + page.table(header, rows) + page.paragraph(text, "note")
 
@@ -113,7 +114,7 @@ def prove(run: Run, again: int = 0) -> Proof:
             checked = verify(run.path, Layout.parse("inline"), min(again, len(lines)))
             warning = f" {checked.warning}" if checked.warning else ""
             return Proof(checked.ok, checked.message + warning, *known)
-    except SettingsError as error:
+    except (SettingsError, WorkerError) as error:
         return Proof(False, f"The ledger is intact, but it could not be compared with the run: {error}", *known)
     text = f"{len(lines):,} iterations, intact; settings and newest checkpoint agree with it."
     return Proof(True, text, *known)

@@ -13,7 +13,7 @@ from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
 from lockstep.evaluation.runs import Method, Run, methods, tasks, tell_apart, title
-from lockstep.runtime.files import writing
+from lockstep.runtime.files import write_whole, writing
 from lockstep.settings import SettingsError
 
 
@@ -112,5 +112,5 @@ def write_page(
     text = page.document(heading, summary, [section for section in sections if section.body])
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text.encode(errors="replace"))  # a folder's name may be of another encoding
     return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)))

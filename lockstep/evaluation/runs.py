@@ -109,10 +109,31 @@ class Run:
         values = (r[metric] for r in reversed(self.records) if r.get(metric) is not None)
         return next((float(value) for value in values if value is not None), math.nan)
 
+    def diverged(self, metric: str) -> float | None:
+        """Samples after which the metric, or a loss, is no number any more; None where both still are."""
+        ended = []
+        for name in (metric, *self.names("loss/")):
+            written = [record for record in self.records if name in record]
+            if written and written[-1][name] is None:
+                known = [record.get("samples") or 0.0 for record in written if record[name] is not None]
+                ended.append(known[-1] if known else 0.0)
+        return min(ended, default=None)
+
     def average(self, metric: str) -> float:
         """Mean over iterations, NaN if there is none."""
         values = [value for record in self.records if (value := record.get(metric)) is not None]
         return float(np.mean(values)) if values else math.nan
+
+    def share(self, metric: str) -> float:
+        """Mean over time of a share of each iteration's, NaN if there is none."""
+        known, seconds, before = [], [], 0.0
+        for record in self.records:
+            now = record.get("seconds") or before
+            if (value := record.get(metric)) is not None:
+                known.append(value)
+                seconds.append(now - before)
+            before = now
+        return float(np.average(known, weights=seconds)) if sum(seconds) > 0 else math.nan
 
     def names(self, prefix: str) -> list[str]:
         """The metrics that begin like that, in the order of their first appearance."""
@@ -230,7 +251,12 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     telling.sort(key=lambda n: (n not in _MAIN, n))
     if len(telling) > 4:
         telling = _separating(settings, telling)
-    found = [", ".join(_setting(n, each[n]) for n in telling if n in each) for each in settings]
+    named = {n: {_setting(n, each[n]) for each in settings if n in each} for n in telling}
+    full = {n for n in telling if len(named[n]) < len({str(each[n]) for each in settings if n in each})}
+    found = [
+        ", ".join(str(each[n]) if n in full else _setting(n, each[n]) for n in telling if n in each)
+        for each in settings
+    ]
     for label, count in Counter(found).items() if parts else ():
         if 1 < count < len(settings):  # the same algorithm, with other settings
             alike = [number for number, each in enumerate(found) if each == label]

@@ -89,7 +89,7 @@ class Estimate:
 
     value: float
     interval: Interval | None
-    """95% confidence interval, unless asked for another; None where a method has one run of each task."""
+    """95% confidence interval, unless asked for another; None where a method has one run of a task."""
 
     def __str__(self) -> str:
         if self.interval is None:
@@ -120,11 +120,11 @@ def bootstrap(
 
     Returns:
         The statistic of the scores as they are, and the ends of the interval, all [...]. The ends are NaN where a
-        method has one run of each task, which says nothing about the spread.
+        method has one run of a task, which says nothing about the spread there: none would be taken for no spread.
     """
     assert samples and 0 < confidence < 1
     value = np.asarray(statistic(*samples), np.float64)
-    if not all(any(task.shape[-1] > 1 for task in sample) for sample in samples):
+    if any(task.shape[-1] < 2 for sample in samples for task in sample):
         unknown = np.full_like(value, np.nan)
         return value, unknown, unknown
     generator = np.random.default_rng(seed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from lockstep.settings import SettingsError, require
 _REQUEUES = 1000
 """Times that a job which has used up its time is queued again."""
 
+_MINUTES = 24 * 60
+"""A job's limit, unless the user says another."""
 _CORES = "export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
 """Since Slurm 22.05 srun does not take this from sbatch by itself."""
 
@@ -47,12 +51,23 @@ def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *,
                 return 1
 
         slurm = Shown
-    try:
+    with refusals(options):
         made = slurm(folder=folder, max_num_timeout=_REQUEUES)
-        made.update_parameters(**{"setup": [_CORES], **settings, **options})
+        made.update_parameters(**{"setup": [_CORES], "time": _MINUTES, **settings, **options})
+    return made
+
+
+@contextlib.contextmanager
+def refusals(options: dict[str, Any]) -> Iterator[None]:
+    """Say what Slurm does not take, in its own words.
+
+    Raises:
+        SettingsError: Slurm refuses the options, or a job with them.
+    """
+    try:
+        yield
     except (RuntimeError, ValueError) as error:
         raise SettingsError(f"Slurm does not take --slurm-options {options}: {error}") from error
-    return made
 
 
 def script(made: Any) -> str:

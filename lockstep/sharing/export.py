@@ -239,6 +239,7 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
     keeps its own core state."""
     model, distribution = plain.model.for_acting(), plain.model.distribution
     count = equal = in_training = 0
+    as_alone = True
     difference, state = 0.0, torch.zeros(_ROWS, model.state_size)
     fed: dict[str, Tensor] = {"state": state}
     while count < observations:
@@ -260,11 +261,17 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
         if not count:  # alone, an environment is answered as beside others
             alone = exported({name: x[:1].clone() for name, x in inputs.items()})
             difference = _apart(alone["policy"], result["policy"][:1])
-        equal += _equal([x.numpy() for name, x in result.items() if name.startswith("action")], expected)
+            as_alone = _equal(_actions(alone), [x[:1] for x in expected]) == 1
+        equal += _equal(_actions(result), expected)
         difference = max(difference, _apart(result["policy"], output.policy[0]))
         fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
         count += _ROWS
-    return Check(count, equal, difference, in_training)
+    return Check(count, equal if as_alone else 0, difference, in_training)
+
+
+def _actions(result: dict[str, Tensor]) -> list[np.ndarray]:
+    """What an exported model answers that an environment takes."""
+    return [x.numpy() for name, x in result.items() if name.startswith("action")]
 
 
 def _copied(inputs: tuple[Any, ...]) -> list[Any]:

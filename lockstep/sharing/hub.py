@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
+from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError, load_object, reference_to, require
 from lockstep.sharing.card import CURVE, VIDEO, card, public_facts
 
@@ -79,6 +81,8 @@ def push(
         SettingsError: there is no such run or checkpoint; huggingface_hub is not installed; there is no token, or the
             Hub does not accept it; the Hub cannot be reached.
     """
+    if episodes < 1:
+        raise SettingsError(f"--episodes {episodes} is out of range: give at least 1.")
     folder = RunFolder.open(run)
     experiment = folder.experiment()
     scored = find_checkpoint(run, checkpoint)
@@ -91,6 +95,11 @@ def push(
         )
     with _explained(repo):  # before minutes are spent on evaluation
         hub.create_repo(repo, private=private, exist_ok=True)
+        if private and not hub.model_info(repo).private:
+            raise SettingsError(
+                f"{repo} exists already, and is public: --private is for a new repository. Make it private in its "
+                "settings on the Hub, or choose another name. Nothing was uploaded."
+            )
     checkpoints = _shared_checkpoints(folder)
     if all(scored.iteration != each.iteration for each in checkpoints):
         checkpoints.append(scored)
@@ -136,10 +145,11 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
     target = Path(to) if to else Path("runs") / repo.partition("/")[2]
     if target.exists():
         raise SettingsError(f"{target} exists. Nothing was downloaded: choose another folder with --to.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)  # left by a download that was killed
-    scratch.mkdir()
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a download that was killed
+        scratch.mkdir()
     try:
         with _explained(repo, "read"):
             found = hub.model_info(repo, revision=revision)
@@ -157,8 +167,11 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
                 f"{', '.join(foreign)}. If you trust its author, and have this code, pull it with --trust."
             )
         for packed in scratch.glob("*.jsonl.gz"):
-            with gzip.open(packed) as source, packed.with_suffix("").open("wb") as out:
-                shutil.copyfileobj(source, out)
+            try:
+                with gzip.open(packed) as source, packed.with_suffix("").open("wb") as out:
+                    shutil.copyfileobj(source, out)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise SettingsError(f"The run in {repo} is damaged: {packed.name}: {error}") from error
             packed.unlink()
         if (scratch / VIDEO).is_file():
             (scratch / VIDEO).rename(scratch / "video.mp4")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import parse, with_preset
+from lockstep.cli.common import MERGED, parse, with_preset
+from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.search import Between, OneOf, Search, space_of
@@ -73,8 +77,20 @@ def runs_of(
         SystemExit: a flag is unknown or has a wrong value, which was explained; or help was asked for, and given.
     """
     axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in _groups(flags)]
+    counts = Counter(axis.flag for axis in axes if axis.flag not in MERGED and axis.flag not in _SINGLE)
+    if twice := [flag for flag, count in counts.items() if count > 1]:
+        raise SettingsError(
+            f"{twice[0]} is given twice, and would be what it was last, whatever names say. Write several values as "
+            f"one list, {twice[0]} 1,2,3."
+        )
+    told: dict[str, None] = {}
     # The seed, which sweeps vary most, is set without reading all other flags again, which takes longer.
-    seeds = [_whole(words[1]) for axis in axes if axis.flag == "--seed" and axis.varied for words in axis.alternatives]
+    seeds = [
+        _whole(" ".join(words[1:]))
+        for axis in axes
+        if axis.flag == "--seed" and axis.varied
+        for words in axis.alternatives
+    ]
     others = [axis for axis in axes if not (axis.flag == "--seed" and axis.varied)]
     runs: list[Run] = []
     options = defaults
@@ -85,10 +101,13 @@ def runs_of(
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
             given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
+            told |= dict.fromkeys(unused(given.experiment, experiment))
             varied = {axis.flag[2:]: _value(words) for axis, words in zip(others, chosen) if axis.varied}
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
+    for sentence in told:
+        tell(sentence, sys.stderr)
     return runs, options
 
 
@@ -104,7 +123,9 @@ def search_of(
     runs, options = runs_of(recipes, flags, folder, defaults)
 
     def alternatives(name: str, values: str) -> list[Experiment]:
-        given = [*flags, "--" + name.replace("_", "-"), *values.split()]
+        flag = "--" + _normal(name)
+        others = [word for group in _groups(flags) if _normal(group[0]) != flag for word in group]
+        given = [*others, flag, *values.split()]
         return [run.experiment for run in runs_of(recipes, given, folder, defaults)[0]]
 
     space: dict[str, Between | OneOf] = {}

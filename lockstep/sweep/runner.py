@@ -37,12 +37,19 @@ def needs_of(entry: Entry) -> Needs:
     return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"], entry.memory)
 
 
+def _environment(entry: Entry) -> dict[str, Any]:
+    """What a run's scores are scores of."""
+    return {name: value for name, value in entry.experiment["env"].items() if name != "num_envs"}
+
+
 @dataclass
 class _Running:
     entry: Entry
     share: Any
     process: Process
     curve: Curve
+    begin: float
+    """Samples when it was started."""
     objection: str = ""
     """Why it was told to stop early."""
     told: bool = False
@@ -68,6 +75,8 @@ class Runner:
         """Of all runs, if there is a rule."""
         self._waiting: deque[Entry] = deque()
         self._running: list[_Running] = []
+        self._elsewhere: list[Entry] = []
+        """Those that other processes run."""
         self._losses: Counter[str] = Counter()
         self._admit(queue.entries())
         if search is not None and not search.complete:
@@ -109,10 +118,12 @@ class Runner:
                 while self._running or not (self._trouble or self._asked or (self._searched and not self._waiting)):
                     try:
                         self._step()
-                    except (SettingsError, OSError) as error:
+                    except Exception as error:  # whatever it is, runs are to end with checkpoints
                         self._trouble = self._trouble or error
                     if self._asked or self._trouble:
                         self._stop()
+            if self._trouble and not isinstance(self._trouble, (SettingsError, OSError)):
+                raise self._trouble
             if self._trouble:
                 why = str(self._trouble).rstrip(".")
                 raise SettingsError(
@@ -162,7 +173,8 @@ class Runner:
             process = self._place.start(self._queue, entry.name, share)
             begun = self._queue.begun(entry.name)
             curve = self._curves.get(entry.name) or self._curve(entry)
-            self._running.append(_Running(entry, share, process, curve))
+            curve.read()
+            self._running.append(_Running(entry, share, process, curve, curve.samples))
             self._states[entry.name] = "running"
             self._overview.message(f"{'continue' if begun else 'start'} {entry.name} on {share}")
 
@@ -208,7 +220,7 @@ class Runner:
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)
-            elif outcome is None and running.objection:
+            elif outcome is None and running.objection and self._queue.state(name) != "running":
                 outcome = Outcome("stopped", score=running.curve.score, reason=running.objection)
                 self._queue.end(name, outcome)
             self._states[name] = outcome.state if outcome else "waiting"
@@ -218,6 +230,7 @@ class Runner:
                 self._waiting.appendleft(running.entry)
                 self._overview.message(f"lost {name} with its machine: it goes on elsewhere", "yellow")
             elif outcome is None and code == child.ELSEWHERE:
+                self._elsewhere.append(running.entry)
                 self._overview.message(f"{name} is run by another process: left to it")
             elif outcome is None:
                 self._overview.message(f"interrupted {name}")
@@ -253,6 +266,13 @@ class Runner:
         self._looked = time.monotonic()
         for running in self._running:
             running.curve.read()
+        for entry in [entry for entry in self._elsewhere if self._queue.state(entry.name) != "running"]:
+            self._elsewhere.remove(entry)
+            outcome = self._queue.outcome(entry.name)
+            if outcome is None:
+                self._waiting.append(entry)  # whoever ran it is gone
+            else:
+                self._states[entry.name] = outcome.state
         if self._rule is not None:
             self._judge(self._rule)
         self._overview.update()
@@ -261,9 +281,10 @@ class Runner:
         for running in self._running:
             marks = running.curve.marks
             score = marks[-1] if marks else None
-            if running.told or score is None:
-                continue
-            comparable = [e for e in self._entries if e.env == running.entry.env and e.name != running.entry.name]
+            if running.told or score is None or running.curve.samples <= running.begin:
+                continue  # until it has moved, another process may train it, and this one wait for it
+            env = _environment(running.entry)
+            comparable = [e for e in self._entries if _environment(e) == env and e.name != running.entry.name]
             others = [self._curves[entry.name].marks for entry in comparable]
             known = [other[len(marks) - 1] for other in others if len(other) >= len(marks)]
             running.objection = rule.objection(score, [value for value in known if value is not None])

@@ -70,6 +70,12 @@ class Search:
                 f"A search needs at least one trial (--trials {self.trials}), a run ({len(self.runs)} given) and a "
                 f"setting to search ({len(self.space)} given), as in --search algorithm.learning_rate=log:1e-5..1e-3."
             )
+        for each, kind in (*((run, Run) for run in self.runs), *((s, (Between, OneOf)) for s in self.space.values())):
+            if not isinstance(each, kind):
+                raise SettingsError(
+                    f"A search has {each!r} where it takes a lockstep.sweep.Run, or a Between or OneOf for a setting: "
+                    "Search((Run(experiment),), {'algorithm.learning_rate': Between(1e-5, 1e-3, log=True)})."
+                )
         first = self.runs[0].experiment
         for name, space in self.space.items():
             _check(name, space, setting(first, name))
@@ -160,8 +166,8 @@ def _check(name: str, space: Between | OneOf, value: Any) -> None:
         wrong = f"is a range of numbers, but the setting is {value!r}: list the values, with commas between"
     elif isinstance(value, int) and not is_whole(space, value):
         wrong = "is a range of fractions, but the setting is a whole number: give whole bounds"
-    elif not space.low < space.high or (space.log and space.low <= 0):
-        wrong = "must begin below its end, and above 0 if it is logarithmic"
+    elif not -math.inf < space.low < space.high < math.inf or (space.log and space.low <= 0):
+        wrong = "must begin below its end, above 0 if it is logarithmic, and be finite"
     else:
         wrong = ""
     if name == "seed":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.runtime.slurm import executor, script, submitit
+from lockstep.runtime.slurm import executor, refusals, script, submitit
 from lockstep.settings import SettingsError
 from lockstep.sweep.child import run_entry
 from lockstep.sweep.options import SweepOptions
@@ -109,7 +109,7 @@ def submit(
             say(f"{len(waiting)} job{'s' * (len(waiting) != 1)}: {', '.join(entry.name for entry in waiting)}")
             say(script(made))
             continue
-        with made.batch():
+        with refusals(options), made.batch():
             jobs = [made.submit(Job(str(queue.folder), entry.name)) for entry in waiting]
         for entry, job in zip(waiting, jobs):
             write_json(_jobs(queue, make=True) / f"{entry.name}.json", {"job": job.job_id})
@@ -138,7 +138,8 @@ def submit_search(
         say(f"1 job, which runs {slots} at a time:")
         say(script(made))
         return
-    job = made.submit(SearchJob(str(queue.folder), slots))
+    with refusals(sweep.slurm_options):
+        job = made.submit(SearchJob(str(queue.folder), slots))
     write_json(_jobs(queue, make=True) / f"{SEARCH}.json", {"job": job.job_id})
     say(f"job {job.job_id}: the search, {slots} runs at a time; log: {job.paths.stdout}")
 

@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, check_values, from_json, load_object, to_json
+from lockstep.settings import SettingsError, check_values, from_json, load_value, to_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.train import prepare
 
@@ -77,7 +77,7 @@ class Run:
                 f"--run {self.options.run} cannot be given in a sweep, whose runs have folders of their own below "
                 "the sweep's. Leave it out."
             )
-        prepare(self.experiment, layout if here else Layout())
+        prepare(self.experiment, layout if here else layout.anywhere())
         layout.check()
         self.options.validate()
 
@@ -198,9 +198,7 @@ def from_file(reference: str) -> list[Run] | Search | Experiment:
     Raises:
         SettingsError: it gives something else.
     """
-    value = load_object(reference)
-    if callable(value):
-        value = value()
+    value = load_value(reference)
     from lockstep.sweep.search import Search
 
     if isinstance(value, (Experiment, Search)):

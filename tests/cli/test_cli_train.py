@@ -160,6 +160,7 @@ def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, 
         (["missing.py:recipe"], ["no Python file", "missing.py"]),
         (["lockstep.recipes:missing"], ["lockstep.recipes:missing"]),
         (["lockstep.recipes:RECIPES"], ["gives a dict", "returns a lockstep.Experiment"]),
+        (["lockstep.settings:load_file"], ["cannot be called without arguments", "'path'"]),
     ],
 )
 def test_mistakes(arguments: list[str], texts: list[str], capsys: Captured) -> None:

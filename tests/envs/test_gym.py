@@ -13,6 +13,7 @@ from playing import assert_same, buffers, play, random_actions, reset
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
+from lockstep.envs.subprocess import SteppingPool
 from lockstep.settings import SettingsError, load_object
 
 
@@ -145,6 +146,22 @@ def test_options_that_the_constructor_does_not_take(user_file: Path) -> None:
 def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:
     with pytest.raises(SettingsError, match="gymnasium wrapper"):
         make(f"{user_file}:Words")
+
+
+def test_an_atari_game_of_gymnasium_counts_frames_and_says_how_it_is_run() -> None:
+    other: dict[str, str | int | float | bool] = {"frameskip": 3, "repeat_action_probability": 0.0}
+    for env_id, options, frames, told in (
+        ("ALE/Pong-v5", {}, 4, "sticky actions 0.25, 4 frames an action, at most 108,000 frames"),
+        ("ALE/Pong-v5", other, 3, "sticky actions 0, 3 frames an action, at most 108,000 frames"),
+        ("CartPole-v1", {}, 1, ""),
+    ):
+        config = EnvConfig(id=env_id, adapter="gymnasium", options=options)
+        pool = SteppingPool(1)
+        for stepped in (None, pool):
+            shard = envs.make(config, seed=3, first_index=0, num_envs=1, pool=stepped)
+            assert (shard.frames_per_step, shard.emulator) == (frames, told)
+            shard.close()
+        pool.close()
 
 
 def test_pictures() -> None:

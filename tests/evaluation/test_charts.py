@@ -61,7 +61,16 @@ def test_a_constant_has_an_axis_too(value: float) -> None:
     assert len(words(svg)) > 4 and "nan" not in svg
 
 
+def test_ticks_can_be_told_apart() -> None:
+    svg = line_chart([Line("a", 0, (np.array([1e6, 1.0004e6]), np.array([-20.51, -20.49])))], "x", "y")
+    assert len(set(words(svg))) == len(words(svg))
+
+
 def test_one_point_is_a_dot_and_no_point_is_said() -> None:
+    one = np.array([1.0]), np.array([2.0])
+    assert (
+        line_chart([Line("a", 0, (np.full(9, 1.0), np.full(9, 2.0)), singles=(one, one))], "x", "y").count("dot") == 3
+    )
     assert "<circle" in line_chart([Line("a", 0, (np.array([1.0]), np.array([2.0])))], "x", "y")
     assert "Nothing to draw" in line_chart([Line("a", 0, (np.empty(0), np.empty(0)))], "x", "y")
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from made_runs import write_run
 
 from lockstep import ledger, recipes
+from lockstep.evaluation.compare import compare
 from lockstep.evaluation.report import report as write_report
+from lockstep.evaluation.runs import Run
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 from lockstep.train import train
@@ -168,6 +171,29 @@ def test_readers_are_warned(tmp_path: Path) -> None:
     told = read(report(runs, tmp_path / "r.html")).sections["scores"]
     assert "several runs of a task have seed 7" in told and "c (491,520 of 491,520)" not in told
     assert "have not collected all" in told and "c (491,520 of 983,040)" in told
+
+
+def test_a_run_that_diverged_is_warned_of(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(6)]
+    for seed in (0, 1):
+        change_lines(runs[seed], lambda n, line, end=20 + seed: line | {"loss/value": None} if n >= end else line)
+    told = read(report(runs, tmp_path / "r.html")).sections["scores"]
+    assert "0 has diverged: after 327,680 samples" in told and "1 has diverged: after 344,064 samples" in told
+    assert told.count("has diverged") == 2 and "diverged" in " ".join(compare(runs[:3], runs[3:]).notes)
+
+
+def test_shares_are_those_of_time_and_not_of_iterations(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", iterations=4)
+    change_lines(
+        run, lambda number, line: line | {"seconds": [1, 2, 3, 13][number], "time/env": [0.8, 0.8, 0.8, 0.15][number]}
+    )
+    assert Run.read(run).share("time/env") == pytest.approx((3 * 0.8 + 10 * 0.15) / 13)
+
+
+def change_lines(run: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    changed = (json.dumps(change(number, json.loads(line))) for number, line in enumerate(lines))
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in changed))
 
 
 def test_few_seeds_are_warned_of_and_enough_are_not(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -260,6 +261,22 @@ def test_options_that_may_name_files_or_programs_are_foreign(where: str, name: s
         where: {name: value, "frame_skip": 2, "a": "full"},
     }
     assert hub.foreign_code({"env": env}) == [f"{name}={value}"]
+
+
+def test_packed_lines_that_are_damaged_are_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
+    hub.push(run, REPO, episodes=1)
+    server.repositories[REPO].files["metrics.jsonl.gz"] = gzip.compress(b"{}")[:-4]
+    assert f"The run in {REPO} is damaged: metrics.jsonl.gz" in refused(hub.pull, REPO, tmp_path / "a")
+
+
+def test_nothing_is_made_on_the_hub_for_a_mistake(run: Path, server: StandIn) -> None:
+    assert "--episodes 0 is out of range" in refused(hub.push, run, REPO, episodes=0)
+    assert not server.repositories
+
+
+def test_a_public_repository_is_not_pushed_to_as_if_it_were_private(run: Path, server: StandIn) -> None:
+    hub.push(run, REPO, episodes=1)
+    assert "exists already, and is public" in refused(hub.push, run, REPO, episodes=1, private=True)
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "run.json"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, run_entry
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
-from lockstep.sweep.runner import Runner, needs_of
+from lockstep.sweep.runner import Runner, _Running, needs_of
 from lockstep.sweep.search import reached
 from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
@@ -283,6 +284,79 @@ def test_whatever_ends_a_sweep_others_are_told_to_checkpoint(queue: Queue, capsy
         Runner(queue, place, SweepOptions(overview="plain")).run()
     assert place.started == 2 and [queue.state(entry.name) for entry in queue.entries()] == ["waiting"] * 3
     assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
+
+
+class Broken(Full):
+    """A place that raises what nobody foresaw while a run goes on."""
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        if self.started:
+            raise ValueError("unforeseen")
+        return super().start(queue, name, share)
+
+
+def test_what_nobody_foresaw_has_runs_checkpoint_and_is_shown_as_it_is(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue.add(seeds(1, 2))
+    with pytest.raises(ValueError, match="unforeseen"):
+        Runner(queue, Broken([0, 1]), SweepOptions(overview="plain")).run()
+    assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
+
+
+class Held(Instant):
+    """A place whose first process finds its run held by another one, which dies later."""
+
+    def __init__(self, cores: list[int], queue: Queue) -> None:
+        super().__init__(cores)
+        self.names: list[str] = []
+        self.holder = queue.log(queue.entries()[0].name)
+        self.holder.touch()
+        self.file = self.holder.open("rb")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        self.names.append(name)
+        if len(self.names) == 1:
+            return subprocess.Popen(["sh", "-c", f"exit {ELSEWHERE}"])
+        if len(self.names) == 2:
+            self.file.close()
+            queue.end(name, Outcome("done", "ab" * 32, 10, 1.0))
+            return subprocess.Popen(["sleep", "3"])  # during which the sweep looks again
+        return super().start(queue, name, share)
+
+
+def test_a_run_that_another_process_left_is_taken_up_again(queue: Queue) -> None:
+    queue.add(seeds(1, 2))
+    first, second = (entry.name for entry in queue.entries())
+    place = Held([0], queue)
+    assert Runner(queue, place, SweepOptions(overview="plain")).run()
+    assert place.names == [first, second, first]
+
+
+@pytest.mark.parametrize(
+    ("options", "begin", "stopped"), [({}, 0.0, True), ({}, 3000.0, False), ({"max_episode_steps": 7}, 0.0, False)]
+)
+def test_a_run_is_judged_once_it_moves_and_by_runs_of_its_own_task(
+    options: dict[str, int], begin: float, stopped: bool, queue: Queue
+) -> None:
+    base = recipes.ppo_cartpole()
+    poor = base.replace(env=dataclasses.replace(base.env, options=options), seed=4)
+    queue.add([*seeds(1, 2, 3), Run(poor)])
+    *good, entry = queue.entries()
+    for each, score in [*((each, 100.0) for each in good), (entry, 1.0)]:
+        queue.run(each.name).mkdir(parents=True)
+        lines = (json.dumps({"samples": 1000 * number, "score/mean": score}) for number in (1, 2, 3))
+        (queue.run(each.name) / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        if each is not entry:
+            queue.end(each.name, Outcome("done", "ab" * 32, 10, score))
+    runner = Runner(queue, Machine([0]), SweepOptions(overview="plain", stop_early="median@1k"))
+    running = _Running(entry, None, subprocess.Popen(["sleep", "9"]), runner._curves[entry.name], begin)
+    runner._running = [running]
+    runner._judge(StopRule.parse("median@1k"))
+    assert bool(running.objection) is stopped
+    running.process.kill()
+    running.process.wait()
 
 
 def test_runs_that_a_mistaken_rule_stopped_can_go_on(queue: Queue) -> None:

@@ -21,6 +21,7 @@ from tiny import options
 
 from lockstep import recipes
 from lockstep.cli.main import main
+from lockstep.cli.sweep import _trials
 from lockstep.settings import SettingsError, from_json
 from lockstep.sweep import Between, OneOf, Run, Search, grid
 from lockstep.sweep.flags import search_of
@@ -234,6 +235,17 @@ def test_runs_for_which_there_is_never_room() -> None:
         Runner(queue, Machine([0]), SweepOptions(), trials)
 
 
+def test_a_search_begun_by_flags_goes_on_with_its_number_of_trials() -> None:
+    queue, found = Queue.make(Path("set")), search(trials=80)
+    Trials.make(queue, found).begin()
+    again = dataclasses.replace(found, trials=20)  # what flags say without --trials
+    for given, trials in ((SweepOptions(search={"a": "b"}), 80), (SweepOptions(search={"a": "b"}, trials=9), 9)):
+        made = _trials(queue, again, given)
+        assert made is not None and made.search.trials == trials
+    made = _trials(queue, again, SweepOptions())
+    assert made is not None and made.search.trials == 20, "a file says what it says"
+
+
 def test_another_search_in_the_same_folder() -> None:
     queue = Queue.make(Path("set"))
     Trials.make(queue, search()).begin()
@@ -279,6 +291,9 @@ def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> N
         ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "must begin below its end"),
         ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, "above 0 if it is logarithmic"),
         ({"space": {"algorithm.epochs": OneOf(())}}, "holds no value"),
+        ({"space": {"algorithm.learning_rate": Between(0, math.inf)}}, "and be finite"),
+        ({"space": {"algorithm.learning_rate": [1e-3, 1e-4]}}, "where it takes a lockstep.sweep.Run, or a Between"),
+        ({"runs": [recipes.ppo_cartpole()]}, "where it takes a lockstep.sweep.Run, or a Between"),
         ({"space": {"seed": Between(1, 9)}}, "would search for luck"),
         ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "differ in their seeds alone"),
     ],
@@ -292,6 +307,9 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
     ("flags", "complaint"),
     [
         (("--search", "algorithm.epochs=1..x"), "is no range of numbers"),
+        (("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"), "algorithm.clip=0..x is no range"),
+        (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs is given twice"),
+        (("--seed", "1,true"), "is not a whole number"),
         (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "differ in their seeds alone"),
     ],
 )

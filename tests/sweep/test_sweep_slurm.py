@@ -58,6 +58,33 @@ def test_jobs_are_shown_before_they_are_submitted(cluster: Path, capsys: pytest.
     assert not (cluster / "set").exists() and not (cluster / "submitted").exists()
 
 
+def test_what_free_running_runs_ask_for_and_what_no_machine_could_run(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = [
+        "sweep",
+        "set",
+        "ppo-cartpole",
+        "--env.adapter",
+        "gymnasium",
+        "--scheme.lag",
+        "async",
+        "--slurm",
+        "--dry-run",
+    ]
+    assert main([*free, "--layout", "a0-l1"]) == 0
+    shown = capsys.readouterr().out
+    assert "#SBATCH --time=1440" in shown and "#SBATCH --gpus-per-node=2" in shown
+    assert main([*free, "--layout", "cpu:a9-l1"]) == 2
+    assert "9 collectors for scheme.shards=4" in capsys.readouterr().err
+
+
+def test_what_slurm_refuses_is_told_in_its_words(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script(cluster / "bin" / "sbatch", "echo 'invalid partition specified: long' >&2; exit 1")
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SUBMIT]) == 2
+    assert "invalid partition specified: long" in capsys.readouterr().err
+
+
 def test_a_job_goes_on_after_its_time_is_up(
     cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
