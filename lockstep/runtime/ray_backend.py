@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from lockstep.train import Job, Result
 
 _PREFIX, _LOCK = "lockstep-ray-", "lock"
+_PATIENCE = 10.0
+"""Seconds in which a cluster has to take a connection."""
 
 
 def run_ray(work: Work, job: Job) -> Result:
@@ -81,7 +84,8 @@ def connected(least: int) -> Iterator[Any]:
         here = None if os.environ.get("RAY_ADDRESS") else stack.enter_context(temporary_folder())
         stack.callback(ray.shutdown)
         if here is None:
-            ray.init(logging_level="WARNING")
+            with _answering(os.environ["RAY_ADDRESS"]):
+                ray.init(logging_level="WARNING")
         else:
             ray.init(
                 "local",
@@ -92,6 +96,25 @@ def connected(least: int) -> Iterator[Any]:
                 _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
             )
         yield ray
+
+
+@contextlib.contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """Explain why nothing answers at the address of a cluster. Ray itself would try for minutes.
+
+    Raises:
+        SettingsError: it does not.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdecimal():  # and not "auto", which Ray knows the place of
+            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+        yield
+    except (OSError, OverflowError) as error:
+        raise SettingsError(
+            f"No Ray cluster answers at RAY_ADDRESS={address}: {error}. Start one (ray start --head), correct the "
+            "address, or unset it for a cluster on this machine."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from workers import Ran, ran_of
 from lockstep import recipes
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.runtime.ray_backend import temporary_folder
+from lockstep.runtime.ray_backend import _answering, temporary_folder
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.train import train
@@ -144,6 +144,12 @@ def test_an_environment_that_raises(tmp_path: Path, cluster: None) -> None:
 def test_a_cluster_that_is_too_small(cluster: None) -> None:
     with pytest.raises(SettingsError, match=r"needs 8 CPUs, and the Ray cluster has 4 in all"):
         on_ray(EXPERIMENTS["cartpole-8-shards"](), "ray:8")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])
+def test_an_address_where_no_cluster_answers(address: str) -> None:
+    with pytest.raises(SettingsError, match=f"No Ray cluster answers at RAY_ADDRESS={address}"), _answering(address):
+        pytest.fail("Ray was asked, which tries for minutes")
 
 
 def test_timing_cannot_decide_there() -> None:
