@@ -58,11 +58,6 @@ class Agent:
             observation_clip=experiment.normalize.clip,
             seed=experiment.seed,
         )
-        if experiment.model.recurrent and not self.model.state_size:
-            raise SettingsError(
-                f"model.core={experiment.model.core} asks for a memory, but {type(self.model).__name__} has none: its "
-                "state_size is 0. Use --model.core none, or build the core into the model."
-            )
         if companion := self.algorithm.companion(self.observation_space, experiment.seed):
             self.model.companion = companion
         if variables := self.algorithm.variables(self.model):
@@ -77,6 +72,16 @@ class Agent:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
             self._target_flat = FlatParameters(self.target, dtype=dtype)
         self.normalizers = Normalizers.initial(experiment, self.observation_space)
+
+    def check(self) -> None:
+        """Raise SettingsError for what a new run should not begin with."""
+        model = self.experiment.model
+        if model.recurrent and not self.model.state_size:
+            raise SettingsError(
+                f"model.core={model.core} asks for a memory, but {type(self.model).__name__} has none: its state_size "
+                "is 0. Use --model.core none, or build the core into the model."
+            )
+        model.check(self.observation_space, self.action_space)
 
     @property
     def networks(self) -> PolicyModel | Networks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lockstep import ledger
@@ -52,19 +54,20 @@ def checkpoint_difference(saved: checkpoint.Checkpoint, lines: list[dict[str, An
     return None
 
 
-def newest_checkpoint_difference(folder: RunFolder, lines: list[dict[str, Any]]) -> Difference | None:
-    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none. One
-    that a running run took after the lines were read does not count.
+def newest_checkpoint_difference(found: Sequence[Path], lines: list[dict[str, Any]]) -> Difference | None:
+    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none.
+
+    Args:
+        found: the run's checkpoints, the newest last, listed before the ledger was read: then each has its line, even
+            if the run goes on.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
-    found = checkpoint.list_checkpoints(folder.checkpoints)
-    known = [path for path in found if checkpoint.iteration_of(path) <= len(lines)]
-    for path in reversed(known or found[:1]):
+    for path in reversed(found):
         try:
             return checkpoint_difference(checkpoint.open_checkpoint(path, only=("learner",)), lines)
         except checkpoint.CheckpointError:
-            if path.exists():  # else the run has removed it by now, and has newer ones
+            if path.exists():  # else the run, which goes on, has removed it by now
                 raise
     return None

@@ -41,7 +41,7 @@ from lockstep.runtime.channels import Link
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
-from lockstep.runtime.supervisor import Seat, StopRequest, run_inline, run_processes, run_torchrun
+from lockstep.runtime.supervisor import Seat, StopRequest, is_unattended, run_inline, run_processes, run_torchrun
 from lockstep.settings import SettingsError, check_values
 from lockstep.shard import block
 from lockstep.storage import memory
@@ -110,7 +110,8 @@ def train(
     experiment = prepare(experiment, layout, recorded)
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
-    Agent(experiment)  # the model may refuse the environment's spaces: before there is a folder
+    if layout.backend == "inline" and recorded is None and not is_unattended():
+        Agent(experiment).check()  # as learn does, but before there is a folder
     folder = RunFolder.create(experiment, layout, options)
     if recorded is not None:
         (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
@@ -167,7 +168,7 @@ def _leads(layout: Layout) -> bool:
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
     """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
-    check_values(experiment)  # before anybody uses them
+    check_values(experiment)  # before anybody uses them to resolve others
     experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
     experiment.validate()
     layout.validate(experiment.scheme.shards)
@@ -273,6 +274,8 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
     """Take rollouts, learn from them, publish the next version; learner 0 also records."""
     experiment, options, group = job.experiment, job.options, seat.group
     agent, clock = _agent(job, "learner", group.rank), job.clock
+    if job.checkpoint is None and job.recorded is None:
+        agent.check()
     versions: Versions[Version] = Versions(clock)
     rollouts: Rollouts
     if seat.link is not None:

@@ -63,6 +63,7 @@ def verify(
             "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
         )
     experiment = folder.experiment()
+    checkpoints = checkpoint.list_checkpoints(folder.checkpoints)
     try:
         head, lines = ledger.read(folder.ledger)
     except LedgerError as error:
@@ -70,7 +71,7 @@ def verify(
     count = _iterations(iterations, len(lines), folder)
     require_memory(folder, experiment, count)
     warning = platform_warning(folder, head)
-    difference = edited_settings(folder, head) or newest_checkpoint_difference(folder, lines)
+    difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines)
     if difference is not None:
         return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)
 

@@ -39,22 +39,20 @@ def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T |
 
 def _options_together(arguments: list[str]) -> list[str]:
     """The arguments with each of these flags named once: --env.options a=1 --env.options b=2 gives both."""
-    flags: list[list[str]] = []
+    flags: list[list[str]] = [[]]
+    merged: dict[str, list[str]] = {}
     for argument in arguments:
         first, _, value = argument.partition("=")
         first = first.replace("_", "-")
         if first in MERGED:
-            flags.append([first, *filter(None, [value])])
-        elif argument.startswith("--") or not flags:
+            flags.append(merged.setdefault(first, [first]))  # where values that follow go
+            flags[-1] += [value] if value else []
+        elif argument.startswith("--"):
             flags.append([argument])
         else:
             flags[-1].append(argument)
-    for name in MERGED:
-        same = [flag for flag in flags if flag[0] == name]
-        for again in same[1:]:
-            same[0].extend(again[1:])
-            flags.remove(again)
-    return [argument for flag in flags for argument in flag]
+    each = {id(flag): flag for flag in flags}
+    return [argument for flag in each.values() for argument in flag]
 
 
 def is_main_process() -> bool:

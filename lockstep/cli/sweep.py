@@ -176,8 +176,11 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     """Add runs, and run what waits, here, on Ray or on Slurm."""
     if options.drop:
         say(f"dropped {', '.join(queue.drop(options.drop))}")
-    waiting = [entry.layout for entry in queue.entries() if queue.outcome(entry.name) is None]
-    layouts = [*waiting, *(run.layout for run in (*runs, *(trials.search.runs if trials else ())))]
+    again = {"failed"} if options.retry_failed else set[str]()
+    again |= {"stopped"} if options.retry_stopped else set()
+    outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs))
+    layouts = [layout for layout, outcome in outcomes if outcome is None or outcome.state in again]
+    layouts += [run.layout for run in (trials.search.runs if trials else ())]
     nested = next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None)
     if options.ray and nested:
         raise SettingsError(

@@ -194,7 +194,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
-        Agent(experiment)  # the model may refuse the environment's spaces
+        Agent(experiment).check()
     settings = to_json(experiment)
     if given.json:
         options = dataclasses.asdict(given.options)

@@ -119,10 +119,11 @@ class StepResult(NamedTuple):
     """bool [B]: a life was lost but the episode goes on. Always False under protocols without that signal."""
 
 
-def atari_protocol(sticky: float, skip: int, longest: int) -> str:
+def atari_protocol(sticky: float, skip: int, longest: float) -> str:
     """What scores depend on most, in words: the probability that the last action is repeated, frames for each action,
     and frames that an episode may last."""
-    return f"sticky actions {sticky:g}, {skip} frames an action, at most {longest:,} frames"
+    limit = f"at most {longest:,} frames" if math.isfinite(longest) else "without a limit of frames"
+    return f"sticky actions {sticky:g}, {skip} frames an action, {limit}"
 
 
 class ShardEnv(ABC):

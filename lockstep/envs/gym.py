@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -100,12 +101,12 @@ def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
     ale, frames = getattr(game, "ale", None), getattr(game, "_frameskip", None)
     if ale is None or not isinstance(frames, int):
         return 1, ""
+    longest = ale.getInt("max_num_frames_per_episode") or math.inf
+    if game.spec is not None and game.spec.max_episode_steps is not None:
+        longest = min(longest, game.spec.max_episode_steps * frames)
     while isinstance(env, gymnasium.Wrapper):
         frames *= env.frame_skip if isinstance(env, gymnasium.wrappers.AtariPreprocessing) else 1
         env = env.env
-    longest = ale.getInt("max_num_frames_per_episode")
-    if game.spec is not None and game.spec.max_episode_steps is not None:
-        longest = min(longest, game.spec.max_episode_steps * frames)
     return frames, atari_protocol(ale.getFloat("repeat_action_probability"), frames, longest)
 
 

@@ -301,7 +301,7 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...], bool]:
     if module:  # gymnasium's "module:id" imports the module that registers the id
         try:
             import_module(module)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             from lockstep.envs.gym import needs_library
 
             raise needs_library(f"env.id={env_id}", error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,23 +192,32 @@ def _notes(
     shorter = [run for runs in sets for run in runs if run.task in named and not run.finished]
     if shorter:
         notes.append(
-            "these runs have not collected all the samples that they were to, and others of their task are compared "
-            f"where they ended: {', '.join(run.name for run in shorter)}."
+            f"these runs have not had all the iterations that they were to: {', '.join(run.name for run in shorter)}."
         )
     for run in (run for runs in sets for run in runs if run.task in named):
         if (samples := run.diverged(metric)) is not None:
             notes.append(f"{run.name} has diverged: after {samples:,.0f} samples its metrics are no numbers any more.")
     if both := [run.name for run in sets[0] if run in sets[1]]:
         notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
-    if min(sum(run.task == task for run in runs) for runs in sets for task in named) < ENOUGH:
+    counts = [sum(run.task == task for run in runs) for runs in sets for task in named]
+    if min(counts) == 1:
+        notes.append("of a task with one run in a set there is no interval, as it says nothing of other seeds.")
+    elif min(counts) < ENOUGH:
         notes.append(f"with fewer than {ENOUGH} runs of a task in a set, {TOO_FEW}")
     return notes
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
-    """The settings of a set of runs; of those that differ within it, that they do."""
-    settings = {name: value for run in runs for name, value in run.settings.items() if name != TASK}
-    return settings | {name: "several" for name in differing([run.settings for run in runs]) if name != TASK}
+    """The settings of a set of runs; of those that differ within it, all values."""
+    every: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for name, value in run.settings.items():
+            every.setdefault(name, {})[json.dumps(value)] = value
+    return {
+        name: next(iter(values.values())) if len(values) == 1 else " and ".join(sorted(values))
+        for name, values in every.items()
+        if name != TASK
+    }
 
 
 def _section(comparison: Comparison) -> Section:

@@ -31,7 +31,7 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
                 "independent of each other, so intervals are too narrow."
             )
     counts = [len(group.on(task)) for group in groups for task in tasks(group.runs)]
-    if max(counts) > 1 and min(counts) < ENOUGH:
+    if any(1 < count < ENOUGH for count in counts):
         texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
     texts += [
         f"{run.name} has diverged: after {run.diverged(metric):,.0f} samples its metrics are no numbers any more."
@@ -114,7 +114,7 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
     elif len(named) > 1:
         why = "scores are only normalized for Atari games" if shared else "no task has runs of every method"
         if len(games) == 1:
-            why = f"{games[0]} is the only game with runs of every method"
+            why = f"{games[0]} is the only game that can be compared"
         text = f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
         parts.append(page.paragraph(text, "note"))
     rows, pairs = [], list(itertools.combinations(range(len(groups)), 2))
@@ -177,7 +177,8 @@ def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw
         lines.append(_chart(groups, human, x, "human-normalized IQM"))
     text = (
         f"Human-normalized scores of the {len(named)} games of which every method has runs ({', '.join(named)}): 0 is "
-        "random play, 1 a human tester. Intervals are 95% stratified bootstrap intervals."
+        "random play, 1 a human tester. Intervals are 95% stratified bootstrap intervals, where every game has several "
+        "runs."
     )
     table = page.table(["Method", *kinds], rows)
     return page.paragraph(text) + table + legend(groups) + page.figures(dots) + page.figures(lines)
@@ -228,7 +229,7 @@ def _chart(
 
 
 def _curve(run: Run, x: str, metric: str) -> Curve:
-    """Empty where the metric is not known over x, as evaluations are not over updates."""
+    """Empty where the metric is not known over x."""
     try:
         return run.curve(x, metric)
     except SettingsError:

@@ -84,7 +84,8 @@ def load_policy(
             if kept is None or kept.shape != parameter.shape:
                 raise SettingsError(
                     f"{found.path} has no parameter {name} of the shape {list(parameter.shape)}, as the model has that "
-                    "the run's settings make now: a file that they name has changed. Restore it as it was in training."
+                    "the run's settings make now: a file that they name, or a library, has changed. Restore it as "
+                    "it was in training."
                 )
             parameter.copy_(kept)
     Normalizers.initial(experiment, observation_space).loaded(below("normalizer.", tensors)).apply(model)

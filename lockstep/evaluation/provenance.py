@@ -17,6 +17,7 @@ from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
+from lockstep.runtime.checkpoint import list_checkpoints
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.verify import verify
@@ -101,13 +102,14 @@ class Proof:
 def prove(run: Run, again: int = 0) -> Proof:
     """Check a run's ledger, its settings and its newest checkpoint against each other; repeat some iterations."""
     folder = RunFolder(run.path)
+    checkpoints = list_checkpoints(folder.checkpoints)
     try:
         head, lines = ledger.read(folder.ledger)
     except ledger.LedgerError as error:
         return Proof(False, str(error))
     known = head["experiment"][:12], hashlib.sha256(folder.ledger.read_bytes()).hexdigest()[:12]
     try:
-        found = edited_settings(folder, head) or newest_checkpoint_difference(folder, lines)
+        found = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines)
         if found:
             return Proof(False, f"The run contradicts its own ledger: {found}", *known)
         if again and lines:

@@ -81,8 +81,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it collected what it was to collect."""
-        return self.last("samples") >= self.settings.get("total_steps", math.inf)
+        """Whether it had all its iterations: where timing decides, they may have collected less than they were to."""
+        total, rollout, envs = (self.settings.get(n) for n in ("total_steps", "algorithm.rollout", "env.num_envs"))
+        if isinstance(rollout, int) and isinstance(envs, int) and isinstance(total, int):
+            return self.last("iteration") >= math.ceil(total / (rollout * envs))
+        return self.last("samples") >= (total or math.inf)
 
     def curve(self, x: str, metric: str) -> Curve:
         """One metric: x [n] and y [n], without the iterations that have no value.

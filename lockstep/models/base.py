@@ -142,6 +142,12 @@ class ModelConfig(ABC):
     def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
         """Raise SettingsError for values out of range, as far as they can be known before the environment is."""
 
+    def check(  # noqa: B027 - most can begin anywhere
+        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> None:
+        """Raise SettingsError for what a new run should not begin with, where build would do it all the same: a run
+        that exists goes on."""
+
     @abstractmethod
     def build(
         self,

@@ -22,6 +22,8 @@ _FORBIDDEN = -1e9
 """Logit of a masked action: its probability is exactly zero in fp32, and its log-probability finite."""
 _LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation (Haarnoja et al. 2018)."""
+_REACH = 3.0
+"""Deviations from the mean within which actions are drawn often enough to learn from."""
 _TINY = 1e-7
 """Noise is kept this far from 0 and 1, where the inverse distribution functions are infinite."""
 
@@ -211,11 +213,17 @@ class Gaussian(Distribution):
         return entropy + expected_log_slope(mean, log_std).sum(-1) + self.log_scale
 
     def check_start(self, std: float) -> None:
-        if not self.squash and ((self.space.low > 2 * std) | (self.space.high < -2 * std)).any():
+        low, high = self.space.low, self.space.high
+        far = (low > _REACH * std) | (high < -_REACH * std)
+        if not self.squash and (far & (low < high)).any():
+            remedy = (
+                "Squash them (--model.squash), or rescale them (gymnasium.wrappers.RescaleAction)."
+                if self.space.is_bounded()
+                else "Shift them in a wrapper (gymnasium.wrappers.TransformAction)."
+            )
             raise SettingsError(
                 f"A policy begins around 0 with a deviation of {std:g}, from where the actions of {self.space} are out "
-                "of reach: nearly all would be clipped to one bound, and nothing learned. Squash them "
-                "(--model.squash), or rescale them (gymnasium.wrappers.RescaleAction)."
+                f"of reach: nearly all would be clipped to one bound, and nothing learned. {remedy}"
             )
 
     def to_env(self, action: np.ndarray) -> Any:

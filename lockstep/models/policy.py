@@ -232,13 +232,6 @@ class TrunkConfig(ModelConfig):
         """The encoder: a module from observations [T, B, ...] to features [T, B, out_features]. Override to use your
         own; called twice for separate networks."""
 
-        layout = ObservationLayout.of(observation_space)
-        if not layout.images and self.encoder not in ("auto", "mlp"):
-            raise SettingsError(
-                f"model.encoder={self.encoder} is for images, which are of uint8 and have three dimensions "
-                f"[C, H, W], and {observation_space} has none. Use --model.encoder auto, or images."
-            )
-
         def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
             auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
             name = auto if self.encoder == "auto" else self.encoder
@@ -258,13 +251,21 @@ class TrunkConfig(ModelConfig):
             return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
 
         return ObservationEncoder(
-            layout,
+            ObservationLayout.of(observation_space),
             None if self.encoder == "mlp" else image_encoder,
             self.build_vector_encoder,
             dtype=dtype,
             normalize=normalize,
             clip=clip,
         )
+
+    def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Raise SettingsError for an encoder of images where there are none."""
+        if not ObservationLayout.of(observation_space).images and self.encoder not in ("auto", "mlp"):
+            raise SettingsError(
+                f"model.encoder={self.encoder} is for images, which are of uint8 and have three dimensions "
+                f"[C, H, W], and {observation_space} has none. Use --model.encoder auto, or images."
+            )
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         """The part of the encoder that sees all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
@@ -309,6 +310,11 @@ class StandardModelConfig(TrunkConfig):
         super().validate()
         check_initial_std(self.initial_std)
 
+    def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""
+        super().check(observation_space, action_space)
+        make_distribution(action_space, squash=self.squash).check_start(self.initial_std)
+
     def build(
         self,
         observation_space: gymnasium.Space[Any],
@@ -326,7 +332,6 @@ class StandardModelConfig(TrunkConfig):
                 f"model.squash={self.squash} and model.std={self.std} shape continuous actions, but those of "
                 f"{action_space} are discrete. Use --model.no-squash and --model.std free."
             )
-        distribution.check_start(self.initial_std)
         mask_size = ObservationLayout.of(observation_space).mask_size
         if mask_size and mask_size != distribution.num_logits:
             raise SettingsError(

@@ -67,7 +67,8 @@ def refusals(options: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise SettingsError(f"Slurm does not take --slurm-options {options}: {error}") from error
+        given = f" with --slurm-options {' '.join(f'{n}={x}' for n, x in options.items())}" if options else ""
+        raise SettingsError(f"Slurm does not take a job{given}: {error}") from error
 
 
 def script(made: Any) -> str:

@@ -129,6 +129,11 @@ def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
         _fail = None
 
 
+def is_unattended() -> bool:
+    """Whether nobody looks on."""
+    return _fail is not None
+
+
 def run_inline(work: Work, job: Job) -> Result:
     """Everything in the calling process, steppable in a debugger."""
     threads = torch.get_num_threads()

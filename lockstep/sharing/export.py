@@ -64,6 +64,8 @@ class Check:
     """The largest difference between the numbers of these two about their policies."""
     equal_in_training: int
     """On how many the run's model in fp32 takes the action of the same model in the precision of training."""
+    as_alone: bool
+    """Whether it acts for one environment as for the same one beside others."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,15 @@ class Export:
         """Whether it acts as the run's model does."""
         check = self.check
         same = check.equal_in_training == check.observations or self.precision != "fp32"
-        return check.equal == check.observations and same
+        return check.equal == check.observations and same and check.as_alone
 
     def __str__(self) -> str:
         check, count = self.check, f"{self.check.observations:,}"
         told = [f"wrote {self.path} (checkpoint of iteration {self.iteration}, fp32) and {self.description.name}"]
         apart = f"numbers differ by at most {check.difference:.1g}"
         told.append(f"actions: {check.equal:,} of {count} equal to the model's, {apart}")
+        if not check.as_alone:
+            told.append("for a single environment it takes another action than for the same one beside others")
         if self.precision != "fp32":
             same = f"{check.equal_in_training:,} of {count}"
             told.append(f"training computed in {self.precision}, in which {same} actions are the same")
@@ -266,7 +270,7 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
         difference = max(difference, _apart(result["policy"], output.policy[0]))
         fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
         count += _ROWS
-    return Check(count, equal if as_alone else 0, difference, in_training)
+    return Check(count, equal, difference, in_training, as_alone)
 
 
 def _actions(result: dict[str, Tensor]) -> list[np.ndarray]:

@@ -77,13 +77,14 @@ def runs_of(
         SystemExit: a flag is unknown or has a wrong value, which was explained; or help was asked for, and given.
     """
     axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in _groups(flags)]
-    counts = Counter(axis.flag for axis in axes if axis.flag not in MERGED and axis.flag not in _SINGLE)
+    settings = [axis for axis in axes if axis.flag not in MERGED and axis.flag not in _SINGLE]
+    counts = Counter(axis.flag for axis in settings if len(axis.alternatives[0]) > 1)
     if twice := [flag for flag, count in counts.items() if count > 1]:
         raise SettingsError(
             f"{twice[0]} is given twice, and would be what it was last, whatever names say. Write several values as "
             f"one list, {twice[0]} 1,2,3."
         )
-    told: dict[str, None] = {}
+    idle: list[set[str]] = []
     # The seed, which sweeps vary most, is set without reading all other flags again, which takes longer.
     seeds = [
         _whole(" ".join(words[1:]))
@@ -101,12 +102,16 @@ def runs_of(
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
             given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
-            told |= dict.fromkeys(unused(given.experiment, experiment))
-            varied = {axis.flag[2:]: _value(words) for axis, words in zip(others, chosen) if axis.varied}
+            idle.append(set(unused(given.experiment, experiment)))
+            varied: dict[str, str] = {}
+            for axis, alternative in zip(others, chosen):
+                if axis.varied:
+                    before = varied.get(axis.flag[2:])
+                    varied[axis.flag[2:]] = "+".join(filter(None, (before, _value(alternative))))
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
-    for sentence in told:
+    for sentence in sorted(set.intersection(*idle)) if not options.search else ():  # else others may need it
         tell(sentence, sys.stderr)
     return runs, options
 

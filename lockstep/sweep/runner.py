@@ -169,11 +169,12 @@ class Runner:
             if share is None:
                 self._crowded = True
                 return  # what waits behind might fit, but would keep the first waiting
-            entry = self._waiting.popleft()
-            process = self._place.start(self._queue, entry.name, share)
-            begun = self._queue.begun(entry.name)
+            entry = self._waiting[0]
             curve = self._curves.get(entry.name) or self._curve(entry)
             curve.read()
+            begun = self._queue.begun(entry.name)
+            process = self._place.start(self._queue, entry.name, share)
+            self._waiting.popleft()
             self._running.append(_Running(entry, share, process, curve, curve.samples))
             self._states[entry.name] = "running"
             self._overview.message(f"{'continue' if begun else 'start'} {entry.name} on {share}")
@@ -220,7 +221,8 @@ class Runner:
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._obituary(name, code))
                 self._queue.end(name, outcome)
-            elif outcome is None and running.objection and self._queue.state(name) != "running":
+            held = code == child.ELSEWHERE or (running.objection and self._queue.state(name) == "running")
+            if outcome is None and resumable and running.objection and not held:
                 outcome = Outcome("stopped", score=running.curve.score, reason=running.objection)
                 self._queue.end(name, outcome)
             self._states[name] = outcome.state if outcome else "waiting"
@@ -229,7 +231,7 @@ class Runner:
             if outcome is None and lost:
                 self._waiting.appendleft(running.entry)
                 self._overview.message(f"lost {name} with its machine: it goes on elsewhere", "yellow")
-            elif outcome is None and code == child.ELSEWHERE:
+            elif outcome is None and held:
                 self._elsewhere.append(running.entry)
                 self._overview.message(f"{name} is run by another process: left to it")
             elif outcome is None:

@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, check_values, from_json, load_value, to_json
+from lockstep.settings import SettingsError, from_json, load_value, to_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.train import prepare
 
@@ -65,7 +65,6 @@ class Run:
                     f"A run of a sweep has {name}={getattr(self, name)!r}, where lockstep.sweep.Run takes "
                     f"{'an' if name == 'experiment' else 'a'} {kind.__name__}."
                 )
-        check_values(self.options)
         layout = Layout.parse(self.layout)
         if layout.backend == "torchrun":
             raise SettingsError(
