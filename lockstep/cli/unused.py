@@ -81,14 +81,20 @@ _NEEDS = (
 )
 
 
+def idle(experiment: Experiment) -> dict[str, str]:
+    """The settings that do nothing in an experiment, each with what it lacks."""
+    given = flat(to_json(experiment))
+    lacking = [need for need in _NEEDS if not any(n not in given or met(given[n]) for n, met in need.met.items())]
+    return {name: need.what for need in lacking for name in need.of if name in given}
+
+
 def unused(experiment: Experiment, base: Experiment) -> list[str]:
     """A sentence for each setting that differs from that of base, and does nothing beside the others."""
     before, after = flat(to_json(base)), flat(to_json(experiment))
-    changed = {name: value for name, value in after.items() if before.get(name) != value}
-    idle = [need for need in _NEEDS if not any(n not in after or met(after[n]) for n, met in need.met.items())]
-    return [
-        f"--{name.replace('_', '-')} {changed[name]} does nothing without {need.what}."
-        for need in idle
-        for name in need.of
-        if name in changed
-    ]
+    changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
+    return [sentence(name, what) for name, what in changed.items()]
+
+
+def sentence(name: str, what: str) -> str:
+    """To be told."""
+    return f"--{name.replace('_', '-')} does nothing without {what}."

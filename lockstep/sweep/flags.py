@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from lockstep.cli.common import MERGED, parse, with_preset
-from lockstep.cli.unused import unused
+from lockstep.cli.unused import idle, sentence
 from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
 from lockstep.runtime.output import tell
@@ -84,7 +84,8 @@ def runs_of(
             f"{twice[0]} is given twice, and would be what it was last, whatever names say. Write several values as "
             f"one list, {twice[0]} 1,2,3."
         )
-    idle: list[set[str]] = []
+    lacking: dict[str, str] | None = None
+    """What does nothing in any run."""
     # The seed, which sweeps vary most, is set without reading all other flags again, which takes longer.
     seeds = [
         _whole(" ".join(words[1:]))
@@ -102,7 +103,8 @@ def runs_of(
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
             given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
-            idle.append(set(unused(given.experiment, experiment)))
+            found = idle(given.experiment)
+            lacking = found if lacking is None else {name: what for name, what in lacking.items() if name in found}
             varied: dict[str, str] = {}
             for axis, alternative in zip(others, chosen):
                 if axis.varied:
@@ -111,8 +113,10 @@ def runs_of(
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
-    for sentence in sorted(set.intersection(*idle)) if not options.search else ():  # else others may need it
-        tell(sentence, sys.stderr)
+    named = {axis.flag[2:].replace("-", "_") for axis in axes}
+    for name, what in (lacking or {}).items():
+        if name in named and not options.search:  # what is searched may need it
+            tell(sentence(name, what), sys.stderr)
     return runs, options
 
 

@@ -108,6 +108,23 @@ def test_lists_with_a_gap(flags: tuple[str, ...], complaint: str) -> None:
         of_flags(*flags)
 
 
+def test_settings_that_do_nothing_in_any_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--algorithm.minibatches", "1", "--model.core-size", "128,256")
+    of_flags(*small, "--seed", "1..2")
+    assert capsys.readouterr().err.count("--model.core-size does nothing") == 1
+    of_flags("--model.core", "none,gru", *small)
+    assert not capsys.readouterr().err
+
+
+def test_switches_may_be_repeated_and_options_of_several_flags_name_a_run() -> None:
+    task = ("--env.id", "lockstep/Memory-v0", "--no-tensorboard", "--no-tensorboard")
+    runs = of_flags(*task, "--env.options", "length=2,length=3", "--env.options", "symbols=4,symbols=5")
+    assert [run.experiment.env.options for run in runs] == [
+        {"length": length, "symbols": symbols} for length in (2, 3) for symbols in (4, 5)
+    ]
+    assert len({run.name.partition("-s1-")[0] for run in runs}) == 4
+
+
 def test_lists_are_as_good_as_tuples() -> None:
     (a,), (b,) = (grid(recipes.ppo_cartpole(), {"model.hidden_sizes": [sizes]}) for sizes in ([8, 8], (8, 8)))
     a.validate()
