@@ -39,20 +39,29 @@ def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T |
 
 def _options_together(arguments: list[str]) -> list[str]:
     """The arguments with each of these flags named once: --env.options a=1 --env.options b=2 gives both."""
-    flags: list[list[str]] = [[]]
+    groups: list[list[str]] = []
     merged: dict[str, list[str]] = {}
-    for argument in arguments:
-        first, _, value = argument.partition("=")
-        first = first.replace("_", "-")
-        if first in MERGED:
-            flags.append(merged.setdefault(first, [first]))  # where values that follow go
-            flags[-1] += [value] if value else []
-        elif argument.startswith("--"):
-            flags.append([argument])
+    for first, *values in with_values(arguments):
+        flag, _, value = first.partition("=")
+        flag = flag.replace("_", "-")
+        if flag not in MERGED:
+            groups.append([first, *values])
+            continue
+        if flag not in merged:
+            groups.append(merged.setdefault(flag, [flag]))
+        merged[flag] += [value, *values] if value else values
+    return [word for group in groups for word in group]
+
+
+def with_values(arguments: list[str]) -> list[list[str]]:
+    """Each flag with the words that follow it, in order."""
+    groups: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("--") or not groups:
+            groups.append([word])
         else:
-            flags[-1].append(argument)
-    each = {id(flag): flag for flag in flags}
-    return [argument for flag in each.values() for argument in flag]
+            groups[-1].append(word)
+    return groups
 
 
 def is_main_process() -> bool:

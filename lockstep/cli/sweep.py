@@ -172,22 +172,27 @@ def _refuse_second_job(queue: Queue) -> None:
         )
 
 
-def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
-    """Add runs, and run what waits, here, on Ray or on Slurm."""
-    if options.drop:
-        say(f"dropped {', '.join(queue.drop(options.drop))}")
+def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> None:
+    """Raise SettingsError if a run that waits on Ray would itself want Ray."""
     again = {"failed"} if options.retry_failed else set[str]()
     again |= {"stopped"} if options.retry_stopped else set()
     outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs))
     layouts = [layout for layout, outcome in outcomes if outcome is None or outcome.state in again]
     layouts += [run.layout for run in (trials.search.runs if trials else ())]
-    nested = next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None)
-    if options.ray and nested:
+    if nested := next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None):
         raise SettingsError(
             f"A run of this sweep has --layout {nested}, which would wait for what the sweep itself has taken of "
             "the cluster. With --ray, give the runs --layout inline or processes:N: each is on one node, and "
             "the sweep spreads them."
         )
+
+
+def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
+    """Add runs, and run what waits, here, on Ray or on Slurm."""
+    if options.drop:
+        say(f"dropped {', '.join(queue.drop(options.drop))}")
+    if options.ray:
+        _refuse_nested(queue, runs, trials, options)
     with writing(queue.folder):
         write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
         queue.add(runs)

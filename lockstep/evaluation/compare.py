@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.evaluation import atari, page
-from lockstep.evaluation.findings import ENOUGH, TOO_FEW, normalize
+from lockstep.evaluation.findings import ENOUGH, TOO_FEW, diverged, normalize
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.report import read_runs, write_page
 from lockstep.evaluation.runs import (
@@ -194,9 +194,7 @@ def _notes(
         notes.append(
             f"these runs have not had all the iterations that they were to: {', '.join(run.name for run in shorter)}."
         )
-    for run in (run for runs in sets for run in runs if run.task in named):
-        if (samples := run.diverged(metric)) is not None:
-            notes.append(f"{run.name} has diverged: after {samples:,.0f} samples its metrics are no numbers any more.")
+    notes += diverged([run for runs in sets for run in runs if run.task in named], metric)
     if both := [run.name for run in sets[0] if run in sets[1]]:
         notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
     counts = [sum(run.task == task for run in runs) for runs in sets for task in named]

@@ -33,12 +33,7 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
     counts = [len(group.on(task)) for group in groups for task in tasks(group.runs)]
     if any(1 < count < ENOUGH for count in counts):
         texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
-    texts += [
-        f"{run.name} has diverged: after {run.diverged(metric):,.0f} samples its metrics are no numbers any more."
-        for group in groups
-        for run in group.runs
-        if run.diverged(metric) is not None
-    ]
+    texts += diverged([run for group in groups for run in group.runs], metric)
     unfinished = [
         f"{run.name} ({run.last('samples'):,.0f} of {run.settings.get('total_steps', 0):,})"
         for group in groups
@@ -48,6 +43,16 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
     if unfinished:
         texts.append(f"These runs have not collected all the samples that they were to: {', '.join(unfinished)}.")
     return "".join(page.paragraph(text, "warning") for text in texts)
+
+
+def diverged(runs: Sequence[Run], metric: str) -> list[str]:
+    """A sentence for each run whose metric, or a loss, is no number any more."""
+    ends = [(run.name, run.diverged(metric)) for run in runs]
+    return [
+        f"{name} has diverged: after {samples:,.0f} samples its metrics are no numbers any more."
+        for name, samples in ends
+        if samples is not None
+    ]
 
 
 def scores(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:

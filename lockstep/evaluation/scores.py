@@ -158,8 +158,7 @@ def evaluate_policy(
         alive: called at every step, to tell whoever watches this process that it makes progress.
         For the others see evaluate.
     """
-    if not 1 <= episodes <= _MOST_EPISODES:
-        raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")
+    check_episodes(episodes)
     if num_envs is not None and num_envs < 1:
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
     if max_steps is not None and max_steps < 1:
@@ -208,6 +207,12 @@ def evaluate_policy(
         f"{_acting(model, greedy)} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
     )
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
+
+
+def check_episodes(episodes: int) -> None:
+    """Raise SettingsError for a number of episodes that no evaluation has."""
+    if not 1 <= episodes <= _MOST_EPISODES:
+        raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")
 
 
 def _acting(model: PolicyModel, greedy: bool) -> str:

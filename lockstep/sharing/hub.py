@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
-from lockstep.evaluation.scores import evaluate
+from lockstep.evaluation.scores import check_episodes, evaluate
 from lockstep.evaluation.video import record_video
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
@@ -81,8 +81,7 @@ def push(
         SettingsError: there is no such run or checkpoint; huggingface_hub is not installed; there is no token, or the
             Hub does not accept it; the Hub cannot be reached.
     """
-    if episodes < 1:
-        raise SettingsError(f"--episodes {episodes} is out of range: give at least 1.")
+    check_episodes(episodes)
     folder = RunFolder.open(run)
     experiment = folder.experiment()
     scored = find_checkpoint(run, checkpoint)

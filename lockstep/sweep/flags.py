@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import MERGED, parse, with_preset
+from lockstep.cli.common import MERGED, parse, with_preset, with_values
 from lockstep.cli.unused import idle, sentence
 from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
@@ -84,8 +84,6 @@ def runs_of(
             f"{twice[0]} is given twice, and would be what it was last, whatever names say. Write several values as "
             f"one list, {twice[0]} 1,2,3."
         )
-    lacking: dict[str, str] | None = None
-    """What does nothing in any run."""
     # The seed, which sweeps vary most, is set without reading all other flags again, which takes longer.
     seeds = [
         _whole(" ".join(words[1:]))
@@ -103,8 +101,6 @@ def runs_of(
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
             given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
-            found = idle(given.experiment)
-            lacking = found if lacking is None else {name: what for name, what in lacking.items() if name in found}
             varied: dict[str, str] = {}
             for axis, alternative in zip(others, chosen):
                 if axis.varied:
@@ -113,10 +109,8 @@ def runs_of(
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
-    named = {axis.flag[2:].replace("-", "_") for axis in axes}
-    for name, what in (lacking or {}).items():
-        if name in named and not options.search:  # what is searched may need it
-            tell(sentence(name, what), sys.stderr)
+    if not options.search:  # what is searched may need it
+        _tell_idle(axes, [run.experiment for run in runs[:: len(seeds) or 1]])
     return runs, options
 
 
@@ -144,6 +138,15 @@ def search_of(
     return Search(tuple(runs), space), options
 
 
+def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
+    """Say which flags do nothing in any of the experiments."""
+    lacking = [idle(experiment) for experiment in experiments]
+    named = {axis.flag[2:].replace("-", "_") for axis in axes}
+    for name, what in lacking[0].items():
+        if name in named and all(name in each for each in lacking):
+            tell(sentence(name, what), sys.stderr)
+
+
 def _value(words: list[str]) -> str:
     """An alternative in a run's name."""
     return "+".join(words[1:]) or str(not words[0].rpartition(".")[2].startswith("no-"))
@@ -152,14 +155,9 @@ def _value(words: list[str]) -> str:
 def _groups(flags: list[str]) -> list[list[str]]:
     """Each flag with its values, in order."""
     groups: list[list[str]] = []
-    for word in flags:
-        flag, equals, value = word.partition("=")
-        if word.startswith("--") and equals:
-            groups.append([flag, value])
-        elif word.startswith("--") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
+    for first, *values in with_values(flags):
+        flag, equals, value = first.partition("=")
+        groups.append([flag, value, *values] if equals and first.startswith("--") else [first, *values])
     return groups
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -52,6 +53,11 @@ class Entry:
     @property
     def env(self) -> str:
         return self.experiment["env"]["id"]
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What its scores are scores of."""
+        return {name: value for name, value in self.experiment["env"].items() if name != "num_envs"}
 
     @property
     def samples(self) -> int:

@@ -37,11 +37,6 @@ def needs_of(entry: Entry) -> Needs:
     return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"], entry.memory)
 
 
-def _environment(entry: Entry) -> dict[str, Any]:
-    """What a run's scores are scores of."""
-    return {name: value for name, value in entry.experiment["env"].items() if name != "num_envs"}
-
-
 @dataclass
 class _Running:
     entry: Entry
@@ -285,9 +280,9 @@ class Runner:
             score = marks[-1] if marks else None
             if running.told or score is None or running.curve.samples <= running.begin:
                 continue  # until it has moved, another process may train it, and this one wait for it
-            env = _environment(running.entry)
-            comparable = [e for e in self._entries if _environment(e) == env and e.name != running.entry.name]
-            others = [self._curves[entry.name].marks for entry in comparable]
+            entry = running.entry
+            comparable = [e for e in self._entries if e.environment == entry.environment and e.name != entry.name]
+            others = [self._curves[each.name].marks for each in comparable]
             known = [other[len(marks) - 1] for other in others if len(other) >= len(marks)]
             running.objection = rule.objection(score, [value for value in known if value is not None])
             if running.objection:

@@ -103,6 +103,8 @@ def test_procgen_draws_its_own_levels() -> None:
         try:
             env: Any = envs.make(asked, seed=3, first_index=0, num_envs=16)
         except SettingsError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
             pytest.skip(f"Procgen: {error}")  # it needs a library of the system
         env.reset(np.zeros((16, 3, 64, 64), np.uint8))
         seen = set(env._info["level_seed"].tolist())
