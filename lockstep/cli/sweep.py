@@ -17,6 +17,7 @@ from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.layout import Layout
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
+from lockstep.sweep.claims import Claims
 from lockstep.sweep.options import LASTING, SweepOptions
 from lockstep.sweep.queue import SEARCH, Entry, Queue, read_json, write_json
 from lockstep.sweep.runner import Runner, needs_of
@@ -234,8 +235,9 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
     """Where the runs go."""
     if not options.ray:
-        remembering = any(wanted.memory for wanted in needed)
-        yield Machine.here(options.runs_per_gpu, gpus=any(wanted.gpus for wanted in needed), replay=remembering)
+        looked_for = {"gpus": any(each.gpus for each in needed), "replay": any(each.memory for each in needed)}
+        with Claims() as claims:
+            yield Machine.here(options.runs_per_gpu, **looked_for, claims=claims)
         return
     from lockstep.sweep.ray import cluster
 

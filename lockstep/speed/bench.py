@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.agent import Agent
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
@@ -212,6 +213,7 @@ def bench(
         WorkerError: a process failed.
     """
     experiment, available = prepare(experiment, layout), cores()
+    Agent(experiment).check()  # before many processes are started
     load = load_of_others(available, say)
     say(f"starting: processes that measure the parts, and training with {layout} (first iterations left out) …")
     workers, parts = PartsWorkers(experiment, layout, available), parts_of(experiment)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lockstep.agent import Agent
 from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -132,8 +133,6 @@ class Candidate:
     """Samples a second. Only the turns since most others were left out compare with each other."""
     note: str = ""
     """Why it was not measured, or what ended it."""
-    mistake: SettingsError | None = None
-    """What ended it, if that is the user's to mend."""
     trial: Trial | None = None
 
     @property
@@ -190,10 +189,11 @@ def tune(
         SettingsError: the experiment's settings contradict each other, or the budget is too short for any trial.
     """
     begin = time.perf_counter() if begin is None else begin
-    available = cores()
-    load = load_of_others(available, say)
     default = Layout.parse("cpu:a1-l1" if experiment.scheme.free_running else "inline")
     experiment = prepare(experiment, default)
+    Agent(experiment).check()  # or every layout would be tried in vain
+    available = cores()
+    load = load_of_others(available, say)
     trial_of = shortened(experiment)
     deadline, starting = begin + budget - _ENDING, begin + _STARTING * budget
     all_of_them = [Candidate(layout) for layout in candidates(experiment, available, torch.cuda.device_count())]
@@ -207,9 +207,6 @@ def tune(
     ranked = sorted(all_of_them, key=lambda each: (-len(each.rates), -each.rate))
     measured = [each for each in ranked if each.rates]
     if not measured:
-        mistakes = [each.mistake for each in all_of_them]
-        if mistakes and mistakes[0] is not None and len(set(map(str, mistakes))) == 1:
-            raise mistakes[0]  # no budget and no layout would help
         failures = next((each.note for each in all_of_them if each.note), "none could start")
         raise SettingsError(
             f"No layout could be measured within {budget:.0f} seconds ({failures}). Allow more with --budget, or use "
@@ -248,7 +245,6 @@ def _first_turns(
             each.end("not measured: it took too long to start")
         except (WorkerError, SettingsError) as error:
             each.end(f"failed: {error}")
-            each.mistake = error if isinstance(error, SettingsError) else None
         else:
             say(f"{each.layout}: {each.rate:,.0f} samples/s")
             running.append(each)

@@ -13,6 +13,7 @@ from lockstep.layout import Layout
 from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
 from lockstep.sweep import child
+from lockstep.sweep.claims import Claims
 from lockstep.sweep.queue import Queue
 
 
@@ -33,10 +34,13 @@ class Share:
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
     memory: int = 0
+    shared: bool = False
+    """Whether another sweep has some of it, too."""
 
     def __str__(self) -> str:
         text = f"core {_listed(self.cores)}" if len(self.cores) == 1 else f"cores {_listed(self.cores)}"
-        return text + (f", GPU {','.join(self.gpus)}" if self.gpus else "")
+        text += f", GPU {','.join(self.gpus)}" if self.gpus else ""
+        return f"{text} (shared with another sweep)" if self.shared else text
 
 
 def needs(layout: Layout, torch_threads: int, memory: int = 0) -> Needs:
@@ -99,8 +103,14 @@ class Machine:
         runs_per_gpu: int = 1,
         memory: float = math.inf,
         quota: int | None = None,
+        claims: Claims | None = None,
     ) -> None:
-        """quota: cores at once, where a container shows more than it may keep busy."""
+        """
+        Args:
+            quota: cores at once, where a container shows more than it may keep busy.
+            claims: what other sweeps see and have; None minds none.
+        """
+        self._claims = claims
         self._memory, self._running = memory, 0
         self._spare = len(cores) - min(quota or len(cores), len(cores))
         """Cores that stay free."""
@@ -110,16 +120,18 @@ class Machine:
         self._runs_per_gpu = runs_per_gpu
 
     @staticmethod
-    def here(runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True) -> Machine:
+    def here(runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True, claims: Claims | None = None) -> Machine:
         """All that this process may use: taskset, CUDA_VISIBLE_DEVICES and a container limit it.
 
         Args:
             runs_per_gpu: that share a GPU.
             gpus: whether any run needs one; looking for them takes seconds.
             replay: whether any run remembers; looking for memory takes seconds, too.
+            claims: as of the class.
         """
         memory = _memory() if replay else math.inf
-        return Machine(sorted(os.sched_getaffinity(0)), _gpus() if gpus else (), runs_per_gpu, memory, cores())
+        allowed = sorted(os.sched_getaffinity(0))
+        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, memory, cores(), claims)
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if a run can never have what it needs here."""
@@ -137,12 +149,16 @@ class Machine:
         return remembered and enough and len(self._open()) >= wanted.gpus
 
     def take(self, wanted: Needs) -> Share | None:
-        """Cores and GPUs for a run, neighbors as far as possible; None while too few are free. A run for more cores
-        than there are gets all of them."""
+        """Cores and GPUs for a run, neighbors as far as possible, and those of other sweeps only where these have them
+        all; None while too few are free. A run for more cores than there are gets all of them."""
         if not self.has_room(wanted):
             return None
-        gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
-        share = Share(self._neighbors(self._cores_of(wanted)), tuple(gpus), wanted.memory)
+        gpus = sorted(self._open(), key=lambda gpu: (self._taken(f"GPU {gpu}"), self._tenants[gpu]))[: wanted.gpus]
+        cores = self._neighbors(self._cores_of(wanted))
+        names = [*(f"core {core}" for core in cores), *(f"GPU {gpu}" for gpu in gpus)]
+        share = Share(cores, tuple(gpus), wanted.memory, shared=any(map(self._taken, names)))
+        if self._claims:
+            self._claims.take(names)
         self._memory -= share.memory
         self._running += 1
         self._free -= set(share.cores)
@@ -157,6 +173,9 @@ class Machine:
         self._free |= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] -= 1
+        if self._claims:
+            self._claims.give_back(f"core {core}" for core in share.cores)
+            self._claims.give_back(f"GPU {gpu}" for gpu in share.gpus if not self._tenants[gpu])
 
     def start(self, queue: Queue, name: str, share: Share) -> Process:
         """A process of this machine, which keeps to its share."""
@@ -174,9 +193,15 @@ class Machine:
         """GPUs that another run may share."""
         return [gpu for gpu, tenants in self._tenants.items() if tenants < self._runs_per_gpu]
 
+    def _taken(self, name: str) -> bool:
+        """Whether another sweep has this core or GPU."""
+        return self._claims is not None and self._claims.taken(name)
+
     def _neighbors(self, count: int) -> tuple[int, ...]:
         """The free cores that lie closest together: these share caches and memory."""
-        free = sorted(self._free)
+        free = [core for core in sorted(self._free) if not self._taken(f"core {core}")]
+        if len(free) < count:
+            free = sorted(self._free)
         starts = list(range(len(free) - count + 1))
         if self._spare:  # lest all containers of a machine take its first ones
             random.shuffle(starts)

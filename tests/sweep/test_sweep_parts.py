@@ -10,6 +10,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from lockstep.settings import SettingsError, from_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.sweep import Run, grid
 from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, run_entry
+from lockstep.sweep.claims import Claims
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
@@ -228,6 +230,41 @@ def test_gpus_are_shared_evenly() -> None:
     assert Machine(range(8), ["2", "5"]).take(Needs(1, 2)) == Share((0,), ("2", "5"))
     with pytest.raises(SettingsError, match="layout for 3 GPUs, but this machine has 2"):
         machine.check(Needs(1, 3))
+
+
+def test_sweeps_leave_each_other_cores_and_gpus() -> None:
+    first = 8 * os.getpid()
+    cores, gpus = range(first, first + 4), [f"{first}a", f"{first}b"]
+    of_one, of_other = Claims(), Claims()
+    one, other = (Machine(cores, gpus, runs_per_gpu=2, claims=claims) for claims in (of_one, of_other))
+    shares = [machine.take(Needs(1, 1)) for machine in (one, other, one)]
+    assert [share and share.cores for share in shares] == [(first,), (first + 1,), (first + 2,)]
+    assert [share and share.gpus for share in shares] == [(gpus[0],), (gpus[1],), (gpus[0],)]
+    crowded = other.take(Needs(2))
+    assert crowded is not None and crowded.shared and str(crowded).endswith("(shared with another sweep)")
+    for machine, share in zip((one, other, one, other), (*shares, crowded), strict=True):
+        assert share is not None and (share is crowded or not share.shared)
+        machine.give_back(share)
+    with of_one:
+        assert one.take(Needs(4, 2)) == Share(tuple(cores), tuple(gpus))
+        assert all(of_other.taken(f"core {core}") for core in cores)
+    assert not any(of_other.taken(f"core {core}") for core in cores)
+
+
+def test_a_killed_sweep_keeps_no_cores() -> None:
+    name = f"core of {os.getpid()}"
+    program = (
+        "import sys, time; from lockstep.sweep.claims import Claims; claims = Claims(); claims.take(sys.argv[1:]); "
+        "print(flush=True); time.sleep(60)"
+    )
+    claims = Claims()
+    with subprocess.Popen([sys.executable, "-c", program, name], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert claims.taken(name)
+        process.kill()
+        process.wait()
+        assert not claims.taken(name)
 
 
 def test_replay_counts_as_if_it_were_full() -> None:
