@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LAYOUT ?= processes:2
+# One more than cores, since tests that start processes wait for them.
+TESTERS := $(shell expr $$(nproc) + 1)
 STEPS ?= 100k
 ifndef RUN
 RUN := runs/breakout-$(shell date +%Y%m%d-%H%M%S)
@@ -12,7 +14,8 @@ endif
 QUICK := --env.protocol classic --env.num-envs 8 --scheme.shards 4 --scheme.acting-batch 4 \
 	--algorithm.minibatches 8 --algorithm.learning-rate 1e-3
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+# Python compiles what is imported, a small part of what is installed.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
 .PHONY: help train test golden clean
 .DEFAULT_GOAL := help
@@ -38,7 +41,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TESTERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 golden: $(VENV)/.test
 	$(BIN)/python tests/golden.py

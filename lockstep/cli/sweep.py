@@ -213,7 +213,7 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     if options.slurm:
         from lockstep.sweep.slurm import submit
 
-        count = submit(queue, entries, options.slurm_options, say)
+        count = submit(queue, entries, options, say)
         say(f"{count} jobs submitted; {queue.command} --status shows what becomes of them")
         return 0
     needed = [*map(needs_of, entries), *([trials.needs] if trials else [])]
@@ -267,7 +267,7 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: Sw
     elif options.slurm and options.dry_run:
         from lockstep.sweep.slurm import submit
 
-        submit(queue, entries, options.slurm_options, say, dry_run=True)
+        submit(queue, entries, options, say, dry_run=True)
 
 
 def _submit_search(queue: Queue, trials: Trials, options: SweepOptions) -> None:

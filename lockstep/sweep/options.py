@@ -14,9 +14,10 @@ class SweepOptions:
     """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
 
     slots: int = 0
-    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold (a search on Slurm: 4)."""
+    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold, or as Slurm likes (a search: 4)."""
     runs_per_gpu: int = 1
-    """Runs that share a GPU. More keep it busier with small networks, and must fit into its memory together."""
+    """Runs that share a GPU. More keep it busier with small networks, and must fit into its memory together. On Slurm
+    each run has its own, but for those of a search."""
     stop_early: str = ""
     """Stop hopeless runs: median@200k stops, at every 200k samples, those whose score is below the median of the other
     runs of the same environment; 20@1M those whose score is below 20. For searching settings, not for evidence."""

@@ -82,13 +82,13 @@ class SearchJob:
 
 
 def submit(
-    queue: Queue, entries: list[Entry], options: dict[str, Any], say: Callable[[str], None], *, dry_run: bool = False
+    queue: Queue, entries: list[Entry], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool = False
 ) -> int:
     """Hand every run that waits, and has no job yet, to Slurm: one array of jobs for each number of cores and GPUs.
 
     Args:
         entries: of the queue.
-        options: of the jobs, by sbatch's names.
+        sweep: slots, those of an array at once, and options of the jobs, by sbatch's names.
         say: shows a line.
         dry_run: only show the jobs that would be submitted.
 
@@ -103,10 +103,13 @@ def submit(
     for entry in entries:
         if queue.state(entry.name) == "waiting" and _job(queue, entry.name) not in known:
             by_needs.setdefault(needs_of(entry), []).append(entry)
+    at_once = {"array_parallelism": sweep.slots} if sweep.slots else {}
+    options = sweep.slurm_options
     for wanted, waiting in by_needs.items():
-        made = executor(queue.folder / "slurm", _settings(queue, wanted), options, dry_run=dry_run)
+        made = executor(queue.folder / "slurm", _settings(queue, wanted) | at_once, options, dry_run=dry_run)
         if dry_run:
-            say(f"{len(waiting)} job{'s' * (len(waiting) != 1)}: {', '.join(entry.name for entry in waiting)}")
+            count = f"{len(waiting)} job{'s' * (len(waiting) != 1)}" + f", {sweep.slots} at a time" * bool(sweep.slots)
+            say(f"{count}: {', '.join(entry.name for entry in waiting)}")
             say(script(made))
             continue
         with refusals(options), made.batch():

@@ -88,9 +88,12 @@ def test_what_slurm_refuses_is_told_in_its_words(cluster: Path, capsys: pytest.C
 def test_a_job_goes_on_after_its_time_is_up(
     cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..2", *SUBMIT]) == 0
+    sweep = ("sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..2", *SUBMIT)
+    assert main([*sweep, "--slots", "1", "--dry-run"]) == 0
+    assert "2 jobs, 1 at a time: " in capsys.readouterr().out
+    assert main([*sweep, "--slots", "1"]) == 0
     assert "2 jobs submitted" in capsys.readouterr().out
-    assert "#SBATCH --array=0-1" in (cluster / "submitted").read_text()
+    assert "#SBATCH --array=0-1%1\n" in (cluster / "submitted").read_text()
 
     (cluster / "jobs").write_text("7_0\n7_1\n")
     assert main(["sweep", "set", *SUBMIT]) == 0
