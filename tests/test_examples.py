@@ -174,6 +174,8 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
         if missing := re.search(r"No module named '(\w+)'", said):
             assert importlib.util.find_spec(missing[1]) is None
             pytest.skip(f"{missing[1]} is not installed")
+        if "requires the system Qt" in said:
+            pytest.skip("Procgen's games need Qt, which few machines have")
         assert code == 0, said
     else:
         recipe = {
