@@ -177,6 +177,13 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     return experiment
 
 
+def check(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: a replay that
+    does not fit into memory, and what the model refuses."""
+    memory.require(experiment, _shards_here(experiment, layout))
+    Agent(experiment).check()
+
+
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
     """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
     if layout.env_processes and experiment.env.adapter != "gymnasium":

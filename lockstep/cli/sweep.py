@@ -235,9 +235,13 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
     """Where the runs go."""
     if not options.ray:
-        looked_for = {"gpus": any(each.gpus for each in needed), "replay": any(each.memory for each in needed)}
         with Claims() as claims:
-            yield Machine.here(options.runs_per_gpu, **looked_for, claims=claims)
+            yield Machine.here(
+                options.runs_per_gpu,
+                gpus=any(wanted.gpus for wanted in needed),
+                replay=any(wanted.memory for wanted in needed),
+                claims=claims,
+            )
         return
     from lockstep.sweep.ray import cluster
 

@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.agent import Agent
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime.display import cores
 from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, parts_of
 from lockstep.speed.trial import Trial
-from lockstep.train import prepare
+from lockstep.train import check, prepare
 
 _LOOK = 1.0
 """Seconds for which others are looked at before anything is measured."""
@@ -213,7 +212,7 @@ def bench(
         WorkerError: a process failed.
     """
     experiment, available = prepare(experiment, layout), cores()
-    Agent(experiment).check()  # before many processes are started
+    check(experiment, layout)  # before many processes are started
     load = load_of_others(available, say)
     say(f"starting: processes that measure the parts, and training with {layout} (first iterations left out) …")
     workers, parts = PartsWorkers(experiment, layout, available), parts_of(experiment)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from lockstep.agent import Agent
 from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -20,7 +19,7 @@ from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import OutOfTime, Trial
-from lockstep.train import prepare
+from lockstep.train import check, prepare
 
 _ENDING = 4.0
 """Seconds of the budget that are kept for ending all processes."""
@@ -191,7 +190,7 @@ def tune(
     begin = time.perf_counter() if begin is None else begin
     default = Layout.parse("cpu:a1-l1" if experiment.scheme.free_running else "inline")
     experiment = prepare(experiment, default)
-    Agent(experiment).check()  # or every layout would be tried in vain
+    check(experiment, default)  # or every layout would be tried in vain
     available = cores()
     load = load_of_others(available, say)
     trial_of = shortened(experiment)

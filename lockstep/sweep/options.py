@@ -14,7 +14,7 @@ class SweepOptions:
     """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
 
     slots: int = 0
-    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold, or as Slurm likes (a search: 4)."""
+    """Runs at once, at most; 0: as many as the cores and GPUs of this machine hold (on Slurm 256, of a search 4)."""
     runs_per_gpu: int = 1
     """Runs that share a GPU. More keep it busier with small networks, and must fit into its memory together. On Slurm
     each run has its own, but for those of a search."""

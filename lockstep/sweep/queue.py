@@ -55,7 +55,7 @@ class Entry:
         return self.experiment["env"]["id"]
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
+    def env_settings(self) -> dict[str, Any]:
         """What its scores are scores of."""
         return {name: value for name, value in self.experiment["env"].items() if name != "num_envs"}
 

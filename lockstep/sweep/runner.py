@@ -281,7 +281,7 @@ class Runner:
             if running.told or score is None or running.curve.samples <= running.begin:
                 continue  # until it has moved, another process may train it, and this one wait for it
             entry = running.entry
-            comparable = [e for e in self._entries if e.environment == entry.environment and e.name != entry.name]
+            comparable = [e for e in self._entries if e.env_settings == entry.env_settings and e.name != entry.name]
             others = [self._curves[each.name].marks for each in comparable]
             known = [other[len(marks) - 1] for other in others if len(other) >= len(marks)]
             running.objection = rule.objection(score, [value for value in known if value is not None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +36,7 @@ class Share:
     gpus: tuple[str, ...] = ()
     memory: int = 0
     shared: bool = False
-    """Whether another sweep has some of it, too."""
+    """Whether other sweeps have some of the cores, too."""
 
     def __str__(self) -> str:
         text = f"core {_listed(self.cores)}" if len(self.cores) == 1 else f"cores {_listed(self.cores)}"
@@ -108,7 +109,7 @@ class Machine:
         """
         Args:
             quota: cores at once, where a container shows more than it may keep busy.
-            claims: what other sweeps see and have; None minds none.
+            claims: the cores that other sweeps have, and are told of; None minds none.
         """
         self._claims = claims
         self._memory, self._running = memory, 0
@@ -149,16 +150,17 @@ class Machine:
         return remembered and enough and len(self._open()) >= wanted.gpus
 
     def take(self, wanted: Needs) -> Share | None:
-        """Cores and GPUs for a run, neighbors as far as possible, and those of other sweeps only where these have them
-        all; None while too few are free. A run for more cores than there are gets all of them."""
+        """Cores and GPUs for a run, cores that are neighbors as far as possible, and as few of other sweeps' as there
+        can be; None while too few are free. A run for more cores than there are gets all of them."""
         if not self.has_room(wanted):
             return None
-        gpus = sorted(self._open(), key=lambda gpu: (self._taken(f"GPU {gpu}"), self._tenants[gpu]))[: wanted.gpus]
-        cores = self._neighbors(self._cores_of(wanted))
-        names = [*(f"core {core}" for core in cores), *(f"GPU {gpu}" for gpu in gpus)]
-        share = Share(cores, tuple(gpus), wanted.memory, shared=any(map(self._taken, names)))
-        if self._claims:
-            self._claims.take(names)
+        gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
+        count = self._cores_of(wanted)
+        if self._claims is None:
+            cores, shared = self._neighbors(count, Counter()), False
+        else:
+            cores, shared = self._claims.take(lambda others: self._neighbors(count, others))
+        share = Share(cores, tuple(gpus), wanted.memory, shared)
         self._memory -= share.memory
         self._running += 1
         self._free -= set(share.cores)
@@ -173,9 +175,8 @@ class Machine:
         self._free |= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] -= 1
-        if self._claims:
-            self._claims.give_back(f"core {core}" for core in share.cores)
-            self._claims.give_back(f"GPU {gpu}" for gpu in share.gpus if not self._tenants[gpu])
+        if self._claims is not None:
+            self._claims.give_back(share.cores)
 
     def start(self, queue: Queue, name: str, share: Share) -> Process:
         """A process of this machine, which keeps to its share."""
@@ -193,19 +194,19 @@ class Machine:
         """GPUs that another run may share."""
         return [gpu for gpu, tenants in self._tenants.items() if tenants < self._runs_per_gpu]
 
-    def _taken(self, name: str) -> bool:
-        """Whether another sweep has this core or GPU."""
-        return self._claims is not None and self._claims.taken(name)
-
-    def _neighbors(self, count: int) -> tuple[int, ...]:
-        """The free cores that lie closest together: these share caches and memory."""
-        free = [core for core in sorted(self._free) if not self._taken(f"core {core}")]
-        if len(free) < count:
-            free = sorted(self._free)
+    def _neighbors(self, count: int, others: Counter[int]) -> tuple[int, ...]:
+        """The free cores that fewest others have, and that lie closest together: these share caches and memory."""
+        alone = [core for core in sorted(self._free) if not others[core]]
+        free = alone if len(alone) >= count else sorted(self._free)
         starts = list(range(len(free) - count + 1))
         if self._spare:  # lest all containers of a machine take its first ones
             random.shuffle(starts)
-        begin = min(starts, key=lambda i: free[i + count - 1] - free[i])
+
+        def cost(begin: int) -> tuple[int, int]:
+            cores = free[begin : begin + count]
+            return sum(others[core] for core in cores), cores[-1] - cores[0]
+
+        begin = min(starts, key=cost)
         return tuple(free[begin : begin + count])
 
 

@@ -103,12 +103,14 @@ def submit(
     for entry in entries:
         if queue.state(entry.name) == "waiting" and _job(queue, entry.name) not in known:
             by_needs.setdefault(needs_of(entry), []).append(entry)
-    at_once = {"array_parallelism": sweep.slots} if sweep.slots else {}
-    options = sweep.slurm_options
+    options = {"array_parallelism": sweep.slots} if sweep.slots else {}
+    options |= sweep.slurm_options
     for wanted, waiting in by_needs.items():
-        made = executor(queue.folder / "slurm", _settings(queue, wanted) | at_once, options, dry_run=dry_run)
+        made = executor(queue.folder / "slurm", _settings(queue, wanted), options, dry_run=dry_run)
         if dry_run:
-            count = f"{len(waiting)} job{'s' * (len(waiting) != 1)}" + f", {sweep.slots} at a time" * bool(sweep.slots)
+            count = f"{len(waiting)} job{'s' * (len(waiting) != 1)}"
+            if 0 < sweep.slots < len(waiting):
+                count += f", {sweep.slots} at a time"
             say(f"{count}: {', '.join(entry.name for entry in waiting)}")
             say(script(made))
             continue

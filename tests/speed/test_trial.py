@@ -114,13 +114,23 @@ def test_no_process_outlives_a_tuner_that_is_killed_while_its_trials_are_halted(
 
 
 @pytest.mark.parametrize("command", ["bench", "tune"])
-def test_a_mistake_is_told_as_train_tells_it(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("recipe", "flags", "told"),
+    [("ppo-cartpole", ("--env.options", "length=3"), "length"), ("dqn-cartpole", (), "memory")],
+)
+def test_a_mistake_is_told_before_anything_is_started(
+    command: str,
+    recipe: str,
+    flags: tuple[str, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lockstep.cli.main.BEGAN", time.perf_counter())
-    assert main([command, "ppo-cartpole", "--env.adapter", "gymnasium", "--env.options", "length=3"]) == 2
+    monkeypatch.setattr("lockstep.storage.memory.available_bytes", lambda: 1_000)
+    monkeypatch.setattr("lockstep.speed.trial.Trial.__init__", lambda *_: pytest.fail("a trial was started"))
+    assert main([command, recipe, "--env.adapter", "gymnasium", *flags]) == 2
     error = capsys.readouterr().err
-    assert "length" in error and "Traceback" not in error and "--budget" not in error
+    assert told in error and "Traceback" not in error and "--budget" not in error
 
 
 def test_peers_need_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -9,8 +10,10 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -232,39 +235,62 @@ def test_gpus_are_shared_evenly() -> None:
         machine.check(Needs(1, 3))
 
 
-def test_sweeps_leave_each_other_cores_and_gpus() -> None:
-    first = 8 * os.getpid()
-    cores, gpus = range(first, first + 4), [f"{first}a", f"{first}b"]
-    of_one, of_other = Claims(), Claims()
-    one, other = (Machine(cores, gpus, runs_per_gpu=2, claims=claims) for claims in (of_one, of_other))
-    shares = [machine.take(Needs(1, 1)) for machine in (one, other, one)]
-    assert [share and share.cores for share in shares] == [(first,), (first + 1,), (first + 2,)]
-    assert [share and share.gpus for share in shares] == [(gpus[0],), (gpus[1],), (gpus[0],)]
+@pytest.fixture
+def sweeps() -> Iterator[Callable[..., Machine]]:
+    """Makes machines, of equal cores, of sweeps that see each other."""
+    with contextlib.ExitStack() as stack:
+        name = f"lockstep-test-{os.getpid()}"
+        yield lambda cores: Machine(range(cores), claims=stack.enter_context(Claims(name)))
+
+
+def test_sweeps_leave_each_other_cores(sweeps: Callable[..., Machine]) -> None:
+    one, other = sweeps(4), sweeps(4)
+    shares = [machine.take(Needs(1)) for machine in (one, other, one)]
+    assert shares == [Share((0,)), Share((1,)), Share((2,))]
     crowded = other.take(Needs(2))
-    assert crowded is not None and crowded.shared and str(crowded).endswith("(shared with another sweep)")
+    assert crowded == Share((2, 3), shared=True) and str(crowded).endswith("(shared with another sweep)")
     for machine, share in zip((one, other, one, other), (*shares, crowded), strict=True):
-        assert share is not None and (share is crowded or not share.shared)
+        assert share is not None
         machine.give_back(share)
-    with of_one:
-        assert one.take(Needs(4, 2)) == Share(tuple(cores), tuple(gpus))
-        assert all(of_other.taken(f"core {core}") for core in cores)
-    assert not any(of_other.taken(f"core {core}") for core in cores)
+    assert one.take(Needs(4)) == Share((0, 1, 2, 3))
 
 
-def test_a_killed_sweep_keeps_no_cores() -> None:
-    name = f"core of {os.getpid()}"
+def test_a_sweep_shares_as_few_cores_as_it_can_and_is_seen(sweeps: Callable[..., Machine]) -> None:
+    first, second, third = sweeps(8), sweeps(8), sweeps(8)
+    mine = first.take(Needs(4))
+    assert mine is not None and mine == Share((0, 1, 2, 3))
+    assert second.take(Needs(5)) == Share((3, 4, 5, 6, 7), shared=True)
+    first.give_back(mine)
+    assert first.take(Needs(2)) == Share((0, 1)), "neither is core 3 alone any more"
+    assert third.take(Needs(1)) == Share((2,))
+    assert third.take(Needs(1)) == Share((0,), shared=True)
+
+
+def test_claims_go_with_their_process_and_no_two_choose_at_once() -> None:
+    machine, cores = f"lockstep-test-together-{os.getpid()}", 6
     program = (
-        "import sys, time; from lockstep.sweep.claims import Claims; claims = Claims(); claims.take(sys.argv[1:]); "
-        "print(flush=True); time.sleep(60)"
+        "import sys, time; from lockstep.sweep.claims import Claims; from lockstep.sweep.slots import Machine, Needs; "
+        "machine = Machine(range(int(sys.argv[2])), claims=Claims(sys.argv[1])); sys.stdin.readline(); "
+        "print([machine.take(Needs(1)) for _ in range(3)], flush=True); time.sleep(60)"
     )
-    claims = Claims()
-    with subprocess.Popen([sys.executable, "-c", program, name], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert claims.taken(name)
-        process.kill()
-        process.wait()
-        assert not claims.taken(name)
+    command = [sys.executable, "-c", program, machine, str(cores)]
+    with contextlib.ExitStack() as stack:
+        sweeps = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(2)
+        ]
+        for sweep in sweeps:
+            stack.callback(sweep.kill)
+            assert sweep.stdin is not None
+            sweep.stdin.write("go\n")
+            sweep.stdin.flush()
+        shown = "".join(sweep.stdout.readline() for sweep in sweeps if sweep.stdout is not None)
+        assert sorted(map(int, re.findall(r"cores=\((\d),\)", shown))) == [*range(cores)] and "shared=True" not in shown
+        for sweep in sweeps:
+            sweep.kill()
+            sweep.wait()
+        with Claims(machine) as claims:
+            assert Machine(range(cores), claims=claims).take(Needs(cores)) == Share(tuple(range(cores)))
 
 
 def test_replay_counts_as_if_it_were_full() -> None:
