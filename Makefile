@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LAYOUT ?= processes:2
-# One more than cores, since tests that start processes wait for them.
-TESTERS := $(shell expr $$(nproc) + 1)
 STEPS ?= 100k
 ifndef RUN
 RUN := runs/breakout-$(shell date +%Y%m%d-%H%M%S)
@@ -41,7 +39,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n $(TESTERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 golden: $(VENV)/.test
 	$(BIN)/python tests/golden.py
