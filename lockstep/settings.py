@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import traceback
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -30,10 +31,10 @@ def parse_count(text: str) -> int:
     scale = {"k": 10**3, "K": 10**3, "m": 10**6, "M": 10**6, "b": 10**9, "B": 10**9}
     body, factor = (text[:-1], scale[text[-1]]) if text and text[-1] in scale else (text, 1)
     try:
-        value = float(body.replace("_", "")) * factor
-        if value != int(value):
+        value = Decimal(body.replace("_", "")) * factor
+        if abs(value) > 10**18 or value != int(value):
             raise ValueError
-    except (ValueError, OverflowError):
+    except (ArithmeticError, ValueError):
         raise ValueError(f"{text!r} is not a whole number; write 10M, 2.5M, 500k, 1e6 or 100_000") from None
     return int(value)
 
@@ -214,8 +215,8 @@ def check_values(settings: Any, path: str = "") -> None:
     """Check every value of nested dataclasses against its annotation, as the command line does by itself.
 
     Raises:
-        SettingsError: one is of another kind, none of those that there are, or no number (NaN), which comparisons with
-            bounds let pass.
+        SettingsError: one is of another kind, none of those that there are, no number (NaN), which comparisons with
+            bounds let pass, or infinite, unless it bounds something else.
     """
     hints = _hints(type(settings))
     for each in dataclasses.fields(settings):
@@ -224,8 +225,15 @@ def check_values(settings: Any, path: str = "") -> None:
             check_values(value, f"{name}.")
         elif isinstance(value, float) and math.isnan(value):
             raise SettingsError(f"{name}={value} must be a number.")
+        elif isinstance(value, float) and math.isinf(value) and not _is_bound(each):
+            raise SettingsError(f"{name}={value} must be finite. Where a large number makes sense, 1e9 is one.")
         elif each.name in hints and not _fits(value, hints[each.name]):
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[each.name])}.")
+
+
+def _is_bound(field: dataclasses.Field[Any]) -> bool:
+    """Whether a setting keeps something else in bounds, so that infinity means none."""
+    return field.name.startswith("max_") or field.name.endswith("clip") or _default(field) == math.inf
 
 
 @functools.cache
@@ -244,8 +252,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in args)
     if origin is tuple:  # which JSON gives back as lists
-        uniform = len(args) == 2 and args[1] is ...
-        return isinstance(value, (tuple, list)) and (not uniform or all(_fits(each, args[0]) for each in value))
+        if not isinstance(value, (tuple, list)):
+            return False
+        kinds = [args[0]] * len(value) if args[1:] == (...,) else args
+        return not args or (len(kinds) == len(value) and all(map(_fits, value, kinds)))
     if hint in (int, float):
         return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
     if hint in (bool, str, type(None)) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
@@ -272,7 +282,8 @@ _TYPE = "$type"
 def to_json(value: Any) -> Any:
     """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
 
-    Settings that a class lists as `later` are left out while they have their default value: they came when there were
+    Equal settings make equal JSON: a whole number where numbers are wanted is written as a float. Settings that a class
+    lists as `later` are left out while they have their default value: they came when there were
     runs already, whose experiments stay what they were.
 
     Raises:
@@ -280,7 +291,11 @@ def to_json(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         later = getattr(type(value), "later", frozenset())
-        present = {f.name: (getattr(value, f.name), _default(f)) for f in dataclasses.fields(value)}
+        hints = _hints(type(value))
+        present = {
+            f.name: (_as_hinted(getattr(value, f.name), hints.get(f.name)), _default(f))
+            for f in dataclasses.fields(value)
+        }
         fields = {name: to_json(x) for name, (x, default) in present.items() if name not in later or x != default}
         return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
@@ -292,6 +307,17 @@ def to_json(value: Any) -> Any:
             f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "
             "False, None, and tuples, dicts and dataclasses of these: convert it, as by int() or str()."
         )
+    return value
+
+
+def _as_hinted(value: Any, hint: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if type(value) is int and float in kinds and int not in kinds:
+        return float(value)
+    if get_origin(hint) is tuple and isinstance(value, (tuple, list)):
+        args = get_args(hint)
+        kinds = [args[0]] * len(value) if args[1:] == (...,) else args
+        return tuple(map(_as_hinted, value, kinds)) if len(kinds) == len(value) else value
     return value
 
 

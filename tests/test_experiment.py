@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.recipes import RECIPES
-from lockstep.settings import SettingsError, check_values
+from lockstep.settings import SettingsError, check_values, parse_count
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -34,7 +34,11 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("mpc-pendulum", {"algorithm.target_period": 10}, "algorithm.target_period is not used"),
         ("ppo-cartpole", {"algorithm.clip": math.nan}, r"algorithm\.clip=nan must be a number"),
         ("ppo-cartpole", {"algorithm.value_clip": math.nan}, r"algorithm\.value_clip=nan must be a number"),
-        ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be positive"),
+        ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be finite"),
+        ("sac-mujoco", {"algorithm.actor_learning_rate": math.inf}, r"actor_learning_rate=inf must be finite"),
+        ("c51-atari", {"model.v_max": math.inf}, r"model\.v_max=inf must be finite"),
+        ("ppo-atari", {"algorithm.optimizer.betas": ("a", "b")}, r"betas=\('a', 'b'\) must be a tuple"),
+        ("ppo-atari", {"algorithm.optimizer.betas": (0.9,)}, r"betas=\(0.9,\) must be a tuple"),
         ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to be learned"),
         ("dqn-cartpole", {"scheme.gradient_lag": 12_300, "total_steps": 100_000}, "the run has 12256 gradient steps"),
         ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 is not used by algorithm=mpc"),
@@ -69,6 +73,34 @@ def test_a_recipe_s_budget_can_be_cut_to_where_it_just_learns() -> None:
     experiment.replace(total_steps=(warm + 1) * experiment.samples_per_iteration).validate()
     with pytest.raises(SettingsError, match=f"the first {warm} of {warm} iterations only collect"):
         experiment.replace(total_steps=warm * experiment.samples_per_iteration).validate()
+
+
+@pytest.mark.parametrize("name", ["algorithm.max_grad_norm", "algorithm.clip", "normalize.clip"])
+def test_bounds_may_be_infinite(name: str) -> None:
+    changed(RECIPES["ppo-mujoco"](), name, math.inf).validate()
+
+
+def test_equal_settings_are_the_same_experiment() -> None:
+    experiment = RECIPES["sac-mujoco"]()
+    for name, whole in (("normalize.clip", 5), ("algorithm.target_entropy", -6)):
+        given, converted = changed(experiment, name, whole), changed(experiment, name, float(whole))
+        assert given == converted and given.identity() == converted.identity() != experiment.identity()
+    betas = [changed(experiment, "algorithm.optimizer.betas", each) for each in ((0, 0.9), (0.0, 0.9))]
+    assert betas[0].identity() == betas[1].identity()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4.1M", 4_100_000), ("2.01k", 2010), ("1.07B", 1_070_000_000), ("9007199254740993", 2**53 + 1), ("1e6", 10**6)],
+)
+def test_counts_are_exact(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["2.0001k", "nan", "inf", "1e400k", "", "k", "1..2"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        parse_count(text)
 
 
 @dataclasses.dataclass(frozen=True)

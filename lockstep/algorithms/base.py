@@ -5,7 +5,6 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -82,7 +81,7 @@ class AlgorithmConfig(ABC):
         """Raise SettingsError for values out of range."""
         if self.rollout < 1:
             raise SettingsError(f"algorithm.rollout={self.rollout} must be at least 1.")
-        if not 0 < self.learning_rate < math.inf:
+        if not self.learning_rate > 0:
             raise SettingsError(f"algorithm.learning_rate={self.learning_rate} must be positive, for example 2.5e-4.")
         if not self.max_grad_norm > 0:
             raise SettingsError(

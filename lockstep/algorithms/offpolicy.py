@@ -72,7 +72,7 @@ class ReplayConfig:
                 raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must lie between 0 and 1.")
         if self.hindsight < 0:
             raise SettingsError(f"algorithm.replay.hindsight={self.hindsight} must be 0 (off) or more, for example 4.")
-        if not 0 <= self.slack < math.inf:
+        if not self.slack >= 0:
             raise SettingsError(f"algorithm.replay.slack={self.slack} must be at least 0, for example 0.5.")
         if not 0 < self.recency <= 1 or self.recency_least < 1:
             raise SettingsError(

@@ -25,33 +25,41 @@ class Goals:
         config: the environment, which is that of training.
 
     Raises:
-        SettingsError: it is not told goals, or is not served by gymnasium.
+        SettingsError: it is not told goals, a wrapper changes what it is told or earns, or another library than
+            gymnasium serves it.
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = construct(config.training()).unwrapped if config.adapter == "gymnasium" else None
+        env: Any = construct(config.training()) if config.adapter == "gymnasium" else None
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
-        if not {ACHIEVED, DESIRED} <= entries or not hasattr(env, "compute_reward"):
+        judge, changing = _judge(env)
+        if judge is None or not ({ACHIEVED, DESIRED} <= entries or changing):
             raise SettingsError(
                 f"algorithm.replay.hindsight needs an environment that is told goals, and env.id={config.id} is none. "
                 f"Its observations need the entries {ACHIEVED} and {DESIRED}, and it the method compute_reward, as "
                 "gymnasium_robotics.GoalEnv has them, served by gymnasium. Use lockstep/BitFlip-v0, for example, or "
                 "--algorithm.replay.hindsight 0."
             )
-        self._env = env
+        if changing:
+            raise SettingsError(
+                f"algorithm.replay.hindsight asks an environment what other goals would have earned, but {changing} of "
+                f"env.id={config.id} changes its rewards or observations, and has no compute_reward of its own that "
+                "would do the same. Give it one, leave it out, or use --algorithm.replay.hindsight 0."
+            )
+        self._env, self._judge = env, judge
         self._clip = config.reward_clip
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """float32 [n]: for having come to goals [n, ...] that were achieved, where these [n, ...] were desired."""
-        reward = np.asarray(self._env.compute_reward(achieved, desired, {}), np.float32)
+        reward = np.asarray(self._judge.compute_reward(achieved, desired, {}), np.float32)
         return np.clip(reward, -1.0, 1.0) if self._clip else reward
 
     def terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """bool [n]: whether the episode would have ended there."""
-        compute = getattr(self._env, "compute_terminated", None)
-        if compute is None:
+        if not self._judge.has_wrapper_attr("compute_terminated"):
             return np.zeros(len(achieved), bool)
+        compute = self._judge.get_wrapper_attr("compute_terminated")
         ends = np.asarray(compute(achieved, desired, {}), bool)
         if ends.shape == (len(achieved),):
             return ends
@@ -61,3 +69,14 @@ class Goals:
     def close(self) -> None:
         """Release the environment."""
         self._env.close()
+
+
+def _judge(env: Any) -> tuple[Any, str]:
+    """The outermost of an environment and its wrappers that says what goals earn; and which wrapper around it, if any,
+    makes something else of that."""
+    changing = ""
+    while env is not None and not hasattr(env, "compute_reward"):
+        if isinstance(env, (gymnasium.RewardWrapper, gymnasium.ObservationWrapper)):
+            changing = type(env).__name__
+        env = env.env if isinstance(env, gymnasium.Wrapper) else None
+    return env, changing

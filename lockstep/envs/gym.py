@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from gymnasium import spaces
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, load_object
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
@@ -164,7 +166,10 @@ class GymShard(ShardEnv):
             else:
                 action = single_action(self.action_space, self._action, j)
                 self._obs[j], value, terminated[j], truncated[j], _ = env.step(action)
-                reward[j] = value
+                try:
+                    reward[j] = value
+                except (TypeError, ValueError):
+                    reward[j] = _number(value)
                 self._steps[j] += 1
         self._writer.write_list(self._obs, out)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
@@ -203,8 +208,21 @@ class GymShard(ShardEnv):
 
     def close(self) -> None:
         for env in self._envs:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:  # what was played counts all the same
+                tell(f"An environment could not be closed: {error!r}.", sys.stderr)
         self._envs = []
+
+
+def _number(reward: Any) -> float:
+    """A reward that is none by itself: [0.5], say."""
+    try:
+        return float(np.asarray(reward, np.float32).item())
+    except (TypeError, ValueError):
+        raise SettingsError(
+            f"The environment returned the reward {reward!r}, which is no number. Mend the environment, or wrap it."
+        ) from None
 
 
 def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ from lockstep.models.distributions import (
     _LOG_STD_RANGE,
     Distribution,
     _log_slope,
+    bounded,
     expected_log_slope,
     standard_normal,
 )
@@ -39,7 +40,7 @@ class Scaled(Distribution):
     action_dtype = torch.float32
 
     def __init__(self, space: spaces.Box):
-        if not (np.issubdtype(space.dtype, np.floating) and space.is_bounded()):
+        if not (np.issubdtype(space.dtype, np.floating) and bounded(space)):
             raise SettingsError(
                 f"The action space {space} has no bounds to scale actions into, or no real numbers. Bound it "
                 "(gymnasium.wrappers.RescaleAction), or use PPO, whose actions need no bounds."

@@ -162,6 +162,12 @@ class EpsilonGreedy(Distribution):
         return F.one_hot(action.long(), self.n).float()
 
 
+def bounded(space: spaces.Box) -> bool:
+    """Whether actions can be scaled to its bounds: float32's largest numbers, often written for none, are no bounds."""
+    with np.errstate(over="ignore"):
+        return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
+
+
 class Gaussian(Distribution):
     """A diagonal normal distribution; parameters are D means and D log standard deviations.
 
@@ -178,7 +184,7 @@ class Gaussian(Distribution):
         self.action_shape = (self.size,)
         self.num_params, self.noise_size, self.encoded_size = 2 * self.size, self.size, self.size
         self.log_std_columns = tuple(range(self.size, 2 * self.size))
-        if squash and not space.is_bounded():
+        if squash and not bounded(space):
             raise SettingsError(
                 f"squash is on, but the action space {space} has no bounds to squash actions into. "
                 "Switch it off (--model.no-squash), or bound the space (gymnasium.wrappers.RescaleAction)."
@@ -218,7 +224,7 @@ class Gaussian(Distribution):
         if not self.squash and (far & (low < high)).any():
             remedy = (
                 "Squash them (--model.squash), or rescale them (gymnasium.wrappers.RescaleAction)."
-                if self.space.is_bounded()
+                if bounded(self.space)
                 else "Shift them in a wrapper (gymnasium.wrappers.TransformAction)."
             )
             raise SettingsError(

@@ -259,16 +259,20 @@ def _halve(running: list[Candidate], deadline: float, say: Callable[[str], None]
             slower.end()
         running = [each for each in running if each.trial is not None]
         left = deadline - time.perf_counter()
-        turns: list[float] = []
-        try:
-            for each in running:
-                assert each.trial is not None
-                turns.append(each.trial.run(_turn(left, 3 * len(running)), 1, deadline).rate)
-        except (OutOfTime, WorkerError):
-            return  # an unfinished round compares nothing
-        for each, rate in zip(running, turns, strict=True):
+        turns: list[tuple[Candidate, float]] = []
+        for each in running:
+            assert each.trial is not None
+            try:
+                turns.append((each, each.trial.run(_turn(left, 3 * len(running)), 1, deadline).rate))
+            except OutOfTime:
+                return  # an unfinished round compares nothing
+            except (WorkerError, SettingsError) as error:
+                each.end(f"failed: {error}")
+                each.rates.clear()
+        for each, rate in turns:
             each.rates.append(rate)
             say(f"{each.layout}: {rate:,.0f} samples/s")
+        running = [each for each, _ in turns]
         if len(running) == 2 and len(running[0].rates) >= _ENOUGH:
             return
 

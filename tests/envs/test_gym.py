@@ -199,3 +199,41 @@ def test_files_whose_paths_look_alike_are_different_modules(tmp_path: Path) -> N
         (tmp_path / name).write_text(f"NAME = {name!r}\n")
     loaded = [load_object(f"{tmp_path}/{name}:NAME") for name in ("a/b.py", "a_b.py", "a-b.py")]
     assert loaded == ["a/b.py", "a_b.py", "a-b.py"]
+
+
+CARELESS = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Unclosable(CartPoleEnv):
+    def close(self):
+        raise RuntimeError("the simulator is gone")
+
+class Listed(CartPoleEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, [reward], *rest
+
+class Wordy(CartPoleEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, "good", *rest
+"""
+
+
+def test_an_environment_that_cannot_be_closed_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    env = make(f"{tmp_path}/careless.py:Unclosable")
+    reset(env)
+    env.close()
+    assert capsys.readouterr().err.count("could not be closed: RuntimeError('the simulator is gone')") == 2
+
+
+def test_rewards_may_be_arrays_of_one_number(tmp_path: Path) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    env = make(f"{tmp_path}/careless.py:Listed")
+    reset(env)
+    assert play(env, random_actions(env, 1))[0].step.reward.tolist() == [1.0, 1.0]
+    env = make(f"{tmp_path}/careless.py:Wordy")
+    reset(env)
+    with pytest.raises(SettingsError, match="returned the reward 'good', which is no number"):
+        play(env, random_actions(env, 1))

@@ -208,3 +208,38 @@ def test_an_end_that_is_told_of_one_goal_alone_is_asked_for_each(tmp_path: Path)
     desired = np.array([[0, 0], [1, 0], [1, 1]], np.float32)
     assert goals.terminated(np.array([[0, 0], [0, 0], [1, 1]], np.float32), desired).tolist() == [True, False, True]
     goals.close()
+
+
+WRAPPED = """
+import gymnasium
+from gymnasium.wrappers import FlattenObservation
+from lockstep.envs.tasks import BitFlip
+
+class Scaled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 0.1 * reward
+
+class Knowing(Scaled):
+    def compute_reward(self, achieved, desired, info):
+        return self.reward(self.env.compute_reward(achieved, desired, info))
+
+def scaled(): return Scaled(BitFlip(2))
+def flat(): return FlattenObservation(BitFlip(2))
+def limited(): return gymnasium.wrappers.TimeLimit(Knowing(BitFlip(2)), 5)
+"""
+
+
+@pytest.mark.parametrize(("name", "wrapper"), [("scaled", "Scaled"), ("flat", "FlattenObservation")])
+def test_what_a_wrapper_makes_of_rewards_and_goals_must_be_known(tmp_path: Path, name: str, wrapper: str) -> None:
+    (tmp_path / "wrapped.py").write_text(WRAPPED)
+    with pytest.raises(SettingsError, match=f"{wrapper} of env.id=.*has no compute_reward of its own"):
+        Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:{name}", adapter="gymnasium"))
+
+
+def test_a_wrapper_may_say_what_goals_earn(tmp_path: Path) -> None:
+    (tmp_path / "wrapped.py").write_text(WRAPPED)
+    goals = Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:limited", adapter="gymnasium"))
+    a, b = np.array([[0, 1], [1, 1]], np.float32), np.array([[0, 1], [0, 1]], np.float32)
+    assert goals.reward(a, b).tolist() == [0.0, np.float32(-0.1)]
+    assert goals.terminated(a, b).tolist() == [True, False]
+    goals.close()
