@@ -18,7 +18,7 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup
+from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
 from lockstep.experiment import Experiment
 from lockstep.graphs import Capture, Graph
 from lockstep.ledger import fast_digest
@@ -185,6 +185,8 @@ class Learner:
         self._capture = capture if _fixed(agent) else None
         self._graphs: dict[Any, Graph] = {}
         """By the shapes of a slice."""
+        self._known_to_fit = False
+        """Whether a loss was looked at: those that follow are like it."""
         self._applied: Normalizers | None = None
         """The statistics that the model normalizes with at present."""
         self.seconds = 0.0
@@ -303,6 +305,9 @@ class Learner:
     def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> LossOutput:
         self._flat.forget_gradient()
         loss = self._algorithm.loss(self._agent.networks, batch, hyper)
+        if not self._known_to_fit:
+            check_loss(self._algorithm, loss)
+            self._known_to_fit = True
         loss.total.backward()
         return loss
 

@@ -26,6 +26,8 @@ from lockstep.runtime.files import locked_within, read_objects, write_whole, wri
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, from_json, look_for_files_in, require, to_json
 
+_LINE = 2**16
+"""Bytes at the end of metrics.jsonl that hold its last line."""
 _GLANCE = 0.5
 """Seconds that a sweep's look at whether the run is going on may keep it locked."""
 _FACTS: dict[str, type] = {
@@ -249,6 +251,13 @@ class RunFolder:
                 )
             found.append(values)
         return found
+
+    def last_record(self) -> dict[str, Any]:
+        """The last of them, without a look at the others."""
+        with contextlib.suppress(OSError), self.metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE))
+            return next((values for _, values in reversed(list(read_objects(file.read()))) if values), {})
+        return {}
 
     def truncate_metrics(self, iterations: int) -> None:
         """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat. A damaged one

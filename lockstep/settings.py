@@ -63,6 +63,8 @@ def parse_options(texts: list[str]) -> dict[str, str | int | float | bool]:
             options[name] = value.lower() == "true"
             continue
         options[name] = value
+        if value.lower().lstrip("+-") == "nan":  # which no option can be
+            continue
         for kind in (float, int):
             with contextlib.suppress(ValueError):
                 options[name] = kind(value)
@@ -164,9 +166,18 @@ def load_object(reference: str) -> Any:
         if isinstance(error, SettingsError):
             raise
         where = _raised_at(error)
+        if isinstance(error, AttributeError) and where is None:
+            known = f" It has {', '.join(functions)}." if (functions := _functions(source)) else ""
+            raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
         raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error
     return value
+
+
+def _functions(source: str) -> list[str]:
+    """Of a module, or a file, that was imported: what it defines."""
+    module = load_file(source) if source.endswith(".py") else import_module(source)
+    return [name for name, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
 
 
 def load_value(reference: str) -> Any:

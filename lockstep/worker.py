@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from lockstep.handover import Arrival, Rollouts
 from lockstep.learn import Learner, LearningReport
 from lockstep.runtime.checkpoint import Checkpoint, write_part
 from lockstep.runtime.group import Group
+from lockstep.runtime.output import tell
 from lockstep.shard import block
 from lockstep.tree import TreeSum
+
+_PLAIN = (bool, int, float, str, tuple, list, dict, type(None))
 
 
 class Worker:
@@ -38,6 +42,7 @@ class Worker:
         shards = scheme.shards
         self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
         self._alive = alive
+        self._told = False
         self.slots = block(shards, group.size, group.rank)
         self._tree = TreeSum(shards, group)
         if scheme.gradient_lag == "async":
@@ -104,6 +109,7 @@ class Worker:
             if (kept := self._learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
         if self.group.rank == 0:
+            self._tell_of_lost_state()
             tensors, held = self.state(), self.versions.held()
             if self.agent.experiment.scheme.free_running:  # collectors go on with the newest
                 held = {iterations: held[iterations]}
@@ -113,3 +119,18 @@ class Worker:
                     tensors[f"version.{number}.normalizer.{name}"] = tensor
             parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(held)}))
         return parts
+
+    def _tell_of_lost_state(self) -> None:
+        """Say it, once, if an algorithm of a user's own keeps on the object what it should let checkpoints hold."""
+        algorithm: Any = self.agent.algorithm
+        algorithm = getattr(algorithm, "inner", algorithm)
+        begun = vars(self.agent.experiment.algorithm.build())
+        changed = [n for n, x in vars(algorithm).items() if isinstance(x, _PLAIN) and begun.get(n, _PLAIN) != x]
+        if changed and not self._told:
+            self._told = True
+            whose = f"{', '.join(changed)} of {type(algorithm).__name__}"
+            tell(
+                f"warning: {whose} changed while it learned, and checkpoints do not hold it: the run would "
+                "not resume exactly. Let the algorithm's method variables return it.",
+                sys.stderr,
+            )

@@ -312,6 +312,45 @@ class Algorithm(ABC, Generic[ConfigT]):
         return metrics
 
 
+def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
+    """Whether what an algorithm returned as its loss can be learned from.
+
+    Raises:
+        SettingsError: it is no LossOutput of scalars, or its metrics are not those that the algorithm names.
+    """
+    who = f"{type(algorithm).__name__}.loss"
+    if not isinstance(loss, LossOutput):
+        raise SettingsError(
+            f"{who} returned a {type(loss).__name__}. Return a lockstep.algorithms.base.LossOutput: the loss to "
+            "differentiate, summed over valid samples, and the metrics."
+        )
+    if not isinstance(loss.total, Tensor) or loss.total.shape != () or not loss.total.requires_grad:
+        raise SettingsError(
+            f"{who} returned {_described(loss.total)} as its total. It must be a scalar with gradients."
+        )
+    for name in algorithm.metric_names:
+        if name not in loss.metrics:
+            raise SettingsError(
+                f"{who} returned no metric {name!r}, which its metric_names list. Return it, or unlist it."
+            )
+    for name, value in loss.metrics.items():
+        if name not in algorithm.metric_names:
+            raise SettingsError(
+                f"{who} returned the metric {name!r}, which its metric_names do not list. Add it to them."
+            )
+        if not isinstance(value, Tensor) or value.shape != () or value.requires_grad:
+            raise SettingsError(
+                f"{who} returned {_described(value)} as the metric {name!r}. Metrics are detached scalars, each a sum "
+                "over valid samples, as value.detach().sum() gives one."
+            )
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"a tensor of shape {list(value.shape)} {'with' if value.requires_grad else 'without'} gradients"
+
+
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
 
 

@@ -107,12 +107,12 @@ class DQN(OffPolicy[DQNConfig]):
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel)
         tau, target_tau = self._draw(online, target, batch)
-        numbers = _of_action(_describe(online, batch.obs, tau), batch.action)
+        numbers = _of_action(describe(online, batch.obs, tau), batch.action)
         with torch.no_grad():
             features = _features(target, batch.next_obs)
             after = _numbers(target, features, target_tau)
             if self.config.double:
-                chooser = online.expected(_describe(online, batch.next_obs))
+                chooser = online.expected(describe(online, batch.next_obs))
             else:
                 chooser = target.expected(after if target_tau is None else target.head(features))
             after = _of_action(after, chooser.argmax(-1))
@@ -243,7 +243,7 @@ def _numbers(model: QModel, features: Tensor, tau: Tensor | None) -> Tensor:
     return model.head(features) if tau is None else model.head(features, tau)
 
 
-def _describe(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
+def describe(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
     """[1, n, ...], fractions of implicit quantiles [1, n, K] -> the head's numbers [1, n, A, K]"""
     return _numbers(model, _features(model, obs), tau)
 

@@ -57,13 +57,18 @@ class ObservationWriter:
     def write_list(self, observations: list[Any], out: Observation) -> None:
         """Convert a list of B single observations into out."""
         for key, path, shape, write in self._leaves:
-            values = observations
-            for part in path:
-                values = [value[part] for value in values]
-            array = np.array(values)
-            if array.shape[1:] != shape:
-                array = _as_declared(key, array, shape)
-            write(array, out[key] if self._nested else out)
+            try:
+                values = observations
+                for part in path:
+                    values = [value[part] for value in values]
+                array = np.array(values)
+                if array.shape[1:] != shape:
+                    array = _as_declared(key, array, shape)
+                write(array, out[key] if self._nested else out)
+            except SettingsError:
+                raise
+            except (LookupError, TypeError, ValueError) as error:
+                raise _unlike(key, path, shape, observations, error) from error
 
 
 def _as_declared(key: str, batch: np.ndarray, declared: tuple[int, ...]) -> np.ndarray:
@@ -76,6 +81,26 @@ def _as_declared(key: str, batch: np.ndarray, declared: tuple[int, ...]) -> np.n
             f"{declared}. Mend the environment, or wrap it, so that both are equal."
         )
     return batch.reshape(len(batch), *declared)
+
+
+def _unlike(
+    key: str, path: tuple[str | int, ...], shape: tuple[int, ...], observations: list[Any], error: Exception
+) -> SettingsError:
+    """What is wrong with observations that could not be written."""
+    where = f" {key!r}" if key else ""
+    found = f"cannot be read ({error})"
+    for value in observations:
+        try:
+            for part in path:
+                value = value[part]
+        except (LookupError, TypeError):
+            entries = f"are {', '.join(map(str, value))}" if isinstance(value, dict) else f"is {value!r}"
+            found = f"is missing: there {entries}"
+            break
+        if np.shape(value) != shape:
+            found = f"has the shape {np.shape(value)}, but its observation_space says {shape}"
+            break
+    return SettingsError(f"An observation{where} of the environment {found}. Mend the environment, or wrap it.")
 
 
 def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:

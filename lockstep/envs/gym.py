@@ -112,6 +112,9 @@ def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
     return frames, atari_protocol(ale.getFloat("repeat_action_probability"), frames, longest)
 
 
+_NUMBERS = (float, int, np.floating, np.integer)
+
+
 class GymShard(ShardEnv):
     """B gymnasium environments in a Python loop. Every episode starts from a seed of its own, and is truncated after
     `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
@@ -146,7 +149,10 @@ class GymShard(ShardEnv):
         seed = int(self._seeds.derive(np.array([j]), self._episode[j : j + 1])[0])
         if self._num_levels:
             seed = self._start_level + seed % self._num_levels
-        self._obs[j], _ = self._envs[j].reset(seed=seed)
+        answer = self._envs[j].reset(seed=seed)
+        if not (isinstance(answer, tuple) and len(answer) == 2):
+            raise _misanswered("reset", answer, "(observation, info)")
+        self._obs[j], _ = answer
         self._steps[j] = 0
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
@@ -165,11 +171,13 @@ class GymShard(ShardEnv):
                 self._reset_one(j)
             else:
                 action = single_action(self.action_space, self._action, j)
-                self._obs[j], value, terminated[j], truncated[j], _ = env.step(action)
+                answer = env.step(action)
                 try:
-                    reward[j] = value
+                    self._obs[j], value, terminated[j], truncated[j], _ = answer
                 except (TypeError, ValueError):
-                    reward[j] = _number(value)
+                    wanted = "(observation, reward, terminated, truncated, info)"
+                    raise _misanswered("step", answer, wanted) from None
+                reward[j] = value if isinstance(value, _NUMBERS) else _number(value)
                 self._steps[j] += 1
         self._writer.write_list(self._obs, out)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
@@ -216,13 +224,21 @@ class GymShard(ShardEnv):
 
 
 def _number(reward: Any) -> float:
-    """A reward that is none by itself: [0.5], say."""
+    """A reward that may be [0.5], say."""
     try:
-        return float(np.asarray(reward, np.float32).item())
+        return float(np.asarray(reward).item())
     except (TypeError, ValueError):
         raise SettingsError(
             f"The environment returned the reward {reward!r}, which is no number. Mend the environment, or wrap it."
         ) from None
+
+
+def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
+    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+    return SettingsError(
+        f"The environment's {method} returned {found}, but should return {wanted}, as gymnasium has it since 0.26. "
+        "Mend the environment, or wrap it."
+    )
 
 
 def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:

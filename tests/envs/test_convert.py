@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -109,3 +111,27 @@ def test_a_number_that_the_space_lacks_is_refused(space: gymnasium.Space, batch:
         writer.write(batch, out)
     with pytest.raises(SettingsError, match=told):
         writer.write_list(list(batch), out)
+
+
+DICT = spaces.Dict({"image": spaces.Box(0, 255, (4, 4, 3), np.uint8), "vector": spaces.Box(-1, 1, (2,), np.float32)})
+GOOD = {"image": np.zeros((4, 4, 3), np.uint8), "vector": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({**GOOD, "vector": np.zeros(3)}, r"'vector' of the environment has the shape \(3,\).*says \(2,\)"),
+        ({**GOOD, "image": np.zeros((4, 4), np.uint8)}, r"'image' .* has the shape \(4, 4\).*says \(4, 4, 3\)"),
+        ({"image": GOOD["image"]}, "'vector' of the environment is missing: there are image"),
+        (None, "'image' of the environment is missing: there is None"),
+        ({**GOOD, "image": np.zeros((4, 4, 3))}, "'image' of the environment cannot be read .*float64.*uint8"),
+        ({**GOOD, "vector": [0.0, "x"]}, "'vector' of the environment cannot be read .*could not convert"),
+    ],
+)
+def test_one_observation_unlike_its_space_is_explained(bad: Any, words: str) -> None:
+    writer = ObservationWriter(DICT)
+    assert isinstance(writer.space, spaces.Dict)
+    out = {key: np.zeros((2, *space.shape), space.dtype) for key, space in writer.space.items()}  # type: ignore[misc]
+    writer.write_list([GOOD, GOOD], out)
+    with pytest.raises(SettingsError, match=words):
+        writer.write_list([GOOD, bad], out)

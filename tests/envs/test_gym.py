@@ -213,10 +213,21 @@ class Listed(CartPoleEnv):
         obs, reward, *rest = super().step(action)
         return obs, [reward], *rest
 
-class Wordy(CartPoleEnv):
+class Faulty(CartPoleEnv):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def reset(self, **options):
+        answer = super().reset(**options)
+        return answer[0] if self.fault == "old reset" else answer
+
     def step(self, action):
-        obs, reward, *rest = super().step(action)
-        return obs, "good", *rest
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.fault == "old step":
+            return obs, reward, terminated, info
+        reward = {"word": "good", "none": None, "two": [1.0, 2.0]}.get(self.fault, reward)
+        return obs, reward, terminated, truncated, info
 """
 
 
@@ -233,7 +244,21 @@ def test_rewards_may_be_arrays_of_one_number(tmp_path: Path) -> None:
     env = make(f"{tmp_path}/careless.py:Listed")
     reset(env)
     assert play(env, random_actions(env, 1))[0].step.reward.tolist() == [1.0, 1.0]
-    env = make(f"{tmp_path}/careless.py:Wordy")
-    reset(env)
-    with pytest.raises(SettingsError, match="returned the reward 'good', which is no number"):
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("word", "returned the reward 'good', which is no number"),
+        ("none", "returned the reward None, which is no number"),
+        ("two", "returned the reward .1.0, 2.0., which is no number"),
+        ("old step", "step returned a tuple of 4, but should return .observation, reward, terminated"),
+        ("old reset", "reset returned a ndarray, but should return .observation, info"),
+    ],
+)
+def test_what_environments_may_not_return_is_explained(tmp_path: Path, fault: str, words: str) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    env = make(f"{tmp_path}/careless.py:Faulty", options={"fault": fault})
+    with pytest.raises(SettingsError, match=words):
+        reset(env)
         play(env, random_actions(env, 1))
