@@ -192,8 +192,10 @@ class Book:
         self._recorder.message(f"checkpoint {iterations:08d}")
 
     def close(self) -> None:
-        self._recorder.close()
-        self._ledger.close()
+        try:
+            self._recorder.close()
+        finally:
+            self._ledger.close()
 
 
 def _event(delivery: Delivery) -> dict[str, Any]:

@@ -33,16 +33,14 @@ def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
     return f"{what} {only} {' '.join(told)}"
 
 
-def checkpoint_difference(saved: checkpoint.Checkpoint, lines: list[dict[str, Any]]) -> Difference | None:
+def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:
     """What in a checkpoint's parameters and normalizers is not what its line of the ledger says, or None.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
     place = f"checkpoint {saved.path.name}"
-    if not 1 <= saved.iteration <= len(lines):
-        return Difference(None, f"length of the ledger and {place}", f"{len(lines)}", f"{saved.iteration}")
-    line, (tensors, _) = lines[saved.iteration - 1], saved.part("learner")
+    tensors, _ = saved.part("learner")
     for kind, entry in (("parameter", "parameters"), ("normalizer", "normalizer")):
         recorded = line.get(entry, {})
         held = below(f"{kind}.", tensors)
@@ -66,7 +64,11 @@ def newest_checkpoint_difference(found: Sequence[Path], lines: list[dict[str, An
     """
     for path in reversed(found):
         try:
-            return checkpoint_difference(checkpoint.open_checkpoint(path, only=("learner",)), lines)
+            saved = checkpoint.open_checkpoint(path, only=("learner",))
+            if not 1 <= saved.iteration <= len(lines):
+                where = f"length of the ledger and checkpoint {path.name}"
+                return Difference(None, where, f"{len(lines)}", f"{saved.iteration}")
+            return checkpoint_difference(saved, lines[saved.iteration - 1])
         except checkpoint.CheckpointError:
             if path.exists():  # else the run, which goes on, has removed it by now
                 raise

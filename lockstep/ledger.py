@@ -207,15 +207,17 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
         raise LedgerError(f"The ledger {path} is empty. Restore it from a copy, or start a new run.")
 
 
-def _first(path: Path, iterations: int) -> list[tuple[dict[str, Any], str, int]]:
+def _first(path: Path, iterations: int) -> Iterator[tuple[dict[str, Any], str, int]]:
     """The entries of the head and of the first iterations; what follows may be damaged."""
-    kept = list(itertools.islice(_entries(path), iterations + 1))
-    if len(kept) < iterations + 1:
+    count = 0
+    for each in itertools.islice(_entries(path), iterations + 1):
+        yield each
+        count += 1
+    if count < iterations + 1:
         raise LedgerError(
-            f"The ledger {path} records {len(kept) - 1} iterations, but the checkpoint was taken after "
+            f"The ledger {path} records {count - 1} iterations, but the checkpoint was taken after "
             f"{iterations}. Restore it from a copy, or resume from an earlier one with --checkpoint."
         )
-    return kept
 
 
 class Ledger:
@@ -255,7 +257,9 @@ class Ledger:
             LedgerError: a line to be kept is missing or damaged.
         """
         path = Path(path)
-        _, chain, end = _first(path, iterations)[-1]
+        chain, end = _NO_CHAIN, 0
+        for _, chain, end in _first(path, iterations):  # noqa: B007 - the last ones count
+            pass
         os.truncate(path, end)
         ledger = Ledger(path, path.open("a", encoding="ascii", newline="\n"), chain, iterations)
         ledger.sync()
@@ -310,12 +314,31 @@ def read(path: str | os.PathLike[str], iterations: int | None = None) -> tuple[d
     """
     path = Path(path)
     first, *lines = (entry for entry, _, _ in (_entries(path) if iterations is None else _first(path, iterations)))
+    _require_version(path, first)
+    return first, lines
+
+
+def read_last(path: str | os.PathLike[str], iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Head, and the last of so many lines, all of which are checked: as read, without keeping them.
+
+    Raises:
+        LedgerError: as read does.
+    """
+    path = Path(path)
+    entries = (entry for entry, _, _ in _first(path, iterations))
+    first = last = next(entries)
+    for last in entries:  # noqa: B007 - the last one counts
+        pass
+    _require_version(path, first)
+    return first, last
+
+
+def _require_version(path: Path, first: dict[str, Any]) -> None:
     if first.get("version") != VERSION:
         raise LedgerError(
             f"The ledger {path} has format {first.get('version')}, and this lockstep reads format {VERSION}. "
             "Use the version of lockstep that wrote it (see run.json beside it)."
         )
-    return first, lines
 
 
 # ------------------------------------------------------------------------------------------------- comparison

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -177,10 +178,9 @@ class Recorder:
 
     def close(self) -> None:
         """Flush everything."""
-        self._display.close()
-        self._file.close()
-        for sink in self._sinks:
-            sink.close()
+        with contextlib.ExitStack() as all_of_them:  # each, even if the disk is full
+            for each in reversed((self._display, self._file, *self._sinks)):
+                all_of_them.callback(each.close)
 
     def _write(self, line: dict[str, float]) -> None:
         self._file.write(json.dumps({k: v if math.isfinite(v) else None for k, v in line.items()}) + "\n")

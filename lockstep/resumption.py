@@ -26,14 +26,14 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
     path = checkpoint.find(directory, name)
     saved = checkpoint.open_checkpoint(path)
     _require_memory(experiment, saved.iteration)
-    head, lines = ledger.read(folder.ledger, saved.iteration)
+    head, line = ledger.read_last(folder.ledger, saved.iteration)
     edited = edited_settings(folder, head)
     if edited is not None:
         raise SettingsError(
             f"{folder.path} cannot go on as another experiment than the one that its ledger records: {edited} Restore "
             "experiment.json from a copy, or train with the new settings in another folder."
         )
-    foreign = checkpoint_difference(saved, lines)
+    foreign = checkpoint_difference(saved, line)
     if foreign is not None:
         raise SettingsError(
             f"{path} is no checkpoint of what {folder.ledger} records: {foreign} Resume from another one with "

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -135,8 +136,12 @@ class RunFolder:
         with writing(options.run or "runs"):
             folder = RunFolder(_new_folder(experiment, options.run))
             folder.checkpoints.mkdir()
-        _write_json(folder.path / "run.json", facts)
-        _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
+            try:
+                _write_json(folder.path / "run.json", facts)
+                _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
+            except OSError:
+                shutil.rmtree(folder.path, ignore_errors=True)  # which could be neither resumed nor used again
+                raise
         return folder
 
     @staticmethod

@@ -356,7 +356,7 @@ def _agent(job: Job, role: Literal["collector", "learner"], index: int) -> Agent
 def _begin(job: Job, worker: Worker) -> Resumed:
     """Make version 0, or load the checkpoint that is resumed, and start the environments."""
     begin = time.perf_counter()
-    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
+    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint, only=())
     if saved is None:
         worker.versions.publish(0, worker.agent.version(0))
     else:
@@ -379,7 +379,7 @@ def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
     collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive, cuts)
     end = CollectorEnd(agent, link, collectors, clock, free=job.free)
-    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint)
+    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint, only=())
     try:
         begin = end.start(saved)
         with contextlib.suppress(RunEnded):

@@ -88,7 +88,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def complain(error: Exception) -> None:
+def complain(error: Exception | str) -> None:
     """Print an error's text to standard error, in red on a terminal; under torchrun, once on every host."""
     if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
         PatientConsole(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)

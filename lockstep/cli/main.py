@@ -43,12 +43,18 @@ VERBS = {
 }
 """Each verb's module, whose function of the verb's name (`eval` is `evaluate`) runs it, and what it does."""
 
+NO_SPACE = (
+    "There is no space left on the disk. Make room, and repeat the command; a run that has begun goes on with "
+    "lockstep resume, from its newest checkpoint."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
-    from lockstep.runtime.output import Explained, reader_gone, silence, tell
+    from lockstep.runtime.output import Explained, reader_gone, reserve_streams, silence, tell
 
+    reserve_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -89,13 +95,14 @@ def _run(arguments: list[str]) -> int:
     except SettingsError as error:
         complain(error)
         return 2
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
+        from lockstep.runtime.files import is_full
         from lockstep.runtime.supervisor import WorkerError
 
-        if not isinstance(error, WorkerError):
+        if not isinstance(error, WorkerError) and not is_full(error):
             raise
         _show_cursor()
-        complain(error)
+        complain(NO_SPACE if is_full(error) else error)
         return 1
 
 

@@ -290,7 +290,7 @@ def open_checkpoint(path: str | os.PathLike[str], only: Collection[str] | None =
     """Open a checkpoint folder after checking the size and SHA-256 of every file.
 
     Args:
-        only: the parts to check; None checks all, gigabytes where there is replay.
+        only: the parts to check; None checks all, gigabytes where there is replay. Each is checked when it is read.
 
     Raises:
         CheckpointError: something is missing, truncated or changed.

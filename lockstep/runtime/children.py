@@ -73,8 +73,9 @@ def _behave(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    if sys.stderr is not None:
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,10 +18,14 @@ from lockstep.settings import SettingsError
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that its name holds the old contents or the new ones, never a part of them."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        partial.unlink(missing_ok=True)  # on a full disk even this much is missed
+        raise
     os.replace(partial, path)
 
 
@@ -45,7 +50,20 @@ def writing(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        raise SettingsError(f"Cannot write {path}: {why}. Choose another place, or make this one writable.") from error
+        remedy = "make room there" if is_full(error) else "make this one writable"
+        remedy = "choose a shorter name" if error.errno == errno.ENAMETOOLONG else f"choose another place, or {remedy}"
+        raise SettingsError(f"Cannot write {path}: {why}. {remedy.capitalize()}.") from error
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a full disk, or a quota, is the reason of an error."""
+    reasons = errno.ENOSPC, errno.EDQUOT
+    while error is not None:
+        told = str(error) if isinstance(error, RuntimeError) else ""  # of a worker process, whose error came as text
+        if (isinstance(error, OSError) and error.errno in reasons) or any(os.strerror(n) in told for n in reasons):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def sync(path: Path) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PATIENCE = timedelta(days=1)
+MEETING = timedelta(minutes=15)
+"""That processes may take to find each other: one that ended before that is noticed by nobody."""
 
 
 class Group:
@@ -76,12 +78,17 @@ class GlooGroup(Group):
     Every operation fails, rather than waits on, when a peer is gone: gloo reports a closed connection at once. A peer
     that is only slow (it evaluates, or writes to a busy disk) is waited for; whether it stands still is for the
     supervisor to judge, who sees its progress.
+
+    Raises:
+        RuntimeError: not all of them came, within MEETING.
     """
 
     def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
         super().__init__()
-        url, store = (meeting, None) if isinstance(meeting, str) else (None, meeting)
-        dist.init_process_group("gloo", url, _PATIENCE, size, rank, store)
+        if isinstance(meeting, str):
+            meeting, rank, size = next(iter(dist.rendezvous(meeting, rank, size, timeout=MEETING)))
+            meeting.set_timeout(_PATIENCE)
+        dist.init_process_group("gloo", None, _PATIENCE, size, rank, meeting)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def send(self, value: Tensor, to: int) -> None:

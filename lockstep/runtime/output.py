@@ -25,8 +25,10 @@ def tell(text: str, stream: TextIO | None) -> None:
             print(text, file=stream, flush=True)
         except UnicodeEncodeError:
             print(text.encode(stream.encoding, "replace").decode(stream.encoding), file=stream, flush=True)
-    except BlockingIOError:
-        pass  # a full pipe that nobody waits for: this line is lost, the next may arrive
+    except (BlockingIOError, RuntimeError):
+        # A full pipe that nobody waits for, or, in a signal's handler, one that is being waited for: this line is lost,
+        # the next may arrive.
+        pass
     except (OSError, ValueError):  # ValueError: it was closed
         silence(stream)
 
@@ -40,6 +42,17 @@ def silence(stream: IO[str]) -> None:
             os.dup2(nowhere, descriptor)
         finally:
             os.close(nowhere)
+
+
+def reserve_streams() -> None:
+    """Let standard streams that were closed when this process began lead nowhere: a file or a pipe that took their
+    numbers would get what libraries and child processes print."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
+            os.set_inheritable(nowhere, True)
 
 
 class PatientConsole(Console):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runtime import children
+from lockstep.runtime.files import is_full
 from lockstep.runtime.output import tell
 from lockstep.sweep.queue import Entry, Outcome, Queue
 
@@ -84,7 +84,7 @@ def run_entry(queue: Queue, name: str) -> int:
                 tell(ended.reason, sys.stderr)
                 if _is_busy(error):
                     return ELSEWHERE
-                if _is_full(error):
+                if is_full(error):
                     return FULL
                 queue.end(name, ended)
         return 1 if ended.state == "failed" else 0
@@ -109,7 +109,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
             tell(reason, sys.stderr)
             queue.end(entry.name, Outcome("failed", reason=reason))
         except OSError as error:
-            code = FULL if _is_full(error) else 1
+            code = FULL if is_full(error) else 1
         finally:
             os._exit(code)
 
@@ -134,17 +134,6 @@ def _is_busy(error: Exception) -> bool:
     from lockstep.run import RunBusy
 
     return isinstance(error, RunBusy)
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk, or a quota, is the reason."""
-    reasons = errno.ENOSPC, errno.EDQUOT
-    while error is not None:
-        told = str(error) if isinstance(error, RuntimeError) else ""  # of a worker process, whose error came as text
-        if (isinstance(error, OSError) and error.errno in reasons) or any(os.strerror(n) in told for n in reasons):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _explained(error: Exception) -> str:

@@ -20,7 +20,7 @@ from lockstep.collect import Collector
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.runtime.display import LiveDisplay
-from lockstep.runtime.files import writing
+from lockstep.runtime.files import write_whole, writing
 from lockstep.runtime.output import PatientConsole, tell
 from lockstep.settings import SettingsError
 
@@ -202,3 +202,43 @@ def test_writing_passes_on_what_is_no_matter_of_files() -> None:
         raise ZeroDivisionError
     with pytest.raises(SettingsError, match="Cannot write here: No space left"), writing("here"):
         raise OSError(28, "No space left on device")
+
+
+def test_closed_standard_streams_end_nothing() -> None:
+    short = ("--total-steps", "128", "--layout", "processes:2", "--run", "run", "--display", "none")
+    ran = subprocess.run(f"{command('train', *SMALL, *short)} <&- 2>&-", shell=True, stdout=subprocess.PIPE, text=True)
+    assert ran.returncode == 0 and "digest: " in ran.stdout
+
+
+def test_a_message_out_of_a_signal_s_handler_ends_nothing() -> None:
+    class Busy(io.StringIO):
+        def write(self, text: str) -> int:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+    tell("stopping", Busy())
+
+
+@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+def test_a_full_disk_is_told(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("failing.py").write_text(FAILING.format(fault="raise OSError(28, 'No space left on device')", nan=False))
+    assert main(["train", *SMALL, "--env.id", "failing.py:Failing", "--layout", layout, "--display", "none"]) == 1
+    assert "error: There is no space left on the disk. Make room" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_half_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert main(["train", *SMALL, "--run", "run"]) == 2
+    assert "No space left on device. Choose another place, or make room there." in capsys.readouterr().err
+    assert not Path("run").exists()
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(os, "fsync", full)
+        write_whole(Path("file"), b"text")
+    assert not list(Path().iterdir())
+    with pytest.raises(SettingsError, match=r"File name too long\. Choose a shorter name\."), writing("x"):
+        Path(300 * "x").mkdir()

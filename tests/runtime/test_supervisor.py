@@ -6,10 +6,12 @@ import itertools
 import multiprocessing
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,3 +172,16 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     done = subprocess.run([sys.executable, "-c", makes_ends], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 2048, "a pipe for each pair alone has as many ends"
+
+
+def test_processes_on_several_hosts_do_not_wait_for_ever_for_one_that_ended_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.runtime.group.MEETING", timedelta(seconds=1))
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    for name, value in {**variables, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WorkerError, match=r"Process 0 of 2 did not meet the others .*may have ended before"):
+        train(recipes.ppo_cartpole(), Layout("torchrun"), options(tmp_path / "run"))
