@@ -170,6 +170,8 @@ def load_object(reference: str) -> Any:
             known = f" It has {', '.join(functions)}." if (functions := _functions(source)) else ""
             raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
+        if "no known parent package" in str(error):
+            remedy += " A file that is named by its path is in no package: import its neighbor without the dot."
         raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error
     return value
 

@@ -168,6 +168,10 @@ def _leads(layout: Layout) -> bool:
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
     """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
+    if not isinstance(experiment, Experiment):
+        raise SettingsError(
+            f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
+        )
     check_values(experiment)  # before anybody uses them to resolve others
     experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
     experiment.validate()

@@ -19,7 +19,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.output import reader_gone, tell
-from lockstep.settings import SettingsError, flat, load_value, to_json
+from lockstep.settings import SettingsError, check_values, flat, load_value, to_json
 
 if TYPE_CHECKING:
     from lockstep.train import Result
@@ -137,6 +137,7 @@ def load_recipe(name: str) -> Experiment:
             f"{name} gives a {type(experiment).__name__}, not an Experiment. A recipe is a function that can be "
             "called without arguments and returns a lockstep.Experiment."
         )
+    check_values(experiment)  # which the parser of flags would only warn of
     return experiment
 
 

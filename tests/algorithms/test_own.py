@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lockstep
 from lockstep.algorithms.base import LossOutput, check_loss
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.cli.main import main
@@ -105,6 +106,23 @@ def test_a_run_that_diverged_says_so_at_its_end(own: list[str], capsys: pytest.C
 def test_a_function_that_is_not_there_names_those_that_are(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "own.py:recip"]) == 2
     assert "own.py has no recip. It has recipe, other." in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_recipe_s_value_is_told_once(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text(OWN.replace("total_steps=2048", 'total_steps="2048"'))
+    assert main(own) == 2
+    assert capsys.readouterr().err.strip() == "error: total_steps='2048' must be a whole number."
+
+
+def test_a_relative_import_is_explained(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text("from .neighbor import thing\n")
+    assert main(own) == 2
+    assert "import its neighbor without the dot" in capsys.readouterr().err
+
+
+def test_python_s_train_wants_an_experiment() -> None:
+    with pytest.raises(SettingsError, match="'ppo-cartpole' is no Experiment"):
+        lockstep.train("ppo-cartpole")  # type: ignore[arg-type]
 
 
 def test_variables_of_ones_own_move_by_their_gradient() -> None:
