@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -27,8 +26,8 @@ from lockstep.runtime.files import locked_within, read_objects, write_whole, wri
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, from_json, look_for_files_in, require, to_json
 
-_LINE = 2**16
-"""Bytes at the end of metrics.jsonl that hold its last line."""
+_LINES = 2**16
+"""Bytes at the end of metrics.jsonl that hold its last lines."""
 _GLANCE = 0.5
 """Seconds that a sweep's look at whether the run is going on may keep it locked."""
 _FACTS: dict[str, type] = {
@@ -140,7 +139,8 @@ class RunFolder:
                 _write_json(folder.path / "run.json", facts)
                 _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
             except OSError:
-                shutil.rmtree(folder.path, ignore_errors=True)  # which could be neither resumed nor used again
+                folder.checkpoints.rmdir()  # with what is in it the folder could be neither resumed nor used again
+                (folder.path / "run.json").unlink(missing_ok=True)
                 raise
         return folder
 
@@ -257,12 +257,15 @@ class RunFolder:
             found.append(values)
         return found
 
-    def last_record(self) -> dict[str, Any]:
-        """The last of them, without a look at the others."""
+    def diverged(self) -> list[str]:
+        """Losses that ended as no finite number."""
         with contextlib.suppress(OSError), self.metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE))
-            return next((values for _, values in reversed(list(read_objects(file.read()))) if values), {})
-        return {}
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LINES))
+            for _, values in reversed(list(read_objects(file.read()))):
+                losses = [name for name in values or () if name.startswith("loss/")]
+                if values and losses:
+                    return [name for name in losses if values[name] is None]
+        return []
 
     def truncate_metrics(self, iterations: int) -> None:
         """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat. A damaged one

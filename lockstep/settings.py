@@ -179,7 +179,11 @@ def load_object(reference: str) -> Any:
 def _functions(source: str) -> list[str]:
     """Of a module, or a file, that was imported: what it defines."""
     module = load_file(source) if source.endswith(".py") else import_module(source)
-    return [name for name, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
+    return [
+        name
+        for name, x in vars(module).items()
+        if inspect.isfunction(x) and x.__module__ == module.__name__ and name[0] != "_"
+    ]
 
 
 def load_value(reference: str) -> Any:
@@ -295,8 +299,7 @@ _TYPE = "$type"
 def to_json(value: Any) -> Any:
     """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
 
-    Equal settings make equal JSON: a whole number where numbers are wanted is written as a float. Settings that a class
-    lists as `later` are left out while they have their default value: they came when there were
+    Settings that a class lists as `later` are left out while they have their default value: they came when there were
     runs already, whose experiments stay what they were.
 
     Raises:
@@ -304,11 +307,7 @@ def to_json(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         later = getattr(type(value), "later", frozenset())
-        hints = _hints(type(value))
-        present = {
-            f.name: (_as_hinted(getattr(value, f.name), hints.get(f.name)), _default(f))
-            for f in dataclasses.fields(value)
-        }
+        present = {f.name: (getattr(value, f.name), _default(f)) for f in dataclasses.fields(value)}
         fields = {name: to_json(x) for name, (x, default) in present.items() if name not in later or x != default}
         return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
@@ -320,17 +319,6 @@ def to_json(value: Any) -> Any:
             f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "
             "False, None, and tuples, dicts and dataclasses of these: convert it, as by int() or str()."
         )
-    return value
-
-
-def _as_hinted(value: Any, hint: Any) -> Any:
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if type(value) is int and float in kinds and int not in kinds:
-        return float(value)
-    if get_origin(hint) is tuple and isinstance(value, (tuple, list)):
-        args = get_args(hint)
-        kinds = [args[0]] * len(value) if args[1:] == (...,) else args
-        return tuple(map(_as_hinted, value, kinds)) if len(kinds) == len(value) else value
     return value
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from lockstep.agent import Agent, Version, below
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rnd import RND
 from lockstep.asynchronous import AsyncLearner
 from lockstep.clock import Recorded, Versions
 from lockstep.graphs import Capture
@@ -21,8 +23,6 @@ from lockstep.runtime.group import Group
 from lockstep.runtime.output import tell
 from lockstep.shard import block
 from lockstep.tree import TreeSum
-
-_PLAIN = (bool, int, float, str, tuple, list, dict, type(None))
 
 
 class Worker:
@@ -42,7 +42,6 @@ class Worker:
         shards = scheme.shards
         self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
         self._alive = alive
-        self._told = False
         self.slots = block(shards, group.size, group.rank)
         self._tree = TreeSum(shards, group)
         if scheme.gradient_lag == "async":
@@ -50,6 +49,7 @@ class Worker:
             self._learner = AsyncLearner(agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates)
         else:
             self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
+        self._begun = _numbers(agent.algorithm)
 
     @property
     def learning_seconds(self) -> float:
@@ -122,15 +122,17 @@ class Worker:
 
     def _tell_of_lost_state(self) -> None:
         """Say it, once, if an algorithm of a user's own keeps on the object what it should let checkpoints hold."""
-        algorithm: Any = self.agent.algorithm
-        algorithm = getattr(algorithm, "inner", algorithm)
-        begun = vars(self.agent.experiment.algorithm.build())
-        changed = [n for n, x in vars(algorithm).items() if isinstance(x, _PLAIN) and begun.get(n, _PLAIN) != x]
-        if changed and not self._told:
-            self._told = True
-            whose = f"{', '.join(changed)} of {type(algorithm).__name__}"
+        begun, now = self._begun, _numbers(self.agent.algorithm)
+        if changed := [name for name in now if now[name] != begun.get(name)]:
             tell(
-                f"warning: {whose} changed while it learned, and checkpoints do not hold it: the run would "
-                "not resume exactly. Let the algorithm's method variables return it.",
+                f"warning: {', '.join(changed)} of the algorithm changed while it learned, and checkpoints do not hold "
+                "it: the run would not resume exactly. Let the algorithm's method variables return it.",
                 sys.stderr,
             )
+            self._begun = now
+
+
+def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:
+    """What an algorithm's object holds of numbers and texts."""
+    algorithm = algorithm.inner if isinstance(algorithm, RND) else algorithm
+    return {name: repr(x) for name, x in vars(algorithm).items() if isinstance(x, (int, float, str))}

@@ -324,7 +324,7 @@ def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
             f"{who} returned a {type(loss).__name__}. Return a lockstep.algorithms.base.LossOutput: the loss to "
             "differentiate, summed over valid samples, and the metrics."
         )
-    if not isinstance(loss.total, Tensor) or loss.total.shape != () or not loss.total.requires_grad:
+    if not isinstance(loss.total, Tensor) or loss.total.numel() != 1 or not loss.total.requires_grad:
         raise SettingsError(
             f"{who} returned {_described(loss.total)} as its total. It must be a scalar with gradients."
         )

@@ -43,7 +43,7 @@ VERBS = {
 }
 """Each verb's module, whose function of the verb's name (`eval` is `evaluate`) runs it, and what it does."""
 
-NO_SPACE = (
+_NO_SPACE = (
     "There is no space left on the disk. Make room, and repeat the command; a run that has begun goes on with "
     "lockstep resume, from its newest checkpoint."
 )
@@ -102,7 +102,7 @@ def _run(arguments: list[str]) -> int:
         if not isinstance(error, WorkerError) and not is_full(error):
             raise
         _show_cursor()
-        complain(NO_SPACE if is_full(error) else error)
+        complain(f"{_NO_SPACE} {error}" if is_full(error) else error)
         return 1
 
 

@@ -219,9 +219,8 @@ def report(result: Result, *, json: bool) -> int:
         say(f"run: {result.run}")
         if result.score is not None:
             say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
-        last = RunFolder(result.run).last_record()
-        if lost := [name for name, value in last.items() if name.startswith("loss/") and value is None]:
-            say(f"diverged: at the end {', '.join(lost)} is no finite number, and nor is what was learned")
+        if lost := RunFolder(result.run).diverged():
+            say(f"diverged: {', '.join(lost)} ended as no finite number, and so, probably, did what was learned")
         if result.stopped:
             command = f"lockstep resume {shlex.quote(str(result.run))}"
             say(f"stopped after {result.iterations:,} iterations; go on with: {command}")

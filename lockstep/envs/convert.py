@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -97,9 +98,10 @@ def _unlike(
             entries = f"are {', '.join(map(str, value))}" if isinstance(value, dict) else f"is {value!r}"
             found = f"is missing: there {entries}"
             break
-        if np.shape(value) != shape:
-            found = f"has the shape {np.shape(value)}, but its observation_space says {shape}"
-            break
+        with contextlib.suppress(ValueError):  # of a ragged list, which has no shape
+            if np.shape(value) != shape:
+                found = f"has the shape {np.shape(value)}, but its observation_space says {shape}"
+                break
     return SettingsError(f"An observation{where} of the environment {found}. Mend the environment, or wrap it.")
 
 

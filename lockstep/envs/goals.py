@@ -44,7 +44,7 @@ class Goals:
         if changing:
             raise SettingsError(
                 f"algorithm.replay.hindsight asks an environment what other goals would have earned, but {changing} of "
-                f"env.id={config.id} changes its rewards or observations, and has no compute_reward of its own that "
+                f"env.id={config.id} changes its rewards or goals, and has no compute_reward of its own that "
                 "would do the same. Give it one, leave it out, or use --algorithm.replay.hindsight 0."
             )
         self._env, self._judge = env, judge
@@ -76,7 +76,16 @@ def _judge(env: Any) -> tuple[Any, str]:
     makes something else of that."""
     changing = ""
     while env is not None and not hasattr(env, "compute_reward"):
-        if isinstance(env, (gymnasium.RewardWrapper, gymnasium.ObservationWrapper)):
+        if isinstance(env, (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)) or (
+            isinstance(env, gymnasium.ObservationWrapper) and _goals(env) != _goals(env.env)
+        ):
             changing = type(env).__name__
         env = env.env if isinstance(env, gymnasium.Wrapper) else None
     return env, changing
+
+
+def _goals(env: Any) -> list[Any]:
+    """The spaces of goals that an environment shows."""
+    space = env.observation_space
+    shown = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    return [shown.get(name) for name in (ACHIEVED, DESIRED)]

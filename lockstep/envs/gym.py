@@ -173,10 +173,11 @@ class GymShard(ShardEnv):
                 action = single_action(self.action_space, self._action, j)
                 answer = env.step(action)
                 try:
-                    self._obs[j], value, terminated[j], truncated[j], _ = answer
+                    self._obs[j], value, ended, cut_off, _ = answer
                 except (TypeError, ValueError):
                     wanted = "(observation, reward, terminated, truncated, info)"
                     raise _misanswered("step", answer, wanted) from None
+                terminated[j], truncated[j] = ended, cut_off
                 reward[j] = value if isinstance(value, _NUMBERS) else _number(value)
                 self._steps[j] += 1
         self._writer.write_list(self._obs, out)

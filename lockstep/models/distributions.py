@@ -165,7 +165,7 @@ class EpsilonGreedy(Distribution):
 def bounded(space: spaces.Box) -> bool:
     """Whether actions can be scaled to its bounds: float32's largest numbers, often written for none, are no bounds."""
     with np.errstate(over="ignore"):
-        return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
+        return bool(np.isfinite(space.high - space.low).all())
 
 
 class Gaussian(Distribution):

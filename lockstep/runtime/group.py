@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.runtime.shared import SharedMemory
 
@@ -86,7 +87,9 @@ class GlooGroup(Group):
     def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
         super().__init__()
         if isinstance(meeting, str):
-            meeting, rank, size = next(iter(dist.rendezvous(meeting, rank, size, timeout=MEETING)))
+            meeting, rank, size = next(rendezvous(meeting, rank, size, timeout=MEETING))
+            meeting.set(f"here-{rank}", "")  # torchrun's store does not wait until all have joined it
+            meeting.wait([f"here-{each}" for each in range(size)], MEETING)
             meeting.set_timeout(_PATIENCE)
         dist.init_process_group("gloo", None, _PATIENCE, size, rank, meeting)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -23,7 +23,7 @@ import torch
 from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
-from lockstep.runtime.group import MEETING, GlooGroup, Group
+from lockstep.runtime.group import GlooGroup, Group
 from lockstep.runtime.local import Ends, LocalGroup, join
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
@@ -197,8 +197,8 @@ def run_torchrun(work: Work, job: Job) -> Result:
         group = GlooGroup("env://", rank, size)
     except RuntimeError as error:
         raise WorkerError(
-            f"Process {rank} of {size} did not meet the others within {MEETING.seconds / 60:g} minutes ({error}). One "
-            "of them may have ended before, and said why in its own output, or cannot reach the first one's host."
+            f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before, and said "
+            "why in its own output, or cannot reach the first one's host."
         ) from error
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())

@@ -23,7 +23,7 @@ from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.layout import Layout
 from lockstep.runtime import children, supervisor
-from lockstep.runtime.group import Group
+from lockstep.runtime.group import Group, meeting_point
 from lockstep.runtime.supervisor import StopRequest, WorkerError, _first_cause
 from lockstep.settings import SettingsError
 from lockstep.train import resume, train
@@ -174,14 +174,23 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert int(done.stdout) > 2048, "a pipe for each pair alone has as many ends"
 
 
+@pytest.mark.parametrize("agent", [False, True])
 def test_processes_on_several_hosts_do_not_wait_for_ever_for_one_that_ended_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.runtime.group.MEETING", timedelta(seconds=1))
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    store, (_, known) = meeting_point("localhost")  # as torchrun's own process makes it
+    variables = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(known if agent else port),
+    }
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": str(agent)}
     for name, value in {**variables, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(WorkerError, match=r"Process 0 of 2 did not meet the others .*may have ended before"):
+    with pytest.raises(WorkerError, match=r"Process 0 of 2 did not meet the others: .*may have ended before"):
         train(recipes.ppo_cartpole(), Layout("torchrun"), options(tmp_path / "run"))
+    del store

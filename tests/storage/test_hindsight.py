@@ -223,17 +223,51 @@ class Knowing(Scaled):
     def compute_reward(self, achieved, desired, info):
         return self.reward(self.env.compute_reward(achieved, desired, info))
 
+class Larger(gymnasium.ObservationWrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        goal = gymnasium.spaces.Box(0.0, 2.0, (2,))
+        self.observation_space = gymnasium.spaces.Dict({**env.observation_space, "desired_goal": goal})
+
+    def observation(self, observation):
+        return {**observation, "desired_goal": 2 * observation["desired_goal"]}
+
+class Again(gymnasium.ObservationWrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        more = {"again": env.observation_space["observation"]}
+        self.observation_space = gymnasium.spaces.Dict({**env.observation_space, **more})
+
+    def observation(self, observation):
+        return {**observation, "again": observation["observation"]}
+
 def scaled(): return Scaled(BitFlip(2))
 def flat(): return FlattenObservation(BitFlip(2))
+def scaled_goals(): return Larger(BitFlip(2))
+def shown_again(): return Again(BitFlip(2))
+def normalized(): return gymnasium.wrappers.NormalizeReward(BitFlip(2))
 def limited(): return gymnasium.wrappers.TimeLimit(Knowing(BitFlip(2)), 5)
 """
 
 
-@pytest.mark.parametrize(("name", "wrapper"), [("scaled", "Scaled"), ("flat", "FlattenObservation")])
+@pytest.mark.parametrize(
+    ("name", "wrapper"),
+    [
+        ("scaled", "Scaled"),
+        ("flat", "FlattenObservation"),
+        ("scaled_goals", "Larger"),
+        ("normalized", "NormalizeReward"),
+    ],
+)
 def test_what_a_wrapper_makes_of_rewards_and_goals_must_be_known(tmp_path: Path, name: str, wrapper: str) -> None:
     (tmp_path / "wrapped.py").write_text(WRAPPED)
     with pytest.raises(SettingsError, match=f"{wrapper} of env.id=.*has no compute_reward of its own"):
         Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:{name}", adapter="gymnasium"))
+
+
+def test_a_wrapper_may_change_what_is_no_goal(tmp_path: Path) -> None:
+    (tmp_path / "wrapped.py").write_text(WRAPPED)
+    Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:shown_again", adapter="gymnasium")).close()
 
 
 def test_a_wrapper_may_say_what_goals_earn(tmp_path: Path) -> None:
