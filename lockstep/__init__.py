@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.evaluation.scores import evaluate as evaluate
     from lockstep.experiment import Experiment as Experiment
     from lockstep.experiment import NormalizeConfig as NormalizeConfig
+    from lockstep.experiment import WarmStart as WarmStart
     from lockstep.layout import Layout as Layout
     from lockstep.replay import replay as replay
     from lockstep.run import RunOptions as RunOptions
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Experiment": "lockstep.experiment",
     "NormalizeConfig": "lockstep.experiment",
+    "WarmStart": "lockstep.experiment",
     "Layout": "lockstep.layout",
     "RunOptions": "lockstep.run",
     "Scheme": "lockstep.scheme",
@@ -52,6 +54,7 @@ __all__ = [
     "RunOptions",
     "Scheme",
     "SettingsError",
+    "WarmStart",
     "__version__",
     "diff",
     "evaluate",

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lockstep.algorithms.base import AlgorithmConfig
 from lockstep.envs.base import EnvConfig
@@ -36,6 +36,26 @@ class NormalizeConfig:
 
 
 @dataclass(frozen=True)
+class WarmStart:
+    """Beginning with what another run has learned. Optimizer, memory and schedules begin anew."""
+
+    run: str = ""
+    """Folder of the run; none by default, and parameters begin at random."""
+    checkpoint: str = "latest"
+    """Which of its checkpoints: latest, best, or an iteration."""
+    parts: tuple[str, ...] = ()
+    """What is taken over, by how parameters' names begin, such as trunks or actor; normalizer for running statistics.
+    The rest begins at random. All by default; fewer suit a task with other actions."""
+    digest: str = ""
+    """SHA-256 over what is taken over. Found out when the run starts."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if "" in self.parts:
+            raise SettingsError("warm_start.parts has an empty name: leave it out, or take all parts with none.")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything that determines what is learned. Its hash is the run's identity."""
 
@@ -54,6 +74,9 @@ class Experiment:
     images; fp32 is as fast with vectors, and more exact."""
     torch_threads: int = 1
     """Torch threads a worker computes with. Bits depend on it, so cores are used by more workers instead."""
+    warm_start: WarmStart = field(default_factory=WarmStart)
+
+    later: ClassVar[frozenset[str]] = frozenset({"warm_start"})
 
     def validate(self) -> None:
         """Raise SettingsError if two settings contradict each other."""
@@ -64,6 +87,7 @@ class Experiment:
         self.env.validate()
         self.scheme.validate()
         self.normalize.validate()
+        self.warm_start.validate()
         self.model.validate()
         if num_envs % shards:
             raise SettingsError(

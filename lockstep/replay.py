@@ -167,7 +167,7 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
         raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
     require_memory(folder, experiment, len(lines))
     recorded = recorded_clock(experiment, lines, folder.path)
-    result = train(experiment, layout, options, stop_after=len(lines), recorded=recorded)
+    result = train(experiment, layout, options, stop_after=len(lines), recorded=recorded, weights=folder.weights)
     again = ledger.read(RunFolder(result.run).ledger)
     difference = ledger.compare(head, lines, *again, iterations=result.iterations)
     stopped = result.iterations < len(lines)

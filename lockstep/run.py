@@ -102,6 +102,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def weights(self) -> Path:
+        """What a run with a warm start began with."""
+        return self.path / "weights.safetensors"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

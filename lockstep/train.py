@@ -21,7 +21,7 @@ from typing import Literal
 
 import torch
 
-from lockstep import envs
+from lockstep import envs, warm_start
 from lockstep.agent import Agent, Version
 from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
@@ -92,6 +92,7 @@ def train(
     *,
     stop_after: int | None = None,
     recorded: Recorded | None = None,
+    weights: Path | None = None,
 ) -> Result:
     """Train from the beginning.
 
@@ -101,6 +102,7 @@ def train(
         options: where the run is kept and how it is shown.
         stop_after: end after so many iterations, without changing the schedules that total_steps defines.
         recorded: what a run recorded of what timing decided, to do the same again (see lockstep.replay).
+        weights: the copy that another run has of what the experiment's warm start names.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
@@ -110,9 +112,14 @@ def train(
     experiment = prepare(experiment, layout, recorded)
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
+    begun_with = warm_start.weights(experiment, weights)
+    if begun_with:
+        warm_start.load(Agent(experiment), begun_with)
     if layout.backend == "inline" and recorded is None and not is_unattended():
         Agent(experiment).check()  # as learn does, but before there is a folder
     folder = RunFolder.create(experiment, layout, options)
+    if _leads(layout):
+        warm_start.keep(begun_with, folder)
     if recorded is not None:
         (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
     with _writing(folder, layout):
@@ -178,14 +185,21 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     layout.validate(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
     Clock.of(experiment)  # which refuses a schedule that cannot be kept
-    return experiment
+    return warm_start.resolved(experiment)
 
 
 def check(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: a replay that
     does not fit into memory, and what the model refuses."""
     memory.require(experiment, _shards_here(experiment, layout))
-    Agent(experiment).check()
+    check_model(experiment)
+
+
+def check_model(experiment: Experiment) -> None:
+    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with."""
+    agent = Agent(experiment)
+    agent.check()
+    warm_start.load(agent, warm_start.weights(experiment))
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
@@ -362,6 +376,7 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     begin = time.perf_counter()
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint, only=())
     if saved is None:
+        warm_start.load(worker.agent, warm_start.weights(job.experiment, job.folder.weights))
         worker.versions.publish(0, worker.agent.version(0))
     else:
         worker.restore(saved)

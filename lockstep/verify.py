@@ -126,7 +126,7 @@ def _rerun(
             run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
         )
         clock = recorded_clock(experiment, lines[:count], folder.path)
-        result = train(experiment, layout, options, stop_after=count, recorded=clock)
+        result = train(experiment, layout, options, stop_after=count, recorded=clock, weights=folder.weights)
         if result.stopped:
             raise KeyboardInterrupt
         again = ledger.read(RunFolder(scratch / "run").ledger)

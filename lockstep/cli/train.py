@@ -189,13 +189,12 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 
 
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
-    from lockstep.agent import Agent
-    from lockstep.train import prepare
+    from lockstep.train import check_model, prepare
 
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
-        Agent(experiment).check()
+        check_model(experiment)
     settings = to_json(experiment)
     if given.json:
         options = dataclasses.asdict(given.options)

@@ -74,6 +74,11 @@ _NEEDS = (
         {"algorithm.learn_temperature": bool},
     ),
     _Need(
+        ("warm_start.checkpoint", "warm_start.parts", "warm_start.digest"),
+        "--warm-start.run",
+        {"warm_start.run": bool},
+    ),
+    _Need(
         ("normalize.clip",),
         "--normalize.observations or --normalize.returns",
         {"normalize.observations": bool, "normalize.returns": bool},

@@ -30,7 +30,7 @@ _LARGE = 1_000_000
 """Bytes above which ledger and metrics are compressed."""
 _LINES = ("ledger.jsonl", "metrics.jsonl")
 _OURS = re.compile(
-    r"experiment\.json|run\.json|(?:ledger|metrics)\.jsonl(?:\.gz)?|checkpoints/\d{8,}/(?:manifest\.json|[\w-]+\.safetensors)|README\.md"
+    r"experiment\.json|run\.json|weights\.safetensors|(?:ledger|metrics)\.jsonl(?:\.gz)?|checkpoints/\d{8,}/(?:manifest\.json|[\w-]+\.safetensors)|README\.md"
     rf"|{re.escape(CURVE)}|{re.escape(VIDEO)}"
 )
 """Files of a run's repository; anything else in it is left alone."""
@@ -259,6 +259,8 @@ def _files(
         packed = len(data) > _LARGE
         # Without a time in it, equal runs are equal files.
         files[f"{name}.gz" if packed else name] = gzip.compress(data, mtime=0) if packed else data
+    if folder.weights.is_file():
+        files[folder.weights.name] = folder.weights
     for each in checkpoints:
         files |= {f"checkpoints/{each.path.name}/{path.name}": path for path in sorted(each.path.iterdir())}
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hub_server import READER, TOKEN, StandIn
 import lockstep
 from lockstep import recipes
 from lockstep.cli.main import main
+from lockstep.experiment import WarmStart
 from lockstep.layout import Layout
 from lockstep.recipes import RECIPES
 from lockstep.run import RunFolder, RunOptions
@@ -91,6 +93,17 @@ def test_the_card_says_what_it_scores_and_no_path_of_the_machine(run: Path, serv
     told = text.encode() + server.repositories[REPO].files["run.json"]
     assert str(run.parent).encode() not in told and not re.search(rb"/(?:tmp|home|srv)/", told)
     assert result.url == f"{server.address}/{REPO}"
+
+
+def test_what_a_run_began_with_comes_along(run: Path, server: StandIn, tmp_path: Path) -> None:
+    source = shutil.copytree(run, tmp_path / "source")
+    warm = RunFolder.open(source).experiment().replace(warm_start=WarmStart(str(source)))
+    options = RunOptions(run=str(tmp_path / "warm"), display="none", tensorboard=False)
+    hub.push(lockstep.train(warm, "inline", options).run, REPO, episodes=1)
+    shutil.rmtree(source)
+    pulled = hub.pull(REPO, tmp_path / "pulled")
+    assert RunFolder(pulled).weights.read_bytes() == RunFolder(tmp_path / "warm").weights.read_bytes()
+    assert lockstep.verify(pulled, Layout.parse("inline"), "all").ok
 
 
 def test_pushing_again_replaces_checkpoints_and_leaves_other_files(run: Path, server: StandIn) -> None:

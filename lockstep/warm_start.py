@@ -1,0 +1,137 @@
+"""Beginning with what another run has learned: its parameters and statistics in place of random and empty ones.
+
+They become version 0. A run keeps a copy of them in its folder, so that it can begin, be verified and be repeated
+when the other one is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from lockstep.agent import Agent, below
+from lockstep.experiment import Experiment, WarmStart
+from lockstep.ledger import state_digest
+from lockstep.run import RunFolder
+from lockstep.runtime.checkpoint import Checkpoint, find, open_checkpoint
+from lockstep.runtime.files import write_whole
+from lockstep.settings import SettingsError
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """With the iteration of the checkpoint that the warm start names, and the digest of what is taken from it.
+
+    Raises:
+        SettingsError: there is no such run, checkpoint or part.
+    """
+    start = experiment.warm_start
+    if not start.run or start.digest:
+        return experiment
+    saved = _saved(start)
+    digest = state_digest(_taken(saved, start.parts))
+    return experiment.replace(warm_start=dataclasses.replace(start, checkpoint=str(saved.iteration), digest=digest))
+
+
+def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tensor]:
+    """What a resolved experiment begins with, by the names of Agent.state; nothing without a warm start.
+
+    Args:
+        kept: where a run that began so has its copy. Without one they are read from the run that the warm start names.
+
+    Raises:
+        SettingsError: they are not there any more, or not what they were.
+    """
+    start = experiment.warm_start
+    if not start.run:
+        return {}
+    if kept is not None and kept.is_file():
+        try:
+            tensors, place = safetensors.torch.load_file(kept), str(kept)
+        except (OSError, SafetensorError) as error:
+            raise SettingsError(f"{kept}, which the run began with, is damaged: {error}. Restore it.") from error
+    else:
+        saved = _saved(start)
+        tensors, place = _taken(saved, start.parts), str(saved.path)
+    if (digest := state_digest(tensors)) != start.digest:
+        raise SettingsError(
+            f"{place} is not what the run began with: warm_start.digest is {start.digest[:8]}…, and that of the file "
+            f"{digest[:8]}…. Restore it from a copy, or begin a run with what is there now: leave the digest out."
+        )
+    return tensors
+
+
+def keep(tensors: dict[str, Tensor], folder: RunFolder) -> None:
+    """Write what a run begins with into its folder."""
+    if tensors:
+        write_whole(folder.weights, safetensors.torch.save(tensors))
+
+
+def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
+    """Let a new agent begin with weights, its target network too. Without any it stays as it is.
+
+    Raises:
+        SettingsError: they are not those of the agent's networks.
+    """
+    if not tensors:
+        return
+    state = agent.state()
+    parts = agent.experiment.warm_start.parts
+    own = {name: tensor for name, tensor in state.items() if not name.startswith("target.") and _is_of(name, parts)}
+    misfits = [
+        f"{_bare(name)} is {_shape(own, name)} here and {_shape(tensors, name)} there"
+        for name in dict.fromkeys([*own, *tensors])
+        if _shape(own, name) != _shape(tensors, name)
+    ]
+    if misfits:
+        raise SettingsError(
+            f"The networks of {agent.experiment.warm_start.run} are not those of this experiment: {misfits[0]}"
+            f"{f', and {len(misfits) - 1} more' if misfits[1:] else ''}. {_advice(own, tensors)}"
+        )
+    targets = {f"target.{name}": tensor for name, tensor in below("parameter.", tensors).items()}
+    agent.load({**state, **tensors, **targets})
+
+
+def _saved(start: WarmStart) -> Checkpoint:
+    return open_checkpoint(find(RunFolder.open(start.run).checkpoints, start.checkpoint), only=("learner",))
+
+
+def _taken(saved: Checkpoint, parts: tuple[str, ...]) -> dict[str, Tensor]:
+    """What a checkpoint holds of some parts of its networks; of all, if none is named."""
+    tensors, _ = saved.part("learner")
+    known = {name: tensor for name, tensor in tensors.items() if name.startswith(("parameter.", "normalizer."))}
+    for part in parts:
+        if not any(_is_of(name, (part,)) for name in known):
+            raise SettingsError(
+                f"--warm-start.parts {part} is no part of the networks in {saved.path}, which has "
+                f"{', '.join(_parts(known))}, each also in parts of its own, such as {_bare(next(iter(known)))}."
+            )
+    return {name: tensor for name, tensor in known.items() if _is_of(name, parts)}
+
+
+def _is_of(name: str, parts: tuple[str, ...]) -> bool:
+    return not parts or any(f"{_bare(name)}.".startswith(f"{part}.") for part in parts)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("parameter.")
+
+
+def _parts(names: dict[str, Tensor]) -> list[str]:
+    return list(dict.fromkeys(_bare(name).partition(".")[0] for name in names))
+
+
+def _shape(tensors: dict[str, Tensor], name: str) -> str:
+    return str(list(tensors[name].shape)) if name in tensors else "absent"
+
+
+def _advice(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> str:
+    names = {**own, **tensors}
+    differing = {_bare(name).partition(".")[0] for name in names if _shape(own, name) != _shape(tensors, name)}
+    fitting = [part for part in _parts(names) if part not in differing]
+    if not fitting:
+        return "Give the experiment that run's model, or train it from the beginning."
+    return f"Give the experiment that run's model, or take what fits: --warm-start.parts {' '.join(fitting)}"

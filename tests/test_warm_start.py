@@ -1,0 +1,184 @@
+"""Runs that begin with what another one has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lockstep import recipes
+from lockstep.agent import Agent
+from lockstep.cli.main import main
+from lockstep.experiment import Experiment, NormalizeConfig, WarmStart
+from lockstep.layout import Layout
+from lockstep.ledger import state_digest
+from lockstep.replay import replay
+from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime import checkpoint
+from lockstep.settings import SettingsError, from_json, to_json
+from lockstep.train import prepare, resume, train
+from lockstep.verify import verify
+from lockstep.warm_start import load, weights
+from tests.tiny import EXPERIMENTS, cut
+
+Captured = pytest.CaptureFixture[str]
+
+
+def cartpole(iterations: int = 3) -> Experiment:
+    """PPO on CartPole, its observations and rewards normalized."""
+    full = cut(recipes.ppo_cartpole, rollout=32, epochs=4, env={"adapter": "gymnasium"})
+    normalize = NormalizeConfig(observations=True, returns=True)
+    return full.replace(normalize=normalize, total_steps=iterations * full.samples_per_iteration)
+
+
+def options(path: Path) -> RunOptions:
+    return RunOptions(run=str(path), checkpoint_every=1, display="none", tensorboard=False)
+
+
+def learned(run: Path, iteration: int | None = None) -> dict[str, torch.Tensor]:
+    """What a run's learner holds in a checkpoint."""
+    found = checkpoint.find(RunFolder.open(run).checkpoints, iteration)
+    return checkpoint.open_checkpoint(found).part("learner")[0]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, to be read only."""
+    path = tmp_path_factory.mktemp("warm") / "source"
+    train(cartpole(), None, options(path))
+    return path
+
+
+def after(source: Path, *parts: str, checkpoint: str = "latest") -> Experiment:
+    """The same networks with another seed, begun with what the source has learned."""
+    return cartpole().replace(seed=7, warm_start=WarmStart(str(source), checkpoint, parts))
+
+
+def begun(experiment: Experiment) -> dict[str, torch.Tensor]:
+    agent = Agent(experiment)
+    load(agent, weights(experiment))
+    return agent.state()
+
+
+def test_version_0_is_what_the_other_run_ended_with(source: Path) -> None:
+    experiment = prepare(after(source), Layout())
+    assert experiment.warm_start.checkpoint == "3"
+    held = {name: x for name, x in learned(source).items() if name.startswith(("parameter.", "normalizer."))}
+    assert experiment.warm_start.digest == state_digest(held) == state_digest(begun(experiment))
+    at_random = Agent(experiment).state()
+    assert held.keys() == at_random.keys() and state_digest(at_random) != state_digest(held)
+    assert prepare(after(source, checkpoint="1"), Layout()).warm_start.digest != experiment.warm_start.digest
+
+
+@pytest.mark.parametrize("name", ["mpo", "dqn-prioritized-frames"])
+def test_target_networks_begin_so_too(name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name]()
+    train(experiment, None, options(tmp_path / "run"))
+    state = begun(prepare(experiment.replace(seed=3, warm_start=WarmStart(str(tmp_path / "run"))), Layout()))
+    before = learned(tmp_path / "run")
+    targets = [name for name in state if name.startswith("target.")]
+    assert targets
+    for target in targets:
+        parameter = target.replace("target.", "parameter.", 1)
+        assert torch.equal(state[target], state[parameter]) and torch.equal(state[parameter], before[parameter])
+
+
+def test_the_rest_begins_at_random(source: Path) -> None:
+    experiment = prepare(after(source, "trunks.0", "normalizer"), Layout())
+    state, random, before = begun(experiment), Agent(experiment).state(), learned(source)
+    taken = [name for name in state if name.startswith(("parameter.trunks.0.", "normalizer."))]
+    assert 0 < len(taken) < len(state)
+    for name in state:
+        assert torch.equal(state[name], (before if name in taken else random)[name])
+
+
+def test_every_layout_and_a_repetition_give_the_same_bits_when_the_source_is_gone(source: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(source, tmp_path / "source")
+    experiment = after(copy)
+    results = {
+        layout: train(experiment, layout, options(tmp_path / str(number)))
+        for number, layout in enumerate(["inline", "processes:2", "cpu:a1-l1"])
+    }
+    cold = train(experiment.replace(warm_start=WarmStart()), None, options(tmp_path / "cold"))
+    assert len({result.digest for result in results.values()}) == 1 and cold.digest != results["inline"].digest
+    shutil.rmtree(copy)
+    run = results["inline"].run
+    assert verify(run, Layout.parse("processes:2"), "all").ok
+    again = replay(run, None, options(tmp_path / "again"))
+    assert again.ok and RunFolder(again.run).weights.read_bytes() == RunFolder(run).weights.read_bytes()
+    shutil.rmtree(run / "checkpoints" / "00000003")
+    assert resume(run).digest == results["inline"].digest
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_so_again(source: Path, tmp_path: Path) -> None:
+    whole = train(after(source), None, options(tmp_path / "whole"))
+    late = dataclasses.replace(options(tmp_path / "run"), checkpoint_every=3)
+    train(after(source), None, late)
+    for path in (tmp_path / "run" / "checkpoints" / "00000003", tmp_path / "run" / ".checkpointed"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert resume(tmp_path / "run").digest == whole.digest
+
+
+def test_a_policy_goes_on_from_where_it_was(source: Path, tmp_path: Path) -> None:
+    """What balances the pole for a while does so at once where it is what a run begins with."""
+    long = train(cartpole(40), None, dataclasses.replace(options(tmp_path / "long"), checkpoint_every=40))
+    warm = train(after(long.run), None, options(tmp_path / "warm"))
+    cold = train(after(long.run).replace(warm_start=WarmStart()), None, options(tmp_path / "cold"))
+    assert warm.score is not None and cold.score is not None
+    assert warm.score > 1.5 * cold.score
+
+
+def test_networks_that_differ_are_told_with_what_fits(source: Path, tmp_path: Path) -> None:
+    experiment = after(source)
+    deeper = experiment.replace(model=dataclasses.replace(experiment.model, hidden_sizes=(16, 8)))  # type: ignore[call-arg]
+    told = r"trunks\.0\S+ is \[8, 16\] here and absent there, and \d more\. .* --warm-start\.parts normalizer"
+    for layout in ("inline", "processes:2"):
+        with pytest.raises(SettingsError, match=told):
+            train(deeper, layout, options(tmp_path / "run"))
+    plain = experiment.replace(normalize=NormalizeConfig())
+    told = r"normalizer\.\S+ is absent here and \[.*--warm-start\.parts trunks policy_head value_head$"
+    with pytest.raises(SettingsError, match=told):
+        train(plain, None, options(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_are_explained(source: Path, tmp_path: Path, capsys: Captured) -> None:
+    def told(*flags: str) -> str:
+        assert main(["train", "ppo-cartpole", *flags, "--dry-run"]) == 2
+        return capsys.readouterr().err
+
+    assert "does not exist" in told("--warm-start.run", str(tmp_path / "none"))
+    assert "Checkpoints there: " in told("--warm-start.run", str(source), "--warm-start.checkpoint", "77")
+    message = told("--warm-start.run", str(source), "--warm-start.parts", "head")
+    assert "--warm-start.parts head is no part" in message and "policy_head" in message
+    assert main(["train", "ppo-cartpole", "--warm-start.parts", "trunks", "--dry-run"]) == 0
+    assert "--warm-start.parts does nothing without --warm-start.run" in capsys.readouterr().err
+
+
+def test_what_changed_since_is_refused(source: Path, tmp_path: Path) -> None:
+    result = train(after(source), None, options(tmp_path / "run"))
+    kept = RunFolder(result.run).weights
+    tensors = load_file(kept)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, kept)
+    with pytest.raises(SettingsError, match=r"weights\.safetensors is not what the run began with"):
+        verify(result.run, Layout())
+    kept.write_bytes(b"torn")
+    with pytest.raises(SettingsError, match=r"weights\.safetensors.* is damaged"):
+        verify(result.run, Layout())
+    kept.unlink()
+    assert verify(result.run, Layout()).ok  # from the run itself
+    other = dataclasses.replace(RunFolder(result.run).experiment().warm_start, digest="0" * 64)
+    with pytest.raises(SettingsError, match=r"checkpoints/.* is not what the run began with"):
+        train(after(source).replace(warm_start=other), None, options(tmp_path / "other"))
+
+
+def test_experiments_without_one_are_what_they_were() -> None:
+    experiment = recipes.ppo_cartpole()
+    assert "warm_start" not in to_json(experiment)
+    warm = experiment.replace(warm_start=WarmStart("runs/a", parts=("trunks",)))
+    assert from_json(json.loads(json.dumps(to_json(warm)))) == warm and warm.identity() != experiment.identity()
