@@ -223,11 +223,12 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     say(runner.summary())
     if trials is not None:
         say(trials.summary())
+    again = f"{queue.command}{' --ray' if options.ray else ''}"
     failed = sum(queue.state(entry.name) == "failed" for entry in queue.entries())
     if failed:
-        say(f"go on from the checkpoints of the failed runs with: {queue.command} --retry-failed")
+        say(f"go on from the checkpoints of the failed runs with: {again} --retry-failed")
     elif not complete:
-        say(f"go on with: {queue.command}")
+        say(f"go on with: {again}")
     return 130 if runner.interrupted else 0 if complete else 1
 
 

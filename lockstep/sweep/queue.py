@@ -143,7 +143,9 @@ class Queue:
         Raises:
             SettingsError: another process holds it, and goes on to for `patience` seconds.
         """
-        with open(self.folder / ".lock", "w", encoding="utf-8") as file:
+        with writing(self.folder):
+            opened = open(self.folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        with opened as file:
             if not _locked_within(file.fileno(), patience):
                 raise SettingsError(
                     f"{self.folder} is being swept by another process. Watch it with: {self.command} "

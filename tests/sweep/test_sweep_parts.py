@@ -161,6 +161,15 @@ def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
         Queue.open(tmp_path / "nothing")
 
 
+def test_a_folder_that_cannot_be_written(queue: Queue) -> None:
+    (queue.folder / ".lock").mkdir()
+    with (
+        pytest.raises(SettingsError, match=r"Cannot write .*set: Is a directory\. Choose another place"),
+        queue.locked(),
+    ):
+        pass
+
+
 def test_a_damaged_file_is_named(queue: Queue) -> None:
     queue.add(seeds(1))
     (path,) = (queue.folder / "queue").iterdir()

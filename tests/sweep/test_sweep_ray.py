@@ -163,6 +163,7 @@ def test_a_run_that_is_lost_goes_on_elsewhere(start: Callable[..., Child]) -> No
     child.until(lambda: metrics.stat().st_mtime_ns != before, "another actor to go on")
     child.interrupt()
     assert child.wait() == 130, child.output()
+    assert re.search(r"go on with: lockstep sweep \S+ --ray$", child.output(), re.M)
     assert re.search(r"continue ppo-cartpole-CartPole-v1-s1-\w+ on Ray, 1 CPU", child.output())
 
     queue = Queue.open(Path("set"))
