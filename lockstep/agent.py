@@ -39,7 +39,8 @@ class Networks(NamedTuple):
 
 
 class Agent:
-    """An experiment's model with its state: built anew it is version 0, the same bits in every process.
+    """An experiment's model with its state: built anew it is version 0 (before a warm start), the same bits in every
+    process.
 
     Args:
         device: where it computes, as torch names it.

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lockstep.algorithms.base import AlgorithmConfig
@@ -48,6 +49,10 @@ class WarmStart:
     The rest begins at random. All by default; fewer suit a task with other actions."""
     digest: str = ""
     """SHA-256 over what is taken over. Found out when the run starts."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.run, Path):  # as Result.run is
+            object.__setattr__(self, "run", str(self.run))
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -120,8 +120,9 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @staticmethod
-    def create(experiment: Experiment, layout: Layout, options: RunOptions) -> RunFolder:
-        """Make a new folder and write experiment.json and run.json into it.
+    def create(experiment: Experiment, layout: Layout, options: RunOptions, weights: bytes = b"") -> RunFolder:
+        """Make a new folder and write experiment.json and run.json into it, and what the run begins with, if that is
+        another run's.
 
         Raises:
             SettingsError: the folder that the options name exists and holds something.
@@ -141,11 +142,14 @@ class RunFolder:
             folder = RunFolder(_new_folder(experiment, options.run))
             folder.checkpoints.mkdir()
             try:
+                if weights:
+                    write_whole(folder.weights, weights)
                 _write_json(folder.path / "run.json", facts)
                 _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
             except OSError:
                 folder.checkpoints.rmdir()  # with what is in it the folder could be neither resumed nor used again
-                (folder.path / "run.json").unlink(missing_ok=True)
+                for written in (folder.path / "run.json", folder.weights):
+                    written.unlink(missing_ok=True)
                 raise
         return folder
 

@@ -296,11 +296,14 @@ _TYPE = "$type"
 """Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, *, whole: bool = False) -> Any:
     """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
 
     Settings that a class lists as `later` are left out while they have their default value: they came when there were
     runs already, whose experiments stay what they were.
+
+    Args:
+        whole: leave out none.
 
     Raises:
         SettingsError: a value is of a type that JSON does not have.
@@ -308,12 +311,13 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         later = getattr(type(value), "later", frozenset())
         present = {f.name: (getattr(value, f.name), _default(f)) for f in dataclasses.fields(value)}
-        fields = {name: to_json(x) for name, (x, default) in present.items() if name not in later or x != default}
+        given = {name: x for name, (x, default) in present.items() if whole or name not in later or x != default}
+        fields = {name: to_json(x, whole=whole) for name, x in given.items()}
         return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {str(key): to_json(item, whole=whole) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(item) for item in value]
+        return [to_json(item, whole=whole) for item in value]
     if not (value is None or isinstance(value, (str, int, float, bool))):
         raise SettingsError(
             f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "

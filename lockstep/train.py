@@ -112,14 +112,14 @@ def train(
     experiment = prepare(experiment, layout, recorded)
     memory.require(experiment, _shards_here(experiment, layout))
     options.validate()
-    begun_with = warm_start.weights(experiment, weights)
-    if begun_with:
-        warm_start.load(Agent(experiment), begun_with)
-    if layout.backend == "inline" and recorded is None and not is_unattended():
-        Agent(experiment).check()  # as learn does, but before there is a folder
-    folder = RunFolder.create(experiment, layout, options)
-    if _leads(layout):
-        warm_start.keep(begun_with, folder)
+    begun_with = warm_start.weights(experiment, weights) if _leads(layout) else {}
+    here = layout.backend == "inline" and recorded is None and not is_unattended()
+    if here or begun_with:  # as learn does, but before there is a folder
+        agent = Agent(experiment)
+        warm_start.load(agent, begun_with)
+        if here:
+            agent.check()
+    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with))
     if recorded is not None:
         (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
     with _writing(folder, layout):
@@ -185,7 +185,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     layout.validate(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
     Clock.of(experiment)  # which refuses a schedule that cannot be kept
-    return warm_start.resolved(experiment)
+    return warm_start.resolved(experiment) if _leads(layout) else experiment
 
 
 def check(experiment: Experiment, layout: Layout) -> None:

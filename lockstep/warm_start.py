@@ -7,6 +7,7 @@ when the other one is gone.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import safetensors.torch
@@ -17,8 +18,14 @@ from lockstep.agent import Agent, below
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.ledger import state_digest
 from lockstep.run import RunFolder
-from lockstep.runtime.checkpoint import Checkpoint, find, open_checkpoint
-from lockstep.runtime.files import write_whole
+from lockstep.runtime.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    find,
+    iteration_of,
+    list_checkpoints,
+    open_checkpoint,
+)
 from lockstep.settings import SettingsError
 
 
@@ -31,9 +38,12 @@ def resolved(experiment: Experiment) -> Experiment:
     start = experiment.warm_start
     if not start.run or start.digest:
         return experiment
+    start = dataclasses.replace(start, run=_place(start.run))
     saved = _saved(start)
     digest = state_digest(_taken(saved, start.parts))
-    return experiment.replace(warm_start=dataclasses.replace(start, checkpoint=str(saved.iteration), digest=digest))
+    name = saved.path.name
+    checkpoint = str(saved.iteration) if name.isdecimal() else name  # such as that of one that was set aside
+    return experiment.replace(warm_start=dataclasses.replace(start, checkpoint=checkpoint, digest=digest))
 
 
 def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tensor]:
@@ -54,7 +64,11 @@ def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tenso
         except (OSError, SafetensorError) as error:
             raise SettingsError(f"{kept}, which the run began with, is damaged: {error}. Restore it.") from error
     else:
-        saved = _saved(start)
+        try:
+            saved = _saved(start)
+        except SettingsError as error:
+            lost = "" if kept is None else f"{kept}, which holds what the run began with, is missing. "
+            raise SettingsError(f"{lost}{error}") from error
         tensors, place = _taken(saved, start.parts), str(saved.path)
     if (digest := state_digest(tensors)) != start.digest:
         raise SettingsError(
@@ -64,10 +78,9 @@ def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tenso
     return tensors
 
 
-def keep(tensors: dict[str, Tensor], folder: RunFolder) -> None:
-    """Write what a run begins with into its folder."""
-    if tensors:
-        write_whole(folder.weights, safetensors.torch.save(tensors))
+def packed(tensors: dict[str, Tensor]) -> bytes:
+    """A run's copy of what it begins with; nothing without a warm start."""
+    return safetensors.torch.save(tensors) if tensors else b""
 
 
 def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
@@ -95,8 +108,26 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
     agent.load({**state, **tensors, **targets})
 
 
+def _place(run: str) -> str:
+    """A folder by one name, which stays when the folder that it and the present one are in is moved."""
+    path = os.path.relpath(run) if os.path.isabs(run) else os.path.normpath(run)
+    return os.path.abspath(run) if os.path.isabs(run) and path.startswith("..") else path
+
+
 def _saved(start: WarmStart) -> Checkpoint:
-    return open_checkpoint(find(RunFolder.open(start.run).checkpoints, start.checkpoint), only=("learner",))
+    flag = f"--warm-start.run {start.run}"
+    try:
+        directory = RunFolder.open(start.run).checkpoints
+    except SettingsError as error:
+        raise SettingsError(f"{flag}: {error}") from error
+    try:
+        return open_checkpoint(find(directory, start.checkpoint), only=("learner",))
+    except CheckpointError as error:
+        reason = str(error).partition(". ")[0]  # what follows is advice for those who want to resume it
+        there = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
+        raise SettingsError(
+            f"{flag} --warm-start.checkpoint {start.checkpoint}: {reason}. Give another one; the run has: {there}."
+        ) from error
 
 
 def _taken(saved: Checkpoint, parts: tuple[str, ...]) -> dict[str, Tensor]:

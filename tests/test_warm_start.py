@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,12 +153,45 @@ def test_mistakes_are_explained(source: Path, tmp_path: Path, capsys: Captured) 
         assert main(["train", "ppo-cartpole", *flags, "--dry-run"]) == 2
         return capsys.readouterr().err
 
-    assert "does not exist" in told("--warm-start.run", str(tmp_path / "none"))
-    assert "Checkpoints there: " in told("--warm-start.run", str(source), "--warm-start.checkpoint", "77")
+    assert "--warm-start.run /" in (message := told("--warm-start.run", str(tmp_path / "none"))), message
+    assert "none does not exist" in message
+    message = told("--warm-start.run", str(source), "--warm-start.checkpoint", "77")
+    assert "00000077. Give another one; the run has: 1, 2, 3." in message and "resume" not in message
     message = told("--warm-start.run", str(source), "--warm-start.parts", "head")
     assert "--warm-start.parts head is no part" in message and "policy_head" in message
     assert main(["train", "ppo-cartpole", "--warm-start.parts", "trunks", "--dry-run"]) == 0
-    assert "--warm-start.parts does nothing without --warm-start.run" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "--warm-start.parts does nothing without --warm-start.run" in message
+    assert "checkpoint does nothing" not in message and "digest does nothing" not in message
+
+
+def test_a_folder_has_one_name(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    names = ("source", "./source/", str(source), Path("source"), f"../{source.parent.name}/source")
+    found = [prepare(cartpole().replace(warm_start=WarmStart(name)), Layout()) for name in names]  # type: ignore[arg-type]
+    assert len({each.identity() for each in found[:4]}) == 1 and found[0].warm_start.run == "source"
+    monkeypatch.chdir(tmp_path)
+    assert prepare(after(source), Layout()).warm_start.run == str(source), "elsewhere"
+
+
+def test_a_checkpoint_that_was_set_aside_can_be_begun_with(source: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(source, tmp_path / "copy")
+    resume(copy, None, options(copy), from_checkpoint="2", stop_after=2)
+    start = prepare(after(copy, checkpoint="00000003.superseded"), Layout()).warm_start
+    assert (
+        start.checkpoint == "00000003.superseded" and start.digest == prepare(after(source), Layout()).warm_start.digest
+    )
+    assert weights(prepare(after(copy, checkpoint="00000003.superseded"), Layout()))
+
+
+def test_processes_of_torchrun_do_as_the_first_says(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may see the source no more, or a newer checkpoint of it."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("lockstep.train._start", lambda job: job)
+    job: Any = train(after(tmp_path / "gone"), "torchrun", options(tmp_path / "run"))
+    assert job.experiment.warm_start.digest == "" and not (tmp_path / "run").exists()
 
 
 def test_what_changed_since_is_refused(source: Path, tmp_path: Path) -> None:
@@ -172,6 +206,12 @@ def test_what_changed_since_is_refused(source: Path, tmp_path: Path) -> None:
         verify(result.run, Layout())
     kept.unlink()
     assert verify(result.run, Layout()).ok  # from the run itself
+    moved = source.rename(source.with_name("moved"))
+    with pytest.raises(
+        SettingsError, match=r"weights\.safetensors, which holds .*, is missing\. --warm-start\.run .* exist"
+    ):
+        verify(result.run, Layout())
+    moved.rename(source)
     other = dataclasses.replace(RunFolder(result.run).experiment().warm_start, digest="0" * 64)
     with pytest.raises(SettingsError, match=r"checkpoints/.* is not what the run began with"):
         train(after(source).replace(warm_start=other), None, options(tmp_path / "other"))

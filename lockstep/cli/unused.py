@@ -95,7 +95,7 @@ def idle(experiment: Experiment) -> dict[str, str]:
 
 def unused(experiment: Experiment, base: Experiment) -> list[str]:
     """A sentence for each setting that differs from that of base, and does nothing beside the others."""
-    before, after = flat(to_json(base)), flat(to_json(experiment))
+    before, after = flat(to_json(base, whole=True)), flat(to_json(experiment, whole=True))
     changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
     return [sentence(name, what) for name, what in changed.items()]
 

@@ -245,9 +245,16 @@ def title(settings: Sequence[dict[str, Any]]) -> str:
     return " · ".join(_setting(name, settings[0][name]) for name in main)
 
 
+def _follows(settings: Sequence[dict[str, Any]], name: str) -> bool:
+    """Whether a setting of a warm start tells nothing beside the run that it names."""
+    group, _, last = name.rpartition(".")
+    values = {json.dumps(each[name]) for each in settings if name in each}
+    return group == "warm_start" and last != "run" and (last in ("$type", "digest") or len(values) == 1)
+
+
 def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     """What sets each apart from the others, in a few words."""
-    differ = differing(settings)
+    differ = [name for name in differing(settings) if not _follows(settings, name)]
     # A different algorithm or model brings many other settings with it; its name says enough.
     parts = {n.rpartition(".")[0] for n in differ if n.endswith(".$type")}
     telling = [n for n in differ if n.endswith(".$type") or not any(n.startswith(p + ".") for p in parts)]

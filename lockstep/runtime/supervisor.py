@@ -202,10 +202,11 @@ def run_torchrun(work: Work, job: Job) -> Result:
         ) from error
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
-        path, checkpoint = group.broadcast(paths)
+        path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
         _meet(group, path / "run.json")
         if rank:
-            job = dataclasses.replace(job, folder=dataclasses.replace(job.folder, path=path), checkpoint=checkpoint)
+            folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
+            job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
         job = dataclasses.replace(job, layout=layout)
 
         def fail(reason: str) -> None:

@@ -259,8 +259,13 @@ def _files(
         packed = len(data) > _LARGE
         # Without a time in it, equal runs are equal files.
         files[f"{name}.gz" if packed else name] = gzip.compress(data, mtime=0) if packed else data
+    begun_with = folder.experiment().warm_start.run
     if folder.weights.is_file():
         files[folder.weights.name] = folder.weights
+    elif begun_with:
+        notes.append(f"no {folder.weights.name}, which the run began with: others cannot verify it")
+    if Path(begun_with).is_absolute():
+        notes.append(f"experiment.json names {begun_with}, which the run began with")
     for each in checkpoints:
         files |= {f"checkpoints/{each.path.name}/{path.name}": path for path in sorted(each.path.iterdir())}
     with tempfile.TemporaryDirectory() as scratch:
