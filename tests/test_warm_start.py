@@ -15,13 +15,14 @@ from safetensors.torch import load_file, save_file
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.cli.main import main
+from lockstep.evaluation.runs import labels
 from lockstep.experiment import Experiment, NormalizeConfig, WarmStart
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
 from lockstep.replay import replay
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError, from_json, to_json
+from lockstep.settings import SettingsError, flat, from_json, to_json
 from lockstep.train import prepare, resume, train
 from lockstep.verify import verify
 from lockstep.warm_start import load, weights
@@ -222,3 +223,12 @@ def test_experiments_without_one_are_what_they_were() -> None:
     assert "warm_start" not in to_json(experiment)
     warm = experiment.replace(warm_start=WarmStart("runs/a", parts=("trunks",)))
     assert from_json(json.loads(json.dumps(to_json(warm)))) == warm and warm.identity() != experiment.identity()
+
+
+def test_runs_are_told_apart_by_what_they_began_with() -> None:
+    def told(*starts: WarmStart) -> list[str]:
+        return labels([flat(to_json(cartpole().replace(warm_start=start))) for start in starts])
+
+    first, second = WarmStart("a", "3", digest="1"), WarmStart("b", "3", digest="2")
+    assert told(WarmStart(), first, second) == ["", "run=a", "run=b"]
+    assert told(first, dataclasses.replace(first, checkpoint="2", digest="3")) == ["checkpoint=3", "checkpoint=2"]
