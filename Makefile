@@ -12,7 +12,9 @@ endif
 QUICK := --env.protocol classic --env.num-envs 8 --scheme.shards 4 --scheme.acting-batch 4 \
 	--algorithm.minibatches 8 --algorithm.learning-rate 1e-3
 
-# Python compiles what is imported, a small part of what is installed.
+# Python compiles what is imported, a small part of what is installed. It must keep what it has compiled: the tests start
+# thousands of processes, and each would compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
 .PHONY: help train test golden clean

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lockstep import ledger
 from lockstep.consistency import edited_settings, newest_checkpoint_difference, platform_warning
+from lockstep.envs.gym import is_callable
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
@@ -82,7 +83,10 @@ def verify(
     if difference is None:
         unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to be checked."
         return Verdict(True, count, None, f"Verified: {share}, gave the same bits.{unchecked}", warning)
-    return Verdict(False, count, difference, f"Not verified ({share}). {difference}", warning)
+    message = f"Not verified ({share}). {difference}"
+    if seed is None and is_callable(experiment.env.id):
+        message += f" Whether the environment is the cause: lockstep check-env {experiment.env.id}"
+    return Verdict(False, count, difference, message, warning)
 
 
 def diff(run_a: str | Path, run_b: str | Path) -> Difference | None:

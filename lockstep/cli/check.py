@@ -1,4 +1,4 @@
-"""`lockstep verify RUN`, `lockstep replay RUN` and `lockstep diff RUN_A RUN_B`."""
+"""`lockstep verify RUN`, `lockstep replay RUN`, `lockstep diff RUN_A RUN_B` and `lockstep check-env ID`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.envs.base import EnvConfig
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
+from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,21 @@ class DiffArguments:
     """The folder of one run."""
     run_b: tyro.conf.Positional[str]
     """The folder of the other."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class CheckEnvArguments:
+    """Play an environment with random actions, several times over: do equal seeds and actions give equal bits?"""
+
+    id: tyro.conf.Positional[str] = ""
+    """The environment, as --env.id of train has it: my_file.py:MyEnv, CartPole-v1, Breakout."""
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="", num_envs=4))
+    steps: int = 1_000
+    """Steps of each environment. More reach what happens late, and take longer."""
+    seed: int = 1
+    """Seed of environments and actions."""
     json: bool = False
     """Print JSON."""
 
@@ -108,3 +125,20 @@ def diff(arguments: list[str]) -> int:
     else:
         say("The runs are equal, bit for bit." if difference is None else str(difference))
     return 0 if difference is None else 1
+
+
+def check_env(arguments: list[str]) -> int:
+    """Run `lockstep check-env`; 0 if the environment may be trusted, else 1."""
+    given = parse(CheckEnvArguments, "check-env", arguments)
+    if bool(given.id) == bool(given.env.id):
+        raise SettingsError("Name one environment, as in: lockstep check-env my_file.py:MyEnv")
+    from lockstep.check_env import check_env as check
+
+    env = dataclasses.replace(given.env, id=given.id or given.env.id)
+    with progress_to_stderr(given.json):
+        found = check(env, steps=given.steps, seed=given.seed, tell=say)
+    if given.json:
+        say_json({"ok": found.ok, **dataclasses.asdict(found)})
+    else:
+        say(f"\n{found.message}")
+    return 0 if found.ok else 1

@@ -34,6 +34,7 @@ VERBS = {
     "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
     "replay": ("lockstep.cli.check", "repeat a run with every decision that timing made in it"),
     "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
+    "check-env": ("lockstep.cli.check", "play an environment several times over: is every bit of it repeatable?"),
     "bench": ("lockstep.cli.speed", "measure how near training comes to this machine's limit, and what takes the rest"),
     "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
@@ -41,7 +42,7 @@ VERBS = {
     "schemes": ("lockstep.cli.catalog", "draw the presets of schemes: who waits for whom in each"),
     "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),
 }
-"""Each verb's module, whose function of the verb's name (`eval` is `evaluate`) runs it, and what it does."""
+"""Each verb's module, whose function of that name (`eval` is `evaluate`) runs it, and what it does."""
 
 _NO_SPACE = (
     "There is no space left on the disk. Make room, and repeat the command; a run that has begun goes on with "
@@ -91,7 +92,7 @@ def _run(arguments: list[str]) -> int:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS, "lockstep --help describes them.")
         module = importlib.import_module(VERBS[verb][0])
-        return getattr(module, "evaluate" if verb == "eval" else verb)(rest)
+        return getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))(rest)
     except SettingsError as error:
         complain(error)
         return 2

@@ -57,6 +57,15 @@ class ObservationLayout:
             raise SettingsError(f"The observation space {space} has nothing to observe besides an action mask.")
         return ObservationLayout(tuple(images), tuple(vectors), mask_size)
 
+    def check_mask(self, action_space: gymnasium.Space[Any], choices: int) -> None:
+        """Raise SettingsError if there is an action mask that does not fit an action space of so many choices."""
+        if self.mask_size not in (0, choices):
+            raise SettingsError(
+                f"The observation's action_mask has {self.mask_size} entries, but the action space {action_space} has "
+                f"{choices} discrete choices. The mask needs one entry for each, in the order of the space, or another "
+                "name if it is not one."
+            )
+
     @property
     def vector_size(self) -> int:
         """D: numbers that normalization applies to."""

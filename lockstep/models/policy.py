@@ -332,13 +332,8 @@ class StandardModelConfig(TrunkConfig):
                 f"model.squash={self.squash} and model.std={self.std} shape continuous actions, but those of "
                 f"{action_space} are discrete. Use --model.no-squash and --model.std free."
             )
-        mask_size = ObservationLayout.of(observation_space).mask_size
-        if mask_size and mask_size != distribution.num_logits:
-            raise SettingsError(
-                f"The observation's action_mask has {mask_size} entries, but the action space {action_space} has "
-                f"{distribution.num_logits} discrete choices. The mask needs one entry for each, in the order of the "
-                "space, or another name if it is not one."
-            )
+        layout = ObservationLayout.of(observation_space)
+        layout.check_mask(action_space, distribution.num_logits)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         core = {"none": None, "gru": GRU, "lstm": LSTM}[self.core]
 
@@ -358,5 +353,5 @@ class StandardModelConfig(TrunkConfig):
                 std=self.std,
                 initial_std=self.initial_std,
                 uses_previous=self.previous_action_reward,
-                masked=mask_size > 0,
+                masked=layout.mask_size > 0,
             )

@@ -1,0 +1,343 @@
+"""Does an environment keep what bit-identity rests on? It is played in several ways that must give the same bits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from gymnasium import spaces
+
+from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve
+from lockstep.models.distributions import make_distribution
+from lockstep.models.observations import ACTION_MASK, ObservationLayout
+from lockstep.rng import stream
+from lockstep.runtime import children
+from lockstep.runtime.supervisor import WorkerError
+from lockstep.settings import SettingsError
+
+WAYS = {
+    "finite": "observations and rewards are finite numbers",
+    "again": "new instances give the same bits",
+    "alone": "each environment gives the same bits without the others beside it",
+    "elsewhere": "another process gives the same bits",
+    "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
+}
+"""What is checked, in this order."""
+_MEND = "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set all else anew in reset."
+_CAUSES = {
+    "finite": "No network learns from these. Mend the environment, or wrap it.",
+    "again": "Either randomness comes from what reset(seed=...) does not seed, such as np.random, random, or a "
+    "generator that the constructor makes; or something is kept on a class or module, or read from the clock.",
+    "alone": "Environments of one process share something: a generator that each reset seeds for all of them, as "
+    "np.random.seed does, or a variable of a class or module. Layouts differ in which environments share a process.",
+    "elsewhere": "It depends on the process: on the order of a set of strings, on hash() or id(), on the clock, on "
+    "files, or on what the script that made it has set.",
+    "rebuilt": "An episode depends on those before it: something outlives reset(seed=...), such as a count of "
+    "episodes, or a generator that only the constructor seeds. Resume rebuilds an episode from its own seed and "
+    "actions alone.",
+}
+_TIMES = 4
+"""That each environment begins from a new seed, at least: where a library can, its episodes are cut for it."""
+
+
+@dataclass(frozen=True)
+class EnvCheck:
+    """What check_env found."""
+
+    id: str
+    adapter: str
+    num_envs: int
+    steps: int
+    """Of each environment."""
+    facts: dict[str, str]
+    """What random actions met, by name, in words."""
+    held: tuple[str, ...]
+    """Which of WAYS hold, in order. Those behind the first that does not were not tried."""
+    failed: str | None
+    """Which one does not; None if all hold."""
+    message: str
+    """The verdict, and what most often causes it."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything holds."""
+        return self.failed is None
+
+
+def check_env(
+    config: EnvConfig, *, steps: int = 1_000, seed: int = 1, tell: Callable[[str], Any] = lambda text: None
+) -> EnvCheck:
+    """Play an environment with random actions, and find out whether equal seeds and actions give equal bits.
+
+    Args:
+        config: which environments, as training has them, and how many side by side.
+        steps: of each of them. More reach what happens late.
+        seed: of environments and actions.
+        tell: is given each line of the report as soon as it is known.
+
+    Raises:
+        SettingsError: there is no such environment, it returns what none may, or lockstep has no model for it.
+        WorkerError: the environment raised in a process of its own, or that process died.
+    """
+    if steps < _TIMES:
+        raise SettingsError(f"--steps {steps} must be at least {_TIMES}, to begin several episodes.")
+    config.validate()
+    config = resolve(replace(config, random_actions=False))
+    game = _Game(replace(config, reseed_every=min(config.reseed_every, steps // _TIMES)), seed, range(config.num_envs))
+    begin = steps * 5 // 8  # within an episode that is not the first, however often they are cut
+    began = time.perf_counter()
+    expected = game.play(steps, kept_at=begin)
+    facts = _facts(config, game, expected, time.perf_counter() - began)
+    for name, text in facts.items():
+        tell(f"{name:<12}{text}")
+
+    held: list[str] = []
+    for way, found in _differences(game, expected, steps, begin):
+        tell(f"{'fails' if found else 'holds':<12}{WAYS[way]}")
+        if found:
+            message = f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_MEND}")
+            return EnvCheck(config.id, config.adapter, len(game.rows), steps, facts, tuple(held), way, message)
+        held.append(way)
+    message = (
+        f"As far as {steps:,} steps of {len(game.rows)} environments show, seeds and actions decide everything: runs "
+        "are the same on every layout, and can be verified and resumed exactly."
+    )
+    return EnvCheck(config.id, config.adapter, len(game.rows), steps, facts, tuple(held), None, message)
+
+
+def _differences(game: _Game, expected: _Played, steps: int, begin: int) -> Iterator[tuple[str, str]]:
+    """Each of WAYS, and where the environments do otherwise in it, or ""."""
+    actions, trace = expected.actions, expected.trace
+    yield "finite", expected.numbers.not_finite
+    yield "again", _difference(trace, game.play(steps, actions).trace)
+    alone = [game.only(j).play(steps, [_column(batch, j) for batch in actions]).trace for j in game.rows]
+    yield "alone", _difference(trace, _Trace(*(np.concatenate(parts, 1) for parts in zip(*alone, strict=True))))
+    elsewhere, rebuilt = _in_child(game, (steps, actions), (steps - begin, actions[begin:], expected.state))
+    yield "elsewhere", _difference(trace, elsewhere)
+    for part, known in zip(rebuilt[1:], trace[1:], strict=True):
+        part[0] = known[begin]  # of the step before the state, which has the observation alone
+    yield "rebuilt", _difference(_Trace(*(part[begin:] for part in trace)), rebuilt, begin)
+
+
+class _Trace(NamedTuple):
+    """What B environments did, by time and environment: all that must be equal. The first row is their start."""
+
+    observation: np.ndarray
+    """uint64 [T + 1, B]: a hash of each."""
+    reward: np.ndarray
+    """float32 [T + 1, B]; those below bool."""
+    termination: np.ndarray
+    truncation: np.ndarray
+    reset: np.ndarray
+    lost_life: np.ndarray
+
+
+class _Played(NamedTuple):
+    trace: _Trace
+    actions: list[Any]
+    """T batches of the action space."""
+    state: dict[str, np.ndarray]
+    """Where it was to be kept; empty if nowhere."""
+    restarts: list[int]
+    """Steps after which all environments were started afresh."""
+    numbers: _Numbers
+
+
+@dataclass(frozen=True)
+class _Game:
+    """What is played: with the actions, all of it is a function of these."""
+
+    config: EnvConfig
+    seed: int
+    rows: range
+    """Global indices of the environments."""
+
+    def only(self, j: int) -> _Game:
+        """One environment of it, by itself."""
+        return replace(self, rows=range(j, j + 1))
+
+    def make(self) -> ShardEnv:
+        return make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=len(self.rows))
+
+    def play(
+        self,
+        steps: int,
+        actions: list[Any] | None = None,
+        state: dict[str, np.ndarray] | None = None,
+        kept_at: int | None = None,
+    ) -> _Played:
+        """Play with the given actions, or with random ones, from the start or from a state."""
+        count = len(self.rows)
+        trace = _Trace(
+            np.zeros((steps + 1, count), np.uint64),
+            np.zeros((steps + 1, count), np.float32),
+            *(np.zeros((steps + 1, count), np.bool_) for _ in range(4)),
+        )
+        sent: list[Any] = []
+        kept: dict[str, np.ndarray] = {}
+        restarts: list[int] = []
+        numbers = _Numbers()
+        env = self.make()
+        tensors = allocate_observation(env.observation_space, (count,))
+        out = {name: x.numpy() for name, x in tensors.items()} if isinstance(tensors, dict) else tensors.numpy()
+        entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
+        chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
+        try:
+            if state is None:
+                env.reset(out)
+            else:
+                env.load_state_dict(state, out)
+            for t in range(steps + 1):
+                if t:
+                    sent.append(next(chosen))
+                    env.send(sent[-1])
+                    for part, found in zip(trace[1:], env.recv(out), strict=True):
+                        part[t] = found
+                    if env.reseed_due():
+                        env.reseed(out)
+                        restarts.append(t)
+                numbers.see(t, entries, trace.reward[t])
+                for j in range(count):
+                    content = b"".join(x[j].tobytes() for x in entries.values())
+                    trace.observation[t, j] = xxhash.xxh3_64_intdigest(content)
+                if t == kept_at:
+                    kept = {name: array.copy() for name, array in env.state_dict().items()}
+        finally:
+            env.close()
+        return _Played(trace, sent, kept, restarts, numbers)
+
+
+class _Numbers:
+    """What numbers observations consist of."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[str, tuple[float, float]] = {}
+        """The least and the largest of each entry."""
+        self.not_finite = ""
+        """Where one was not, or a reward; "" if nowhere."""
+
+    def see(self, t: int, entries: dict[str, np.ndarray], reward: np.ndarray) -> None:
+        for name, x in entries.items():
+            low, high = self.ranges.get(name, (np.inf, -np.inf))
+            self.ranges[name] = min(low, float(x.min())), max(high, float(x.max()))
+            self._require_finite(t, f"observation {name}".rstrip(), x)
+        self._require_finite(t, "reward", reward)
+
+    def _require_finite(self, t: int, what: str, x: np.ndarray) -> None:
+        wrong = np.argwhere(~np.isfinite(x))
+        if len(wrong) and not self.not_finite:
+            self.not_finite = f"Environment {wrong[0][0]} gives {x[tuple(wrong[0])]} in its {what} {_when(t)}"
+
+
+def _random_actions(env: ShardEnv, seed: int, rows: range, entries: dict[str, np.ndarray]) -> Iterator[Any]:
+    """What a policy that knows nothing does: it respects action masks. Environment j's depend on seed and j alone."""
+    distribution = make_distribution(env.action_space)
+    ObservationLayout.of(env.observation_space).check_mask(env.action_space, distribution.num_logits)
+    draws = [stream(seed, "check-env", j) for j in rows]
+    while True:
+        params = torch.zeros(len(rows), distribution.num_params)
+        if ACTION_MASK in entries:
+            allowed = torch.from_numpy(entries[ACTION_MASK].reshape(len(rows), -1) != 0)
+            params = distribution.mask(params, allowed)
+        noise = torch.from_numpy(np.stack([draw.random(distribution.noise_size, np.float32) for draw in draws]))
+        yield distribution.to_env(distribution.sample(params, noise).numpy())
+
+
+def _column(batch: Any, j: int) -> Any:
+    """Environment j's action, as a batch of one."""
+    return tuple(part[j : j + 1] for part in batch) if isinstance(batch, tuple) else batch[j : j + 1]
+
+
+def _difference(expected: _Trace, found: _Trace, begin: int = 0) -> str:
+    """Where two traces part first, in words; "" if they don't."""
+    parts = [a != b for a, b in zip(expected, found, strict=True)]
+    anywhere = np.logical_or.reduce(parts)
+    if not anywhere.any():
+        return ""
+    t, j = (int(i) for i in np.argwhere(anywhere)[0])
+    names = [name.replace("_", " ") for name, differs in zip(_Trace._fields, parts, strict=True) if differs[t, j]]
+    return f"Environment {j} has another {' and '.join(names)} {_when(begin + t)}"
+
+
+def _when(t: int) -> str:
+    return f"after step {t:,}" if t else "at its start"
+
+
+def _in_child(game: _Game, *plays: tuple[Any, ...]) -> list[_Trace]:
+    """What game.play gives with each of these arguments, in a process of its own."""
+    ours, theirs = multiprocessing.Pipe()
+    process = children.start(_serve, (theirs, game, plays), "lockstep-check-env")
+    theirs.close()
+    try:
+        wait([ours, process.sentinel])
+        error, traces = ours.recv()
+    except EOFError:
+        process.join()
+        raise WorkerError(f"The environment's process {children.obituary(process)}") from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    if error:
+        raise WorkerError(f"The environment failed in a process of its own, though not in this one:\n{error}")
+    return traces
+
+
+def _serve(pipe: Connection, game: _Game, plays: tuple[tuple[Any, ...], ...]) -> None:
+    try:
+        pipe.send(("", [game.play(*arguments).trace for arguments in plays]))
+    except Exception:
+        pipe.send((traceback.format_exc(), []))
+
+
+def _facts(config: EnvConfig, game: _Game, played: _Played, seconds: float) -> dict[str, str]:
+    """What there is to know of an environment before it is trained on."""
+    env = game.only(0).make()
+    space, actions, emulator = env.observation_space, env.action_space, env.emulator
+    env.close()
+    shapes = {name: x for name, x in space.spaces.items()} if isinstance(space, spaces.Dict) else {"": space}
+    trace, seen = played.trace, played.numbers.ranges
+    reward = trace.reward[1:][~trace.reset[1:]]
+    return {
+        "environment": f"{config.id}, stepped by {config.adapter}" + (f"; {emulator}" if emulator else ""),
+        "observation": "; ".join(
+            f"{name} {x.dtype} {list(x.shape or ())}, {seen[name][0]:.4g} to {seen[name][1]:.4g}".lstrip()
+            for name, x in shapes.items()
+        ),
+        "action": str(actions),
+        "reward": f"{reward.min():.4g} to {reward.max():.4g}, {np.mean(reward != 0):.1%} of them not 0",
+        "episodes": _episodes(trace, played.restarts, game.config.reseed_every),
+        "speed": f"about {trace.reward[1:].size / seconds:,.0f} steps a second here, in one process",
+    }
+
+
+def _episodes(trace: _Trace, restarts: list[int], longest: int) -> str:
+    """How episodes ended by themselves, and how many this check has cut."""
+    lengths, returns, cut, terminations = [], [], 0, 0
+    for j in range(trace.reward.shape[1]):
+        begin = 0
+        ended = trace.termination[:, j] | trace.truncation[:, j]
+        for t in sorted({*np.flatnonzero(ended).tolist(), *restarts}):
+            if not ended[t] or (trace.truncation[t, j] and t - begin == longest):
+                cut += 1
+            else:
+                terminations += int(trace.termination[t, j])
+                lengths.append(t - begin)
+                returns.append(float(trace.reward[begin + 1 : t + 1, j].sum()))
+            begin = t if t in restarts else t + 1  # the next step resets
+    shortened = f"; {cut} cut after up to {longest:,} steps by this check" if cut else ""
+    if not lengths:
+        return f"none ended by itself{shortened}"
+    return (
+        f"{len(lengths)} ended by themselves, {terminations} of them by termination: {min(lengths):,} to "
+        f"{max(lengths):,} steps, scores {min(returns):.4g} to {max(returns):.4g}, {np.mean(returns):.4g} on average"
+        f"{shortened}"
+    )
