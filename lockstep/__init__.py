@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lockstep import presets as presets
     from lockstep import recipes as recipes
+    from lockstep.check_env import check_env as check_env
     from lockstep.evaluation.scores import evaluate as evaluate
     from lockstep.experiment import Experiment as Experiment
     from lockstep.experiment import NormalizeConfig as NormalizeConfig
@@ -39,6 +40,7 @@ _HOME = {
     "train": "lockstep.train",
     "resume": "lockstep.train",
     "evaluate": "lockstep.evaluation.scores",
+    "check_env": "lockstep.check_env",
     "verify": "lockstep.verify",
     "replay": "lockstep.replay",
     "diff": "lockstep.verify",
@@ -56,6 +58,7 @@ __all__ = [
     "SettingsError",
     "WarmStart",
     "__version__",
+    "check_env",
     "diff",
     "evaluate",
     "presets",
@@ -77,7 +80,7 @@ class _CallableModule(ModuleType):
 class _Package(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         # Importing lockstep.train binds the module to the name that the public function has; it may act as both.
-        if name in ("train", "verify", "replay") and isinstance(value, ModuleType):
+        if name in ("train", "verify", "replay", "check_env") and isinstance(value, ModuleType):
             value.__class__ = _CallableModule
         super().__setattr__(name, value)
 

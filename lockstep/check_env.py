@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 import xxhash
@@ -40,12 +41,15 @@ _CAUSES = {
     "np.random.seed does, or a variable of a class or module. Layouts differ in which environments share a process.",
     "elsewhere": "It depends on the process: on the order of a set of strings, on hash() or id(), on the clock, on "
     "files, or on what the script that made it has set.",
-    "rebuilt": "An episode depends on those before it: something outlives reset(seed=...), such as a count of "
-    "episodes, or a generator that only the constructor seeds. Resume rebuilds an episode from its own seed and "
-    "actions alone.",
+    "rebuilt": "An episode depends on those before it, since something outlives reset(seed=...): a count of episodes, "
+    "the last observation or potential, a stack of frames, a generator that only the constructor seeds, or the running "
+    "statistics of a wrapper (--normalize.observations and --normalize.returns keep theirs apart). Resume rebuilds an "
+    "episode from its own seed and actions alone.",
 }
 _TIMES = 4
 """That each environment begins from a new seed, at least: where a library can, its episodes are cut for it."""
+_MOST = 1_000_000
+"""Steps, all of which are remembered."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class EnvCheck:
     steps: int
     """Of each environment."""
     facts: dict[str, str]
-    """What random actions met, by name, in words."""
+    """What random actions met, by name, in words. Episodes are cut more often than in training, for the last way."""
     held: tuple[str, ...]
     """Which of WAYS hold, in order. Those behind the first that does not were not tried."""
     failed: str | None
@@ -78,29 +82,35 @@ def check_env(
     """Play an environment with random actions, and find out whether equal seeds and actions give equal bits.
 
     Args:
-        config: which environments, as training has them, and how many side by side.
-        steps: of each of them. More reach what happens late.
+        config: which environments, as training has them, and how many side by side (at least 2).
+        steps: of each of them, 8 to 1M. More reach what happens late.
         seed: of environments and actions.
         tell: is given each line of the report as soon as it is known.
 
     Raises:
-        SettingsError: there is no such environment, it returns what none may, or lockstep has no model for it.
+        SettingsError: there is no such environment, it returns what none may, there is no model for its spaces, or a
+            number is out of range.
         WorkerError: the environment raised in a process of its own, or that process died.
     """
-    if steps < _TIMES:
-        raise SettingsError(f"--steps {steps} must be at least {_TIMES}, to begin several episodes.")
+    if not 2 * _TIMES <= steps <= _MOST:
+        raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
     config.validate()
-    config = resolve(replace(config, random_actions=False))
-    game = _Game(replace(config, reseed_every=min(config.reseed_every, steps // _TIMES)), seed, range(config.num_envs))
-    begin = steps * 5 // 8  # within an episode that is not the first, however often they are cut
-    began = time.perf_counter()
-    expected = game.play(steps, kept_at=begin)
-    facts = _facts(config, game, expected, time.perf_counter() - began)
+    if config.num_envs < 2:
+        raise SettingsError(
+            f"--env.num-envs {config.num_envs} must be at least 2 here: one alone cannot show whether environments "
+            "influence each other."
+        )
+    config = resolve(replace(config, random_actions=False, decorrelate=0))
+    longest = min(config.reseed_every, steps // _TIMES - 1)  # less than round numbers, which are limits of their own
+    game = _Game(replace(config, reseed_every=longest), seed, range(config.num_envs))
+    tell(f"environment {config.id}, stepped by {config.adapter}")
+    expected = game.play(steps, keep=True)
+    facts = _facts(game, expected)
     for name, text in facts.items():
         tell(f"{name:<12}{text}")
 
     held: list[str] = []
-    for way, found in _differences(game, expected, steps, begin):
+    for way, found in _differences(game, expected, steps):
         tell(f"{'fails' if found else 'holds':<12}{WAYS[way]}")
         if found:
             message = f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_MEND}")
@@ -113,18 +123,22 @@ def check_env(
     return EnvCheck(config.id, config.adapter, len(game.rows), steps, facts, tuple(held), None, message)
 
 
-def _differences(game: _Game, expected: _Played, steps: int, begin: int) -> Iterator[tuple[str, str]]:
+def _differences(game: _Game, expected: _Played, steps: int) -> Iterator[tuple[str, str]]:
     """Each of WAYS, and where the environments do otherwise in it, or ""."""
     actions, trace = expected.actions, expected.trace
     yield "finite", expected.numbers.not_finite
     yield "again", _difference(trace, game.play(steps, actions).trace)
     alone = [game.only(j).play(steps, [_column(batch, j) for batch in actions]).trace for j in game.rows]
     yield "alone", _difference(trace, _Trace(*(np.concatenate(parts, 1) for parts in zip(*alone, strict=True))))
-    elsewhere, rebuilt = _in_child(game, (steps, actions), (steps - begin, actions[begin:], expected.state))
+    later = [(steps - t, actions[t:], state) for t, state in expected.states.items()]
+    elsewhere, *rebuilt = _in_child(game, [(steps, actions), *later])
     yield "elsewhere", _difference(trace, elsewhere)
-    for part, known in zip(rebuilt[1:], trace[1:], strict=True):
-        part[0] = known[begin]  # of the step before the state, which has the observation alone
-    yield "rebuilt", _difference(_Trace(*(part[begin:] for part in trace)), rebuilt, begin)
+    found = ""
+    for t, again in zip(expected.states, rebuilt, strict=True):
+        for part, known in zip(again[1:], trace[1:], strict=True):
+            part[0] = known[t]  # of the step before the state, which has the observation alone
+        found = found or _difference(_Trace(*(part[t:] for part in trace)), again, t)
+    yield "rebuilt", found
 
 
 class _Trace(NamedTuple):
@@ -144,11 +158,15 @@ class _Played(NamedTuple):
     trace: _Trace
     actions: list[Any]
     """T batches of the action space."""
-    state: dict[str, np.ndarray]
-    """Where it was to be kept; empty if nowhere."""
+    states: dict[int, dict[str, np.ndarray]]
+    """By step, if they were to be kept: where an episode has just begun, and within one, neither of them the first."""
     restarts: list[int]
     """Steps after which all environments were started afresh."""
     numbers: _Numbers
+    seconds: float
+    """That the environments took for their steps."""
+    env: tuple[gymnasium.Space[Any], gymnasium.Space[Any], str]
+    """Observation space, action space and emulator."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +190,7 @@ class _Game:
         steps: int,
         actions: list[Any] | None = None,
         state: dict[str, np.ndarray] | None = None,
-        kept_at: int | None = None,
+        keep: bool = False,
     ) -> _Played:
         """Play with the given actions, or with random ones, from the start or from a state."""
         count = len(self.rows)
@@ -182,9 +200,9 @@ class _Game:
             *(np.zeros((steps + 1, count), np.bool_) for _ in range(4)),
         )
         sent: list[Any] = []
-        kept: dict[str, np.ndarray] = {}
+        states: dict[int, dict[str, np.ndarray]] = {}
         restarts: list[int] = []
-        numbers = _Numbers()
+        numbers, seconds = _Numbers(), 0.0
         env = self.make()
         tensors = allocate_observation(env.observation_space, (count,))
         out = {name: x.numpy() for name, x in tensors.items()} if isinstance(tensors, dict) else tensors.numpy()
@@ -198,8 +216,11 @@ class _Game:
             for t in range(steps + 1):
                 if t:
                     sent.append(next(chosen))
+                    began = time.perf_counter()
                     env.send(sent[-1])
-                    for part, found in zip(trace[1:], env.recv(out), strict=True):
+                    result = env.recv(out)
+                    seconds += time.perf_counter() - began
+                    for part, found in zip(trace[1:], result, strict=True):
                         part[t] = found
                     if env.reseed_due():
                         env.reseed(out)
@@ -208,11 +229,13 @@ class _Game:
                 for j in range(count):
                     content = b"".join(x[j].tobytes() for x in entries.values())
                     trace.observation[t, j] = xxhash.xxh3_64_intdigest(content)
-                if t == kept_at:
-                    kept = {name: array.copy() for name, array in env.state_dict().items()}
+                begun = trace.reset[t].any() or t in restarts[-1:]
+                if keep and (t == steps * 5 // 8 or (begun and t > steps // 2 and not states)):
+                    states[t] = {name: array.copy() for name, array in env.state_dict().items()}
         finally:
             env.close()
-        return _Played(trace, sent, kept, restarts, numbers)
+        facts = env.observation_space, env.action_space, env.emulator
+        return _Played(trace, sent, states, restarts, numbers, seconds, facts)
 
 
 class _Numbers:
@@ -227,7 +250,9 @@ class _Numbers:
     def see(self, t: int, entries: dict[str, np.ndarray], reward: np.ndarray) -> None:
         for name, x in entries.items():
             low, high = self.ranges.get(name, (np.inf, -np.inf))
-            self.ranges[name] = min(low, float(x.min())), max(high, float(x.max()))
+            if x.size:
+                low, high = min(low, float(x.min())), max(high, float(x.max()))
+            self.ranges[name] = low, high
             self._require_finite(t, f"observation {name}".rstrip(), x)
         self._require_finite(t, "reward", reward)
 
@@ -271,15 +296,16 @@ def _when(t: int) -> str:
     return f"after step {t:,}" if t else "at its start"
 
 
-def _in_child(game: _Game, *plays: tuple[Any, ...]) -> list[_Trace]:
+def _in_child(game: _Game, plays: list[tuple[Any, ...]]) -> list[_Trace]:
     """What game.play gives with each of these arguments, in a process of its own."""
     ours, theirs = multiprocessing.Pipe()
-    process = children.start(_serve, (theirs, game, plays), "lockstep-check-env")
-    theirs.close()
+    process = children.start(_serve, (theirs, game), "lockstep-check-env")
     try:
+        theirs.close()
+        ours.send(plays)
         wait([ours, process.sentinel])
         error, traces = ours.recv()
-    except EOFError:
+    except (EOFError, OSError):
         process.join()
         raise WorkerError(f"The environment's process {children.obituary(process)}") from None
     finally:
@@ -291,23 +317,21 @@ def _in_child(game: _Game, *plays: tuple[Any, ...]) -> list[_Trace]:
     return traces
 
 
-def _serve(pipe: Connection, game: _Game, plays: tuple[tuple[Any, ...], ...]) -> None:
+def _serve(pipe: Connection, game: _Game) -> None:
     try:
-        pipe.send(("", [game.play(*arguments).trace for arguments in plays]))
+        pipe.send(("", [game.play(*arguments).trace for arguments in pipe.recv()]))
     except Exception:
         pipe.send((traceback.format_exc(), []))
 
 
-def _facts(config: EnvConfig, game: _Game, played: _Played, seconds: float) -> dict[str, str]:
+def _facts(game: _Game, played: _Played) -> dict[str, str]:
     """What there is to know of an environment before it is trained on."""
-    env = game.only(0).make()
-    space, actions, emulator = env.observation_space, env.action_space, env.emulator
-    env.close()
-    shapes = {name: x for name, x in space.spaces.items()} if isinstance(space, spaces.Dict) else {"": space}
+    space, actions, emulator = played.env
+    shapes = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
     trace, seen = played.trace, played.numbers.ranges
     reward = trace.reward[1:][~trace.reset[1:]]
     return {
-        "environment": f"{config.id}, stepped by {config.adapter}" + (f"; {emulator}" if emulator else ""),
+        **({"protocol": emulator} if emulator else {}),
         "observation": "; ".join(
             f"{name} {x.dtype} {list(x.shape or ())}, {seen[name][0]:.4g} to {seen[name][1]:.4g}".lstrip()
             for name, x in shapes.items()
@@ -315,12 +339,12 @@ def _facts(config: EnvConfig, game: _Game, played: _Played, seconds: float) -> d
         "action": str(actions),
         "reward": f"{reward.min():.4g} to {reward.max():.4g}, {np.mean(reward != 0):.1%} of them not 0",
         "episodes": _episodes(trace, played.restarts, game.config.reseed_every),
-        "speed": f"about {trace.reward[1:].size / seconds:,.0f} steps a second here, in one process",
+        "speed": f"about {trace.reward[1:].size / played.seconds:,.0f} steps a second here, in one process",
     }
 
 
 def _episodes(trace: _Trace, restarts: list[int], longest: int) -> str:
-    """How episodes ended by themselves, and how many this check has cut."""
+    """How episodes ended by themselves, and how many were cut, by this check or as the settings have it."""
     lengths, returns, cut, terminations = [], [], 0, 0
     for j in range(trace.reward.shape[1]):
         begin = 0
@@ -333,7 +357,7 @@ def _episodes(trace: _Trace, restarts: list[int], longest: int) -> str:
                 lengths.append(t - begin)
                 returns.append(float(trace.reward[begin + 1 : t + 1, j].sum()))
             begin = t if t in restarts else t + 1  # the next step resets
-    shortened = f"; {cut} cut after up to {longest:,} steps by this check" if cut else ""
+    shortened = f"; {cut} cut after up to {longest:,} steps" if cut else ""
     if not lengths:
         return f"none ended by itself{shortened}"
     return (

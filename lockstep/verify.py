@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from lockstep import ledger
 from lockstep.consistency import edited_settings, newest_checkpoint_difference, platform_warning
-from lockstep.envs.gym import is_callable
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
@@ -84,8 +83,11 @@ def verify(
         unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to be checked."
         return Verdict(True, count, None, f"Verified: {share}, gave the same bits.{unchecked}", warning)
     message = f"Not verified ({share}). {difference}"
-    if seed is None and is_callable(experiment.env.id):
-        message += f" Whether the environment is the cause: lockstep check-env {experiment.env.id}"
+    if seed is None and ":" in experiment.env.id:
+        message += (
+            f" Whether the environment is the cause, lockstep check-env {experiment.env.id} tells (with the run's "
+            "--env flags)."
+        )
     return Verdict(False, count, difference, message, warning)
 
 

@@ -78,15 +78,26 @@ class CountsEpisodes(Walk):
         return self.episodes
 
 
+class KeepsLast(Walk):
+    """Forgets to reset what a reward is the difference to: only the first step of an episode shows it."""
+
+    before = 0.0
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        reward, self.before = reward - self.before, reward
+        return observation, reward, *rest
+
+
 class NotANumber(Walk):
     def noise(self) -> float:
-        return np.nan if self.t == 20 else 0.0
+        return np.nan if self.t == 10 else 0.0
 
 
 class InfiniteReward(Walk):
     def step(self, action: Any) -> Any:
         observation, reward, *rest = super().step(action)
-        return observation, np.inf if self.t == 20 else reward, *rest
+        return observation, np.inf if self.t == 10 else reward, *rest
 
 
 class DiesElsewhere(Walk):
@@ -112,19 +123,20 @@ def test_an_environment_that_keeps_everything() -> None:
     found = check_env(EnvConfig(id=f"{__file__}:Walk", num_envs=3), steps=80, tell=lines.append)
     assert found.ok and found.failed is None and found.held == tuple(WAYS)
     assert found.message.startswith("As far as 80 steps of 3 environments show")
-    assert [line.split()[0] for line in lines] == [*found.facts, *["holds"] * len(WAYS)]
+    assert [line.split()[0] for line in lines] == ["environment", *found.facts, *["holds"] * len(WAYS)]
     assert found.facts["action"] == "Discrete(3)" and found.facts["observation"].startswith("float32 [3], ")
 
 
 @pytest.mark.parametrize(
     ("env", "way", "where"),
     [
-        (NotANumber, "finite", r"Environment \d gives nan in its observation after step 2\d\."),
-        (InfiniteReward, "finite", r"Environment \d gives inf in its reward after step 2\d\."),
+        (NotANumber, "finite", r"Environment \d gives nan in its observation after step 1\d\."),
+        (InfiniteReward, "finite", r"Environment \d gives inf in its reward after step 1\d\."),
         (Unseeded, "again", r"Environment 0 has another observation and reward after step 1\."),
         (SeedsForAll, "alone", r"Environment 0 has another observation and reward after step 1\."),
         (OfProcess, "elsewhere", r"Environment 0 has another observation and reward after step 1\."),
-        (CountsEpisodes, "rebuilt", r"Environment 0 has another observation after step 50\."),
+        (CountsEpisodes, "rebuilt", r"Environment \d has another observation after step \d\d\."),
+        (KeepsLast, "rebuilt", r"Environment \d has another reward after step \d\d\."),
     ],
 )
 def test_each_fault_is_found_where_it_shows_first(env: type[Walk], way: str, where: str) -> None:
@@ -142,11 +154,11 @@ def test_an_environment_that_fails_in_another_process_alone() -> None:
 
 
 def test_episodes_are_told_apart_from_those_that_the_check_cuts() -> None:
-    """Episodes of CartPole under random actions are shorter than 100 steps, Pendulum's have 200."""
-    short = check_env(EnvConfig(id="CartPole-v1", adapter="gymnasium", num_envs=1), steps=400)
-    assert "ended by themselves" in short.facts["episodes"] and "cut" not in short.facts["episodes"]
-    long = check_env(EnvConfig(id="Pendulum-v1", adapter="gymnasium", num_envs=2), steps=400)
-    assert long.ok and long.facts["episodes"] == "none ended by itself; 6 cut after up to 100 steps by this check"
+    """Pendulum's episodes have 200 steps."""
+    found = check_env(EnvConfig(id="Pendulum-v1", adapter="gymnasium", num_envs=2), steps=400)
+    assert found.facts["episodes"] == "none ended by itself; 8 cut after up to 99 steps"
+    found = check_env(EnvConfig(id="Pendulum-v1", adapter="gymnasium", num_envs=2), steps=810)
+    assert found.facts["episodes"].startswith("8 ended by themselves, 0 of them by termination: 200 to 200 steps")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +175,11 @@ def test_our_own_adapters_and_tasks_keep_everything(config: EnvConfig) -> None:
 
 
 def test_mistakes_are_explained() -> None:
-    with pytest.raises(SettingsError, match="--steps 3 must be at least 4"):
-        check_env(EnvConfig(), steps=3)
+    for steps in (7, 10**12):
+        with pytest.raises(SettingsError, match=f"--steps {steps} must be from 8 to 1,000,000"):
+            check_env(EnvConfig(), steps=steps)
+    with pytest.raises(SettingsError, match=r"--env\.num-envs 1 must be at least 2 here"):
+        check_env(EnvConfig(num_envs=1))
     with pytest.raises(SettingsError, match=r"There is no environment 'CartPoll-v1'\. Did you mean"):
         check_env(EnvConfig(id="CartPoll-v1"))
 

@@ -12,7 +12,7 @@ from lockstep.cli.common import parse, progress_to_stderr, say, say_json
 from lockstep.envs.base import EnvConfig
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, Steps
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class CheckEnvArguments:
     id: tyro.conf.Positional[str] = ""
     """The environment, as --env.id of train has it: my_file.py:MyEnv, CartPole-v1, Breakout."""
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="", num_envs=4))
-    steps: int = 1_000
+    steps: Steps = 1_000
     """Steps of each environment. More reach what happens late, and take longer."""
     seed: int = 1
     """Seed of environments and actions."""

@@ -289,7 +289,7 @@ def run_processes(work: Work, job: Job) -> Result:
                 ours, theirs = context.Pipe()
                 process = children.start(
                     _child,
-                    (work, job, place, theirs, StopRequest(flag, progress, index)),
+                    (work, place, theirs, StopRequest(flag, progress, index)),
                     f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
                 if job.layout.pin:
@@ -299,6 +299,9 @@ def run_processes(work: Work, job: Job) -> Result:
                 processes.append(process)
             for end in (end for place in places for end in (place.ends, place.link) if end is not None):
                 end.close()
+            for pipe in pipes:  # not at the start, which would wait for ever if the process died before it read
+                with contextlib.suppress(OSError):  # it has died, as is told below
+                    pipe.send(job)
             return _watch([place.name for place in places], processes, pipes, progress, job.layout)
     finally:
         for process in processes:
@@ -380,8 +383,8 @@ def _first_cause(
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, job: Job, place: _Place, pipe: Connection, stop: StopRequest) -> None:
-    """A process of a run: joins the others, works, and tells how it ended."""
+def _child(work: Work, place: _Place, pipe: Connection, stop: StopRequest) -> None:
+    """A process of a run: learns what to do, joins the others, works, and tells how it ended."""
     telling = threading.Lock()
 
     def end(kind: str, text: str) -> None:
@@ -394,6 +397,7 @@ def _child(work: Work, job: Job, place: _Place, pipe: Connection, stop: StopRequ
 
     children.report_losses(lambda text: end("error", f"failed: {text}"))
     try:
+        job = pipe.recv()
         group = Group() if place.ends is None else LocalGroup(place.ends)
         result = work(job, Seat(group, place.link), stop)
         pipe.send(("result", result))
