@@ -15,8 +15,9 @@ import re
 import sys
 import traceback
 from decimal import Decimal
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, UnionType
+from types import CodeType, ModuleType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -125,6 +126,15 @@ def _import_from(folder: str) -> None:
         sys.path.append(folder)
 
 
+class _AsItIsNow(SourceFileLoader):
+    """Compiles a file each time. Python's own loader keeps what it has compiled beside the file, and takes that for the
+    file as long as it has the same length and was changed in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def load_file(path: str | Path) -> ModuleType:
     """Import a user's Python file under a name derived from its path, once per process. It may import its neighbors."""
     named = Path(path)
@@ -134,8 +144,8 @@ def load_file(path: str | Path) -> ModuleType:
     name = f"lockstep_user_{readable}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # a/b.py is not a_b.py
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIsNow(name, str(path)))
+    if not path.is_file() or path.suffix != ".py" or spec is None or spec.loader is None:
         raise SettingsError(f"There is no Python file {path}. Give the path of a .py file, as in my_file.py:name.")
     module = importlib.util.module_from_spec(spec)
     setattr(module, _NAMED, str(named))

@@ -146,6 +146,7 @@ class Mine(gymnasium.Env):
 
 def test_a_file_that_has_changed_since_training_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.py"
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # which could be taken for the changed file
     file.write_text(MINE.replace("SIZE", "3"))
     base = recipes.ppo_cartpole()
     env = dataclasses.replace(base.env, id=f"{file}:Mine")
