@@ -16,6 +16,7 @@ import torch
 import xxhash
 from gymnasium import spaces
 
+from lockstep.arrays import map_structure
 from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
@@ -104,23 +105,24 @@ def check_env(
     longest = min(config.reseed_every, steps // _TIMES - 1)  # less than round numbers, which are limits of their own
     game = _Game(replace(config, reseed_every=longest), seed, range(config.num_envs))
     tell(f"environment {config.id}, stepped by {config.adapter}")
-    expected = game.play(steps, keep=True)
+    expected = game.play(steps)
     facts = _facts(game, expected)
     for name, text in facts.items():
         tell(f"{name:<12}{text}")
 
     held: list[str] = []
+    failed = None
+    message = (
+        f"As far as {steps:,} steps of {config.num_envs} environments show, seeds and actions decide everything: runs "
+        "are the same on every layout, and can be verified and resumed exactly."
+    )
     for way, found in _differences(game, expected, steps):
         tell(f"{'fails' if found else 'holds':<12}{WAYS[way]}")
         if found:
-            message = f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_MEND}")
-            return EnvCheck(config.id, config.adapter, len(game.rows), steps, facts, tuple(held), way, message)
+            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_MEND}")
+            break
         held.append(way)
-    message = (
-        f"As far as {steps:,} steps of {len(game.rows)} environments show, seeds and actions decide everything: runs "
-        "are the same on every layout, and can be verified and resumed exactly."
-    )
-    return EnvCheck(config.id, config.adapter, len(game.rows), steps, facts, tuple(held), None, message)
+    return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
 
 
 def _differences(game: _Game, expected: _Played, steps: int) -> Iterator[tuple[str, str]]:
@@ -159,10 +161,11 @@ class _Played(NamedTuple):
     actions: list[Any]
     """T batches of the action space."""
     states: dict[int, dict[str, np.ndarray]]
-    """By step, if they were to be kept: where an episode has just begun, and within one, neither of them the first."""
+    """By step: where an episode has just begun, and within one, neither of them the first. Only of random actions."""
     restarts: list[int]
     """Steps after which all environments were started afresh."""
     numbers: _Numbers
+    """Only of random actions, too: a repetition that is equal has the same."""
     seconds: float
     """That the environments took for their steps."""
     env: tuple[gymnasium.Space[Any], gymnasium.Space[Any], str]
@@ -182,18 +185,9 @@ class _Game:
         """One environment of it, by itself."""
         return replace(self, rows=range(j, j + 1))
 
-    def make(self) -> ShardEnv:
-        return make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=len(self.rows))
-
-    def play(
-        self,
-        steps: int,
-        actions: list[Any] | None = None,
-        state: dict[str, np.ndarray] | None = None,
-        keep: bool = False,
-    ) -> _Played:
-        """Play with the given actions, or with random ones, from the start or from a state."""
-        count = len(self.rows)
+    def play(self, steps: int, actions: list[Any] | None = None, state: dict[str, np.ndarray] | None = None) -> _Played:
+        """Play with random actions, or repeat what was played with the given ones, from the start or from a state."""
+        original, count = actions is None, len(self.rows)
         trace = _Trace(
             np.zeros((steps + 1, count), np.uint64),
             np.zeros((steps + 1, count), np.float32),
@@ -203,9 +197,8 @@ class _Game:
         states: dict[int, dict[str, np.ndarray]] = {}
         restarts: list[int] = []
         numbers, seconds = _Numbers(), 0.0
-        env = self.make()
-        tensors = allocate_observation(env.observation_space, (count,))
-        out = {name: x.numpy() for name, x in tensors.items()} if isinstance(tensors, dict) else tensors.numpy()
+        env = make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=count)
+        out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
         entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
         chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
         try:
@@ -225,12 +218,14 @@ class _Game:
                     if env.reseed_due():
                         env.reseed(out)
                         restarts.append(t)
-                numbers.see(t, entries, trace.reward[t])
                 for j in range(count):
                     content = b"".join(x[j].tobytes() for x in entries.values())
                     trace.observation[t, j] = xxhash.xxh3_64_intdigest(content)
+                if not original:
+                    continue
+                numbers.see(t, entries, trace.reward[t])
                 begun = trace.reset[t].any() or t in restarts[-1:]
-                if keep and (t == steps * 5 // 8 or (begun and t > steps // 2 and not states)):
+                if t == steps * 5 // 8 or (begun and t > steps // 2 and not states):
                     states[t] = {name: array.copy() for name, array in env.state_dict().items()}
         finally:
             env.close()

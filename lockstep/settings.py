@@ -144,15 +144,17 @@ def load_file(path: str | Path) -> ModuleType:
     name = f"lockstep_user_{readable}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # a/b.py is not a_b.py
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIsNow(name, str(path)))
-    if not path.is_file() or path.suffix != ".py" or spec is None or spec.loader is None:
+    if not path.is_file() or path.suffix != ".py":
         raise SettingsError(f"There is no Python file {path}. Give the path of a .py file, as in my_file.py:name.")
+    loader = _AsItIsNow(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     setattr(module, _NAMED, str(named))
     sys.modules[name] = module
     _import_from(str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
