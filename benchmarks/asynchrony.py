@@ -276,12 +276,12 @@ def _draw(groups: dict[Arm, Group]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    from lockstep.evaluation.plots import _COLORS, _STYLE
+    from lockstep.evaluation.plots import COLORS, STYLE
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")
         for axes, pair in zip(figure.subplots(1, 2, sharey=True), PAIRS, strict=True):
-            for arm, color, style in zip(pair, _COLORS, ("-", "--")):
+            for arm, color, style in zip(pair, COLORS, ("-", "--")):
                 label = "slowed learner" if arm.slowed else "fast learner"
                 draw_band(axes, groups[arm].samples, groups[arm].curves, color=color, label=label, linestyle=style)
             axes.set_title(pair[0].scheme.capitalize())

@@ -27,7 +27,7 @@ import lockstep
 from lockstep import RunOptions, recipes
 from lockstep.algorithms import IMPALAConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
-from lockstep.evaluation.plots import _COLORS, _STYLE
+from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.runs import Run
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
@@ -237,7 +237,7 @@ def report(root: Path) -> None:
     tables = _tables(groups, costs)
     (RESULTS / "tables.md").write_text(tables)
     (RESULTS / "lag.json").write_text(json.dumps(_numbers(groups, costs), indent=1) + "\n")
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         _draw_curves(groups).savefig(RESULTS / "curves.png")
         _draw_costs(costs).savefig(RESULTS / "cost.png")
     print(tables)
@@ -295,7 +295,7 @@ def _draw_curves(groups: Groups) -> Figure:
         row, column = LABELS.index(case.label), tasks.index(case.task)
         axes: Axes = grid[row, column]
         for number, (lag, group) in enumerate(by_lag.items()):
-            draw_band(axes, group.samples, group.curves, color=_COLORS[number], label=f"lag {lag}")
+            draw_band(axes, group.samples, group.curves, color=COLORS[number], label=f"lag {lag}")
         axes.set_title(f"{case.label} · {case.task}", fontsize=10)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.01)
@@ -314,7 +314,7 @@ def _draw_costs(costs: Costs) -> Figure:
     for name, by_lag in costs.items():
         number = LABELS.index(CASES[name].label)
         place = np.arange(len(by_lag)) + 0.22 * (number - 1)
-        column, style = tasks.index(CASES[name].task), {"color": _COLORS[number], "label": LABELS[number]}
+        column, style = tasks.index(CASES[name].task), {"color": COLORS[number], "label": LABELS[number]}
         for row, changes in enumerate(([c.area for c in by_lag.values()], [c.final for c in by_lag.values()])):
             mean = np.array([c.mean for c in changes])
             low, high = np.array([c.interval for c in changes]).T

@@ -38,7 +38,7 @@ class NormalizeConfig:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Beginning with what another run has learned. Optimizer, memory and schedules begin anew."""
+    """Beginning with what another run has learned. Memory and schedules begin anew."""
 
     run: str = ""
     """Folder of the run; none by default, and parameters begin at random."""
@@ -49,6 +49,11 @@ class WarmStart:
     The rest begins at random. All by default; fewer suit a task with other actions."""
     digest: str = ""
     """SHA-256 over what is taken over. Found out when the run starts."""
+    optimizer: bool = False
+    """Take over what the optimizer remembers of gradients, too. On suits going on with the same task, where first steps
+    without it are large; another task has other gradients."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"optimizer"})
 
     def __post_init__(self) -> None:
         if isinstance(self.run, Path):  # as Result.run is
@@ -58,6 +63,11 @@ class WarmStart:
         """Raise SettingsError for values out of range."""
         if "" in self.parts:
             raise SettingsError("warm_start.parts has an empty name: leave it out, or take all parts with none.")
+        if self.optimizer and self.parts:
+            raise SettingsError(
+                f"--warm-start.optimizer takes over what is remembered of all parameters' gradients, not of parts "
+                f"({' '.join(self.parts)}). Leave one of the two out."
+            )
 
 
 @dataclass(frozen=True)

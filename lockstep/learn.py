@@ -27,6 +27,9 @@ from lockstep.parameters import FlatParameters
 from lockstep.storage.batches import Batches, Filled
 from lockstep.tree import TreeSum
 
+MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+"""What optimizers remember of gradients."""
+
 
 class UpdateRule:
     """The optimizer, on the flat parameter vector and the reduced gradient.
@@ -39,8 +42,7 @@ class UpdateRule:
         self._max_norm = experiment.algorithm.max_grad_norm
         self._flat = flat
         self._vector = flat.vector.detach()
-        names = ("exp_avg", "exp_avg_sq") if self._config.name == "adam" else ("square_avg",)
-        self.moments = {name: torch.zeros_like(self._vector) for name in names}
+        self.moments = {name: torch.zeros_like(self._vector) for name in MOMENTS[self._config.name]}
         """fp32 [N] each: what is remembered of gradients."""
         self.counts: dict[str, Tensor] = {}
         """Steps of each group that has moved."""

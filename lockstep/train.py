@@ -376,8 +376,7 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     begin = time.perf_counter()
     saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint, only=())
     if saved is None:
-        warm_start.load(worker.agent, warm_start.weights(job.experiment, job.folder.weights))
-        worker.versions.publish(0, worker.agent.version(0))
+        worker.begin(warm_start.weights(job.experiment, job.folder.weights))
     else:
         worker.restore(saved)
     replayed = worker.group.gather(worker.rollouts.start(saved)) or []

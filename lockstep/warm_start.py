@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent, below
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.learn import MOMENTS
 from lockstep.ledger import state_digest
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import (
@@ -40,7 +41,7 @@ def resolved(experiment: Experiment) -> Experiment:
         return experiment
     start = dataclasses.replace(start, run=_place(start.run))
     saved = _saved(start)
-    digest = state_digest(_taken(saved, start.parts))
+    digest = state_digest(_taken(saved, start))
     name = saved.path.name
     checkpoint = str(saved.iteration) if name.isdecimal() else name  # such as that of one that was set aside
     return experiment.replace(warm_start=dataclasses.replace(start, checkpoint=checkpoint, digest=digest))
@@ -69,7 +70,7 @@ def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tenso
         except SettingsError as error:
             lost = "" if kept is None else f"{kept}, which holds what the run began with, is missing. "
             raise SettingsError(f"{lost}{error}") from error
-        tensors, place = _taken(saved, start.parts), str(saved.path)
+        tensors, place = _taken(saved, start), str(saved.path)
     if (digest := state_digest(tensors)) != start.digest:
         raise SettingsError(
             f"{place} is not what the run began with: warm_start.digest is {start.digest[:8]}…, and that of the file "
@@ -87,10 +88,12 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
     """Let a new agent begin with weights, its target network too. Without any it stays as it is.
 
     Raises:
-        SettingsError: they are not those of the agent's networks.
+        SettingsError: they are not those of the agent's networks, or of its optimizer.
     """
     if not tensors:
         return
+    _check_optimizer(agent.experiment, below("optimizer.", tensors))
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
     state = agent.state()
     parts = agent.experiment.warm_start.parts
     own = {name: tensor for name, tensor in state.items() if not name.startswith("target.") and _is_of(name, parts)}
@@ -130,9 +133,21 @@ def _saved(start: WarmStart) -> Checkpoint:
         ) from error
 
 
-def _taken(saved: Checkpoint, parts: tuple[str, ...]) -> dict[str, Tensor]:
+def _check_optimizer(experiment: Experiment, held: dict[str, Tensor]) -> None:
+    own = experiment.algorithm.optimizer.name
+    moments = {name for name in held if not name.startswith("step")}
+    if moments and moments != set(MOMENTS[own]):
+        there = next((name for name, known in MOMENTS.items() if moments == set(known)), "another one")
+        raise SettingsError(
+            f"The optimizer of {experiment.warm_start.run} is {there}, and here it is {own}: give both the same "
+            "(--algorithm.optimizer.name), or leave out --warm-start.optimizer."
+        )
+
+
+def _taken(saved: Checkpoint, start: WarmStart) -> dict[str, Tensor]:
     """What a checkpoint holds of some parts of its networks; of all, if none is named."""
     tensors, _ = saved.part("learner")
+    parts = start.parts
     known = {name: tensor for name, tensor in tensors.items() if name.startswith(("parameter.", "normalizer."))}
     for part in parts:
         if not any(_is_of(name, (part,)) for name in known):
@@ -140,7 +155,10 @@ def _taken(saved: Checkpoint, parts: tuple[str, ...]) -> dict[str, Tensor]:
                 f"--warm-start.parts {part} is no part of the networks in {saved.path}, which has "
                 f"{', '.join(_parts(known))}, each also in parts of its own, such as {_bare(next(iter(known)))}."
             )
-    return {name: tensor for name, tensor in known.items() if _is_of(name, parts)}
+    taken = {name: tensor for name, tensor in known.items() if _is_of(name, parts)}
+    if start.optimizer:
+        taken |= {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
+    return taken
 
 
 def _is_of(name: str, parts: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep import warm_start
 from lockstep.agent import Agent, Version, below
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import RND
@@ -81,6 +82,12 @@ class Worker:
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that `digest:` covers, in named tensors."""
         return self.agent.state() | self._learner.state()
+
+    def begin(self, weights: dict[str, torch.Tensor]) -> None:
+        """Make version 0, from what a warm start takes over."""
+        warm_start.load(self.agent, weights)
+        self._learner.load(weights)
+        self.versions.publish(0, self.agent.version(0))
 
     def restore(self, saved: Checkpoint) -> None:
         """Load a learner's part that save wrote, under any layout, with the versions that are still due to collect."""

@@ -232,3 +232,41 @@ def test_runs_are_told_apart_by_what_they_began_with() -> None:
     first, second = WarmStart("a", "3", digest="1"), WarmStart("b", "3", digest="2")
     assert told(WarmStart(), first, second) == ["", "run=a", "run=b"]
     assert told(first, dataclasses.replace(first, checkpoint="2", digest="3")) == ["checkpoint=3", "checkpoint=2"]
+
+
+def test_the_optimizer_goes_on(source: Path, tmp_path: Path) -> None:
+    experiment = prepare(cartpole().replace(seed=7, warm_start=WarmStart(str(source), optimizer=True)), Layout())
+    before = learned(source)
+    moments = {name: x for name, x in before.items() if name.startswith("optimizer.")}
+    assert moments.keys() == {"optimizer.exp_avg", "optimizer.exp_avg_sq", "optimizer.step"}
+    taken = weights(experiment)
+    assert all(torch.equal(taken[name], moment) for name, moment in moments.items())
+    assert state_digest(begun(experiment)) == state_digest(begun(prepare(after(source), Layout())))
+
+    results = [
+        train(experiment, layout, options(tmp_path / str(number)), stop_after=stop)
+        for number, (layout, stop) in enumerate((("inline", 1), ("processes:2", None), ("cpu:a1-l1", None)))
+    ]
+    assert resume(results[0].run).digest == results[1].digest == results[2].digest
+    anew = train(after(source), None, options(tmp_path / "anew"))
+    assert anew.digest != results[1].digest
+    steps = [float(learned(run)["optimizer.step"]) for run in (source, results[1].run, anew.run)]
+    assert steps == [steps[0], 2 * steps[0], steps[0]]
+
+
+def test_an_optimizer_that_is_another_one(source: Path, capsys: Captured) -> None:
+    experiment = cartpole()
+    optimizer = dataclasses.replace(experiment.algorithm.optimizer, name="rmsprop")
+    other = experiment.replace(
+        algorithm=dataclasses.replace(experiment.algorithm, optimizer=optimizer),
+        warm_start=WarmStart(str(source), optimizer=True),
+    )
+    with pytest.raises(SettingsError, match=r"is adam, and here it is rmsprop.*leave out --warm-start.optimizer"):
+        begun(prepare(other, Layout()))
+    assert main(["train", "ppo-cartpole", "--warm-start.run", str(source), "--warm-start.optimizer",
+                 "--warm-start.parts", "trunks", "--dry-run"]) == 2  # fmt: skip
+    assert "not of parts (trunks)" in capsys.readouterr().err
+
+
+def test_an_optimizer_by_default_leaves_identities_as_they_were(source: Path) -> None:
+    assert "optimizer" not in to_json(WarmStart(str(source))) and to_json(WarmStart("x", optimizer=True))["optimizer"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
@@ -25,6 +25,7 @@ from lockstep.sweep.slots import Machine, Needs, Place
 from lockstep.sweep.stopping import Curve
 
 if TYPE_CHECKING:
+    from lockstep.sweep.population import Generations, Population
     from lockstep.sweep.search import Search
     from lockstep.sweep.spec import Run
     from lockstep.sweep.trials import Trials
@@ -41,7 +42,7 @@ class SweepArguments:
     """The sweep's folder. Its runs are below FOLDER/runs."""
     what: tyro.conf.Positional[str] = ""
     """What to add to it: recipes with commas between, whose settings are then flags that may have several values, or
-    FILE.py:NAME, a list of runs or a search. Default: nothing."""
+    FILE.py:NAME, a list of runs, a search or a population. Default: nothing."""
     options: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
 
 
@@ -49,8 +50,8 @@ def sweep(arguments: list[str]) -> int:
     """Run `lockstep sweep`."""
     folder, runs, search, options = _read(arguments)
     options.validate()
-    searched = search is not None or (folder / "search.json").exists()
-    _check(folder, searched, options)
+    searched = search is not None or _is_searched(folder)
+    _check(folder, searched, _is_population(folder, search), options)
     with progress_to_stderr(options.json):
         for run in search.runs if search else runs:
             run.validate(here=not (options.slurm or options.ray))
@@ -68,15 +69,27 @@ def sweep(arguments: list[str]) -> int:
                 code = _run(queue, runs, trials, options)
             entries = queue.entries()
     if options.json:
-        found = {} if trials is None else {"search": _found(trials)}
+        found = {} if trials is None else {trials.key: trials.document()}
         gone = _gone(queue)
         documents = [_document(queue, entry, gone) for entry in entries]
         say_json({"sweep": str(queue.folder), **found, "runs": documents})
     return code
 
 
-def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | None, SweepOptions]:
-    """The folder, the runs that are added to it, or a search, and how."""
+def _is_searched(folder: Path) -> bool:
+    return (folder / "search.json").exists() or (folder / "population.json").exists()
+
+
+def _is_population(folder: Path, search: Search | Population | None) -> bool:
+    if search is None:  # before anything is imported that takes a while: --status is often asked for
+        return (folder / "population.json").exists()
+    from lockstep.sweep.population import Population
+
+    return isinstance(search, Population)
+
+
+def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | None, SweepOptions]:
+    """The folder, the runs that are added to it, or a search or a population, and how."""
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     defaults = _defaults(Path(words[0])) if words else SweepOptions()
     found: Any = []
@@ -95,7 +108,9 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | None, SweepOp
         recipes = {name: each for name, each in named.items() if isinstance(each, Experiment)}
         if len(recipes) < len(named) > 1:
             other = next(name for name in names if name not in recipes)
-            raise SettingsError(f"{other} is no recipe, but a list of runs or a search: give it to the sweep alone.")
+            raise SettingsError(
+                f"{other} is no recipe, but a list of runs, a search or a population: give it to the sweep alone."
+            )
         found = recipes or named[names[0]]
         if recipes:
             given = recipes, arguments[2:], words[0], defaults
@@ -113,7 +128,7 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | None, SweepOp
     if given.options.search:
         raise SettingsError(
             "--search goes with a recipe: lockstep sweep FOLDER RECIPE --search SETTING=VALUES. In a Python file, "
-            "write a lockstep.sweep.Search; the search that a folder holds goes on without the flag."
+            "write a lockstep.sweep.Search, or a Population; what a folder holds goes on without the flag."
         )
     if isinstance(found, list):
         return Path(given.folder), found, None, given.options
@@ -129,33 +144,52 @@ def _defaults(folder: Path) -> SweepOptions:
     return SweepOptions(**{name: kept[name] if type(kept.get(name)) is type(x) else x for name, x in fresh.items()})
 
 
-def _trials(queue: Queue, search: Search | None, options: SweepOptions) -> Trials | None:
-    """The search that begins, or goes on, in the folder, if there is one."""
-    if search is None and not (queue.folder / "search.json").exists():
+def _trials(queue: Queue, search: Search | Population | None, options: SweepOptions) -> Trials | Generations | None:
+    """The search or the population that begins, or goes on, in the folder, if there is one."""
+    if search is None and not _is_searched(queue.folder):
         return None
-    from lockstep.sweep.trials import Trials
+    kind: Any
+    if _is_population(queue.folder, search):
+        from lockstep.sweep.population import Generations as kind
 
-    before = Trials.open(queue)
-    search = search or (before and before.search)
+        length, wanted = "generations", {"generations": options.generations, "members": options.population}
+    else:
+        from lockstep.sweep.trials import Trials as kind
+
+        length, wanted = "trials", {"trials": options.trials}
+    before = kind.open(queue)
+    search = search or before.search
     assert search is not None
-    wanted = {"trials": options.trials, "objective": options.objective}
+    wanted |= {"objective": options.objective}
     changes = {name: value for name, value in wanted.items() if value is not None}
     if before and options.search:  # which says nothing of these
-        changes = {"trials": before.search.trials, "objective": before.search.objective, **changes}
-    return Trials.make(queue, dataclasses.replace(search, **changes))
+        changes = {name: getattr(before.search, name) for name in (length, "objective")} | changes
+    return kind.make(queue, dataclasses.replace(search, **changes))
 
 
-def _check(folder: Path, searched: bool, options: SweepOptions) -> None:
-    """Raise SettingsError for options that do not go with a search, or do with nothing else."""
+def _check(folder: Path, searched: bool, population: bool, options: SweepOptions) -> None:
+    """Raise SettingsError for options that do not go with a search or a population, or do with nothing else."""
     alone = {"--trials": options.trials, "--objective": options.objective}
     if useless := [name for name, value in alone.items() if value is not None and not searched]:
         raise SettingsError(f"{useless[0]} is for searches, and {folder} has none. Add --search, or leave it out.")
+    alone = {"--population": options.population, "--generations": options.generations}
+    if useless := [name for name, value in alone.items() if value is not None and not population]:
+        add = "--search SETTING=VALUES" if options.population else "--search SETTING=VALUES --population N"
+        raise SettingsError(f"{useless[0]} is for populations, and {folder} has none. Add {add}, or leave it out.")
+    if population and options.trials is not None:
+        raise SettingsError(f"--trials {options.trials} is for searches. Give a population --generations.")
+    if population and options.stop_early:
+        raise SettingsError(
+            f"--stop-early {options.stop_early} would end members of a population, which gives up the worst itself. "
+            "Leave it out."
+        )
     if options.slurm_options and not options.slurm:
         raise SettingsError("--slurm-options describes jobs of Slurm's. Add --slurm, or leave it out.")
     if (options.retry_failed or options.retry_stopped) and (options.status or options.dry_run):
         raise SettingsError("--retry-failed and --retry-stopped change the queue, --status and --dry-run only look.")
     if options.drop and searched:
-        raise SettingsError(f"{folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
+        what = "population, whose members" if population else "search, whose trials"
+        raise SettingsError(f"{folder} holds a {what} have to keep their runs. Leave out --drop.")
     if options.slurm and options.stop_early and not searched:
         raise SettingsError(
             f"--stop-early {options.stop_early} needs a sweep that watches its runs, which --slurm leaves to Slurm. "
@@ -173,7 +207,7 @@ def _refuse_second_job(queue: Queue) -> None:
         )
 
 
-def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> None:
+def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | Generations | None, options: SweepOptions) -> None:
     """Raise SettingsError if a run that waits on Ray would itself want Ray."""
     again = {"failed"} if options.retry_failed else set[str]()
     again |= {"stopped"} if options.retry_stopped else set()
@@ -188,7 +222,7 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | None, options
         )
 
 
-def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOptions) -> int:
+def _run(queue: Queue, runs: list[Run], trials: Trials | Generations | None, options: SweepOptions) -> int:
     """Add runs, and run what waits, here, on Ray or on Slurm."""
     if options.drop:
         say(f"dropped {', '.join(queue.drop(options.drop))}")
@@ -223,6 +257,10 @@ def _run(queue: Queue, runs: list[Run], trials: Trials | None, options: SweepOpt
     say(runner.summary())
     if trials is not None:
         say(trials.summary())
+        if _is_population(queue.folder, None) and trials.best():
+            from lockstep.sweep.lineage import draw
+
+            say(f"picture: {draw(cast('Generations', trials), queue.folder / 'population.png')}")
     again = f"{queue.command}{' --ray' if options.ray else ''}"
     failed = sum(queue.state(entry.name) == "failed" for entry in queue.entries())
     if failed:
@@ -250,7 +288,7 @@ def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
         yield place
 
 
-def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: SweepOptions) -> None:
+def _show(queue: Queue, entries: list[Entry], trials: Trials | Generations | None, options: SweepOptions) -> None:
     """What has become of each run, or would be done with it."""
     gone = _gone(queue)
     for document in (_document(queue, entry, gone) for entry in entries):
@@ -275,7 +313,7 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | None, options: Sw
         submit(queue, entries, options, say, dry_run=True)
 
 
-def _submit_search(queue: Queue, trials: Trials, options: SweepOptions) -> None:
+def _submit_search(queue: Queue, trials: Trials | Generations, options: SweepOptions) -> None:
     """Hand over what is left of a search, and what else waits in its folder."""
     from lockstep.sweep.slurm import submit_search
 
@@ -284,16 +322,6 @@ def _submit_search(queue: Queue, trials: Trials, options: SweepOptions) -> None:
         submit_search(queue, [*waiting, trials.needs], options, say, dry_run=options.dry_run)
     else:
         say("nothing is left to run")
-
-
-def _found(trials: Trials) -> dict[str, Any]:
-    """A search for programs."""
-    best = trials.best()
-    return {
-        "objective": trials.search.objective,
-        "best": best and best.number,
-        "trials": [dataclasses.asdict(trial) for trial in trials.all()],
-    }
 
 
 def _gone(queue: Queue) -> dict[str, str]:

@@ -74,7 +74,7 @@ _NEEDS = (
         {"algorithm.learn_temperature": bool},
     ),
     _Need(
-        ("warm_start.checkpoint", "warm_start.parts", "warm_start.digest"),
+        ("warm_start.checkpoint", "warm_start.parts", "warm_start.optimizer", "warm_start.digest"),
         "--warm-start.run",
         {"warm_start.run": bool},
     ),

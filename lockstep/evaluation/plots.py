@@ -18,10 +18,10 @@ from lockstep.settings import SettingsError
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which stays distinct for the color-blind.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#B8A800")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#B8A800")
 _FEW = 5
 """More lines than these are drawn without the single runs, and named beside the picture."""
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -87,7 +87,7 @@ def plot(
         scale, name = time_unit(max(each[0][-1] for group in curves for each in group))
         curves = [[(seconds / scale, y) for seconds, y in group] for group in curves]
         unit = f" [{name}]"
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.5, 4.8), dpi=150, layout="constrained")
         axes = figure.add_subplot()
         _draw(axes, groups, curves)
@@ -121,8 +121,8 @@ def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
 def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]]) -> None:
     few = len(groups) <= _FEW
     for number, (group, single) in enumerate(zip(groups, curves, strict=True)):
-        color = _COLORS[number % len(_COLORS)]
-        style = ("-", "--", ":")[number // len(_COLORS) % 3]
+        color = COLORS[number % len(COLORS)]
+        style = ("-", "--", ":")[number // len(COLORS) % 3]
         label = f"{group.label} ({group.size})" if group.label else group.size
         for x, y in single if few else ():
             axes.plot(x, y, color=color, alpha=0.3, linewidth=0.7, marker="." if len(x) < 3 else None)

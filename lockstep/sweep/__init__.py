@@ -1,6 +1,6 @@
 """Sets of experiments, run as one durable queue: see docs/sweep.md.
 
-`Run` and `grid`, and for searches `Search`, `Between` and `OneOf`, are what a sweep file needs.
+`Run` and `grid`, and for searches `Search` or `Population`, `Between` and `OneOf`, are what a sweep file needs.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.sweep.population import Population as Population
     from lockstep.sweep.search import Between as Between
     from lockstep.sweep.search import OneOf as OneOf
     from lockstep.sweep.search import Search as Search
     from lockstep.sweep.spec import Run as Run
     from lockstep.sweep.spec import grid as grid
 
-__all__ = ["Between", "OneOf", "Run", "Search", "grid"]
+__all__ = ["Between", "OneOf", "Population", "Run", "Search", "grid"]
 
 
 def __getattr__(name: str) -> Any:
     # A run's process gives itself to its parent and its cores before it imports torch, which takes seconds.
     if name not in __all__:
         raise AttributeError(f"module 'lockstep.sweep' has no attribute {name!r}")
-    module = "spec" if name in ("Run", "grid") else "search"
+    module = "spec" if name in ("Run", "grid") else "population" if name == "Population" else "search"
     return getattr(importlib.import_module(f"lockstep.sweep.{module}"), name)

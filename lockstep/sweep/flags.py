@@ -20,6 +20,7 @@ from lockstep.run import RunOptions
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.population import Population
 from lockstep.sweep.search import Between, OneOf, Search, space_of
 from lockstep.sweep.spec import Run, labelled, task
 
@@ -116,8 +117,9 @@ def runs_of(
 
 def search_of(
     recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
-) -> tuple[Search, SweepOptions]:
-    """The search that recipes and flags, with --search among them, stand for, and the sweep's own options.
+) -> tuple[Search | Population, SweepOptions]:
+    """The search that recipes and flags, with --search among them, stand for, with --population the population, and the
+    sweep's own options.
 
     Raises:
         SettingsError: what is searched cannot be read, or is no setting.
@@ -135,7 +137,14 @@ def search_of(
     for name, text in options.search.items():
         path = name.replace("-", "_")
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
-    return Search(tuple(runs), space), options
+    if options.population is None:
+        return Search(tuple(runs), space), options
+    if len(runs) > 1:
+        raise SettingsError(
+            f"A population is of one task, and its members' seeds follow from one: {len(runs)} experiments were given. "
+            "Give --env.id, --seed and all else one value, and each population a folder."
+        )
+    return Population(runs[0], space, options.population), options
 
 
 def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:

@@ -24,10 +24,17 @@ class SweepOptions:
     search: Options = field(default_factory=dict)
     """Settings to search with Optuna (needs the extra optuna), each within a range or among values:
     algorithm.learning_rate=log:1e-5..1e-3 algorithm.epochs=1..8 model.core=none,lstm."""
+    population: int | None = None
+    """Members of a population, which take over each other's weights while what --search names changes. More find better
+    settings, and each costs a run a generation."""
+    generations: int | None = None
+    """Of a population; default: 10, or as many as it was begun with. --total-steps are those of one. More change
+    settings more often, and can follow later."""
     trials: int | None = None
     """Of a search; default: 20, or as many as it was begun with. More find better settings, and can follow later."""
     objective: str | None = None
-    """Metric that a search maximizes (docs/metrics.md), averaged over the seeds of a trial; default: score/mean."""
+    """Metric (docs/metrics.md) that a search, or a population, maximizes; default: score/mean. Of a trial it is
+    averaged over the seeds."""
     retry_failed: bool = False
     """Let runs that failed go on from their checkpoints."""
     retry_stopped: bool = False

@@ -54,7 +54,7 @@ class Row:
     def left(self) -> str:
         if self.pending:
             return "pending"
-        return duration((self.total - self.samples) / self.rate) if self.rate else "starting"
+        return duration(max(0, self.total - self.samples) / self.rate) if self.rate else "starting"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
 if TYPE_CHECKING:
+    from lockstep.sweep.population import Generations
     from lockstep.sweep.trials import Trials
 
 _POLL = 0.1
@@ -58,9 +59,12 @@ class _Running:
 
 
 class Runner:
-    """Runs what waits in a queue, and then what a search adds, as much at a time as the place holds, in this order."""
+    """Runs what waits in a queue, and then what a search or a population adds, as much at a time as the place holds, in
+    this order."""
 
-    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Trials | None = None) -> None:
+    def __init__(
+        self, queue: Queue, place: Place, options: SweepOptions, search: Trials | Generations | None = None
+    ) -> None:
         self._queue, self._place, self._search = queue, place, search
         self._slots = options.slots or sys.maxsize
         self._rule = StopRule.parse(options.stop_early) if options.stop_early else None
@@ -182,7 +186,8 @@ class Runner:
         self._idle = idle
 
     def _propose(self) -> bool:
-        """Have the search begin a trial once there is room for it, and not before: it learns from those that end."""
+        """Have the search begin a trial, or the population a generation, once there is room for it, and not before: it
+        learns from those that end."""
         if self._search is None or self._searched:
             return False
         if not self._place.has_room(self._search.needs):

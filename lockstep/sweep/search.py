@@ -70,15 +70,10 @@ class Search:
                 f"A search needs at least one trial (--trials {self.trials}), a run ({len(self.runs)} given) and a "
                 f"setting to search ({len(self.space)} given), as in --search algorithm.learning_rate=log:1e-5..1e-3."
             )
-        for each, kind in (*((run, Run) for run in self.runs), *((s, (Between, OneOf)) for s in self.space.values())):
-            if not isinstance(each, kind):
-                raise SettingsError(
-                    f"A search has {each!r} where it takes a lockstep.sweep.Run, or a Between or OneOf for a setting: "
-                    "Search((Run(experiment),), {'algorithm.learning_rate': Between(1e-5, 1e-3, log=True)})."
-                )
+        check_kinds("A search", self.runs, self.space)
         first = self.runs[0].experiment
         for name, space in self.space.items():
-            _check(name, space, setting(first, name))
+            check_space(name, space, setting(first, name))
             for value in space.values if isinstance(space, OneOf) and len(self.space) == 1 else ():
                 replaced(first, name, value).validate()
         if any(run.experiment.replace(seed=first.seed) != first for run in self.runs):
@@ -140,6 +135,13 @@ def reached(metrics: Path, objective: str) -> tuple[float | None, int]:
     return value, samples
 
 
+def curve(metrics: Path, objective: str) -> tuple[list[int], list[float]]:
+    """Samples, and a metric's values at them, in metrics.jsonl."""
+    lines = [known for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b"") if known]
+    points = [(line["samples"], line[objective]) for line in lines if line.get(objective) is not None]
+    return [samples for samples, _ in points], [value for _, value in points]
+
+
 def mean(values: Sequence[float | None]) -> float | None:
     """None if one of them is unknown, or no number."""
     known = [value for value in values if value is not None and math.isfinite(value)]
@@ -158,7 +160,17 @@ def is_whole(space: Between, value: Any) -> bool:
     return isinstance(space.low, int) and isinstance(space.high, int) and not isinstance(value, float)
 
 
-def _check(name: str, space: Between | OneOf, value: Any) -> None:
+def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | OneOf]) -> None:
+    """Raise SettingsError if the parts of a search, or of a population, are something else."""
+    for each, kind in (*((run, Run) for run in runs), *((each, (Between, OneOf)) for each in space.values())):
+        if not isinstance(each, kind):
+            raise SettingsError(
+                f"{what} has {each!r} where it takes a lockstep.sweep.Run, or a Between or OneOf for a setting, as in "
+                "Run(experiment) and {'algorithm.learning_rate': Between(1e-5, 1e-3, log=True)}."
+            )
+
+
+def check_space(name: str, space: Between | OneOf, value: Any) -> None:
     """Raise SettingsError if a setting, whose value is known, cannot be searched so."""
     if isinstance(space, OneOf):
         wrong = "" if space.values else "holds no value"

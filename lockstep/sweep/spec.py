@@ -22,6 +22,7 @@ from lockstep.storage.memory import replay_bytes
 from lockstep.train import prepare
 
 if TYPE_CHECKING:
+    from lockstep.sweep.population import Population
     from lockstep.sweep.search import Search
 
 _LONGEST = 120
@@ -191,16 +192,17 @@ def _field(settings: Any, part: str, name: str) -> Any:
     return getattr(settings, part)
 
 
-def from_file(reference: str) -> list[Run] | Search | Experiment:
-    """What `file.py:name` gives: runs, a search, or one experiment, for flags to vary.
+def from_file(reference: str) -> list[Run] | Search | Population | Experiment:
+    """What `file.py:name` gives: runs, a search, a population, or one experiment, for flags to vary.
 
     Raises:
         SettingsError: it gives something else.
     """
     value = load_value(reference)
+    from lockstep.sweep.population import Population
     from lockstep.sweep.search import Search
 
-    if isinstance(value, (Experiment, Search)):
+    if isinstance(value, (Experiment, Search, Population)):
         return value
     listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     runs = [Run(each) if isinstance(each, Experiment) else each for each in listed]
@@ -208,7 +210,8 @@ def from_file(reference: str) -> list[Run] | Search | Experiment:
     if wrong is not None or not runs:
         what = f"a {type(wrong).__name__}" if runs else "nothing"
         raise SettingsError(
-            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), a "
-            "lockstep.sweep.Search, or a function without arguments that returns one; lockstep.sweep.grid makes lists."
+            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), a Search "
+            "or a Population of lockstep.sweep, or a function without arguments that returns one; lockstep.sweep.grid "
+            "makes lists."
         )
     return cast("list[Run]", runs)

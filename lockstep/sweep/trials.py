@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -54,6 +55,9 @@ class Trials:
     its runs ended. What is tried next follows from these and the trial's number alone: so whatever ends this process,
     the next one goes on as it would have.
     """
+
+    key = "search"
+    """Of what document returns."""
 
     def __init__(self, queue: Queue, search: Search, directory: str, command: list[str]) -> None:
         """directory: where the search was started, to which files of the user's own are relative; command: by which."""
@@ -146,6 +150,15 @@ class Trials:
         search = self.search
         done = f"{len(self.all())} of {search.trials} trials"
         return f"{done}, runs in each: {len(search.runs)}; best by {search.objective}: {self.best() or 'none yet'}"
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        best = self.best()
+        return {
+            "objective": self.search.objective,
+            "best": best and best.number,
+            "trials": [dataclasses.asdict(trial) for trial in self.all()],
+        }
 
     @property
     def _folder(self) -> Path:

@@ -241,9 +241,9 @@ def test_a_search_begun_by_flags_goes_on_with_its_number_of_trials() -> None:
     again = dataclasses.replace(found, trials=20)  # what flags say without --trials
     for given, trials in ((SweepOptions(search={"a": "b"}), 80), (SweepOptions(search={"a": "b"}, trials=9), 9)):
         made = _trials(queue, again, given)
-        assert made is not None and made.search.trials == trials
+        assert isinstance(made, Trials) and made.search.trials == trials
     made = _trials(queue, again, SweepOptions())
-    assert made is not None and made.search.trials == 20, "a file says what it says"
+    assert isinstance(made, Trials) and made.search.trials == 20, "a file says what it says"
 
 
 def test_another_search_in_the_same_folder() -> None:

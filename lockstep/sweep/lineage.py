@@ -1,0 +1,83 @@
+"""The picture of a population: what its members reached, with which settings, and from whom the best one descends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from lockstep.evaluation.plots import COLORS, STYLE
+from lockstep.evaluation.runs import SCORES, X_LABELS
+from lockstep.runtime.files import writing
+from lockstep.sweep.population import Generations, Member
+from lockstep.sweep.search import OneOf, curve
+from lockstep.sweep.spec import task
+
+_WIDTH, _HEIGHT, _LOW = 8.5, 4.0, 1.7
+"""Inches: of all, of what the members reached, and of each setting."""
+
+
+def draw(population: Generations, out: Path) -> Path:
+    """Draw a population of which a generation has ended.
+
+    Args:
+        population: what its folder holds.
+        out: file to write; its suffix says which kind of picture.
+
+    Returns:
+        The path written.
+    """
+    best = population.best()
+    assert best is not None
+    line = population.ancestry(best)
+    others = [member for member in population.all() if member.state == "done" and member not in line]
+    search, space = population.search, population.search.space
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT + _LOW * len(space)), dpi=150, layout="constrained")
+        heights = [_HEIGHT, *([_LOW] * len(space))]
+        score, *settings = figure.subplots(1 + len(space), sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+        for axes in (score, *settings):
+            axes.margins(x=0.01)
+        for member in (*others, *line):
+            chosen = member in line
+            _reached(score, population, member, chosen=chosen)
+            for axes, (name, values) in zip(settings, space.items(), strict=True):
+                value = member.values[name]
+                height = values.values.index(value) if isinstance(values, OneOf) else value
+                x = [(member.generation - 1) * search.steps, member.generation * search.steps]
+                axes.plot(x, [height, height], **_look(chosen=chosen))
+        for axes, (name, values) in zip(settings, space.items(), strict=True):
+            axes.set_title(name, fontsize=10, fontweight="normal", pad=4)
+            if isinstance(values, OneOf):
+                axes.set_yticks(range(len(values.values)), [str(value) for value in values.values])
+            elif values.log:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_minor_formatter("")
+        score.set_title(f"{task(search.run.experiment)}: {search.members} members, {best.generation} generations")
+        score.set_ylabel("Episode return (raw score)" if search.objective in SCORES else search.objective)
+        score.plot([], [], label="ancestors of the best member, and itself", **_look(chosen=True))
+        score.plot([], [], label="the others", **_look(chosen=False))
+        score.legend(loc="lower right", labelcolor="#333333")
+        last = (settings or [score])[-1]
+        last.set_xlabel(f"{X_LABELS['samples']} of one member")
+        last.xaxis.set_major_formatter(EngFormatter(sep=""))
+        with writing(out):
+            figure.savefig(out)
+    return out
+
+
+def _reached(axes: Axes, population: Generations, member: Member, *, chosen: bool) -> None:
+    search = population.search
+    samples, values = curve(population.metrics(member), search.objective)
+    before = (member.generation - 1) * search.steps
+    axes.plot([before + x for x in samples], values, **_look(chosen=chosen))
+
+
+def _look(*, chosen: bool) -> dict[str, Any]:
+    color, width = (COLORS[0], 2.2) if chosen else ("#AAAAAA", 0.8)
+    return {"color": color, "linewidth": width, "zorder": 2 + chosen, "solid_capstyle": "butt"}

@@ -1,0 +1,318 @@
+"""Populations: who goes on with what follows from scores alone, and from nothing that a kill can take away."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import signal
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from children import Child
+from safetensors.torch import load_file
+
+from lockstep import recipes
+from lockstep.cli.main import main
+from lockstep.experiment import WarmStart
+from lockstep.layout import Layout
+from lockstep.runtime import checkpoint
+from lockstep.settings import SettingsError, from_json
+from lockstep.sweep import Between, OneOf, Population, Run, Search
+from lockstep.sweep.flags import search_of
+from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.population import Generations, Member
+from lockstep.sweep.queue import Outcome, Queue
+from lockstep.sweep.spec import from_file
+from lockstep.verify import verify
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+ROOT = Path(__file__).resolve().parents[2]
+PPO = dataclasses.replace(recipes.ppo_cartpole().algorithm, anneal_learning_rate=False)
+RUN = Run(recipes.ppo_cartpole().replace(algorithm=PPO))
+RATE: dict[str, Between | OneOf] = {"algorithm.learning_rate": Between(1e-5, 1e-1, log=True)}
+ALL = {**RATE, "algorithm.epochs": Between(1, 8), "algorithm.normalize_advantages": OneOf((True, False))}
+
+
+def population(space: Any = None, **settings: Any) -> Population:
+    return Population(RUN, space or ALL, **settings)
+
+
+def distance(member: Member) -> float:
+    """Of its learning rate from 10 ** -3, in orders of magnitude."""
+    return abs(math.log10(member.values["algorithm.learning_rate"]) + 3)
+
+
+def end(queue: Queue, member: Member, score: float | None, state: Any = "done") -> None:
+    """As its run would."""
+    queue.run(member.run).mkdir(parents=True, exist_ok=True)
+    line = {"samples": 128} if score is None else {"samples": 128, "score/mean": score}
+    (queue.run(member.run) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    queue.end(member.run, Outcome(state))
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that nobody trained have none; what their successors would begin with is their names."""
+    monkeypatch.setattr(Generations, "_ended_with", lambda _, name: WarmStart(name, "1", optimizer=True, digest="ab"))
+
+
+def grown(folder: str, *, again: bool = False, **settings: Any) -> Generations:
+    """A whole population; again: by a new process for each generation."""
+    queue = Queue.make(Path(folder))
+    found = Generations.make(queue, population(**settings))
+    found.begin()
+    while not found.complete:
+        if again:
+            opened = Generations.open(queue)
+            assert opened is not None
+            found = opened
+            found.begin()
+        assert len(found.next()) == found.search.members and found.next() == []
+        for member in found.all()[-found.search.members :]:
+            end(queue, member, -distance(member))
+    return found
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_population_repeats_itself_whenever_its_process_was_killed() -> None:
+    assert grown("whole").all() == grown("pieces", again=True).all()
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_population_learns_from_its_scores() -> None:
+    found = grown("set", generations=12)
+    first, last = found.members(1), found.members(12)
+    assert statistics.fmean(map(distance, first)) > 1 > 0.35 > statistics.fmean(map(distance, last))
+    best = found.best()
+    assert best is not None and distance(best) == min(map(distance, last)) and best.generation == 12
+    line = found.ancestry(best)
+    assert [member.generation for member in line] == list(range(1, 13)) and line[-1] == best
+    seeds = {entry.experiment["seed"] for entry in Queue.open(Path("set")).entries()}
+    assert seeds == set(range(1, 1 + 8 * 12)), "no two runs repeat each other"
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_each_member_begins_with_its_predecessor() -> None:
+    found, queue = grown("set", generations=3), Queue.open(Path("set"))
+    for member in found.members(1):
+        assert member.successor_of is None and "warm_start" not in queue.entry(member.run).experiment
+    for generation in (2, 3):
+        before = found.members(generation - 1)
+        ranked = sorted(before, key=lambda member: -(member.value or 0))
+        for member in found.members(generation):
+            assert member.successor_of is not None
+            begun = from_json(queue.entry(member.run).experiment)
+            assert begun.warm_start.run == before[member.successor_of - 1].run
+            assert begun.algorithm.learning_rate == member.values["algorithm.learning_rate"]
+            if member.successor_of == member.number:
+                assert (
+                    before[member.number - 1] not in ranked[-2:] and member.values == before[member.number - 1].values
+                )
+            else:
+                assert before[member.number - 1] in ranked[-2:] and before[member.successor_of - 1] in ranked[:2]
+                assert member.values != before[member.successor_of - 1].values
+
+
+def test_succession_by_hand() -> None:
+    of = population(members=4)
+    assert of.succession(2, [3.0, 9.0, 1.0, 2.0]) == [0, 1, 1, 3], "the best succeeds the worst, others stay"
+    assert of.succession(2, [3.0, None, 9.0, 4.0]) == [0, 2, 2, 3], "what has no score is worst"
+    assert of.succession(2, [-3.0, math.nan, -9.0, -1.0]) == [0, 3, 2, 3]
+    two = population(members=4, share=0.5)
+    chosen = two.succession(2, [3.0, 9.0, 1.0, 2.0])
+    assert chosen[:2] == [0, 1] and {*chosen[2:]} <= {0, 1}
+    assert population(members=2).succession(2, [1.0, 1.0]) == [0, 0], "of equals the last is replaced"
+
+
+def test_settings_move_by_a_tenth_of_their_range() -> None:
+    of = population()
+    values = {"algorithm.learning_rate": 1e-3, "algorithm.epochs": 1, "algorithm.normalize_advantages": True}
+    found = [of.explored(generation, member, values) for generation in range(2, 60) for member in range(8)]
+    rates = [each["algorithm.learning_rate"] for each in found]
+    step = 10**0.4  # a tenth of four orders of magnitude
+    moved = [rate for rate in rates if any(math.isclose(rate, x, rel_tol=1e-3) for x in (1e-3 * step, 1e-3 / step))]
+    assert 0.8 < len(moved) / len(found) < 0.97, "one in ten is drawn anew"
+    assert all(1e-5 <= rate <= 1e-1 for rate in rates)
+    assert {each["algorithm.epochs"] for each in found} >= {1, 2, 4, 6}, "at the end of its range, or drawn anew"
+    assert 0.01 < sum(not each["algorithm.normalize_advantages"] for each in found) / len(found) < 0.12
+    assert all(each != values for each in found)
+
+
+def test_settings_that_contradict_each_other_are_not_tried() -> None:
+    of = population({"algorithm.minibatches": Between(1, 64)})
+    for values in of.begun():
+        of.member(1, 0, values, None).experiment.validate()
+        of.member(2, 0, of.explored(2, 0, values), None).experiment.validate()
+
+
+def test_other_seeds_begin_with_other_settings() -> None:
+    other = Population(dataclasses.replace(RUN, experiment=RUN.experiment.replace(seed=2)), ALL)
+    assert population().begun() == population().begun() != other.begun()
+    Population(dataclasses.replace(RUN, experiment=RUN.experiment.replace(seed=-5)), ALL).begun()
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_failed_member_keeps_the_others_waiting() -> None:
+    queue = Queue.make(Path("set"))
+    found = Generations.make(queue, population(members=2, generations=3))
+    found.begin()
+    found.next()
+    one, other = found.all()
+    end(queue, one, None, "failed")
+    assert not found.complete and found.next() == []
+    end(queue, other, 1.0)
+    assert found.complete, "nothing can be done before it is retried"
+    assert queue.retry("failed") == 1 and not found.complete and found.next() == []
+    end(queue, one, 2.0)
+    assert len(found.next()) == 2 and found.members(2)[1].successor_of == 1
+
+
+def test_scores_that_nobody_has() -> None:
+    queue = Queue.make(Path("set"))
+    found = Generations.make(queue, population(members=2))
+    found.begin()
+    found.next()
+    for member in found.all():
+        end(queue, member, None)
+    with pytest.raises(SettingsError, match=r"has the metric score/mean .*longer generations"):
+        found.next()
+
+
+def test_a_kill_before_a_generation_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue.make(Path("set"))
+    found = Generations.make(queue, population(members=3))
+    found.begin()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Queue, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        found.next()
+    assert not queue.entries()
+    found.begin()
+    assert [entry.name for entry in queue.entries()] == [member.run for member in found.all()]
+
+
+def test_another_population_in_the_same_folder() -> None:
+    queue = Queue.make(Path("set"))
+    Generations.make(queue, population()).begin()
+    assert Generations.make(queue, population(generations=30)).search.generations == 30
+    for other in (population(RATE), population(members=4), population(share=0.5), population(objective="eval/score")):
+        with pytest.raises(SettingsError, match="holds another population"):
+            Generations.make(queue, other)
+    plain = Queue.make(Path("plain"))
+    plain.add([RUN])
+    with pytest.raises(SettingsError, match="holds runs that are no population's"):
+        Generations.make(plain, population())
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"space": {}}, "a setting that changes"),
+        ({"members": 1}, "needs two members"),
+        ({"generations": 0}, "a generation"),
+        ({"share": 0.6}, "share=0.6 must lie above 0"),
+        ({"space": {"model.hidden_sizes": OneOf(((8,), (16,)))}}, "cannot vary model.hidden_sizes"),
+        ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, "cannot vary algorithm.optimizer.name"),
+        ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
+        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "must begin below its end"),
+        ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),
+        ({"run": Run(recipes.dqn_cartpole())}, "learns from a memory"),
+        ({"run": recipes.ppo_cartpole()}, "takes a lockstep.sweep.Run"),
+        ({"space": {"algorithm.learning_rate": (1e-3, 1e-4)}}, "takes a lockstep.sweep.Run, or a Between or OneOf"),
+    ],
+)
+def test_populations_that_are_none(changed: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        dataclasses.replace(population(), **changed).validate()
+
+
+FLAGS = ("--search", "algorithm.learning_rate=log:1e-5..1e-1", "--algorithm.no-anneal-learning-rate")
+
+
+def test_a_population_from_flags() -> None:
+    found, given = search_of(
+        {"ppo-cartpole": recipes.ppo_cartpole()}, [*FLAGS, "--population", "6", "--seed", "3"], "set", SweepOptions()
+    )
+    assert isinstance(found, Population) and given.generations is None
+    assert (found.members, found.generations, found.space, found.run.experiment.seed) == (6, 10, RATE, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ((*FLAGS, "--population", "4", "--seed", "1..3"), "3 experiments were given"),
+        ((*FLAGS, "--population", "4", "--trials", "3"), "Give a population --generations"),
+        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "gives up the worst itself"),
+        ((*FLAGS, "--population", "4", "--drop", "x"), "a population, whose members have to keep"),
+        ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
+        (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),
+    ],
+)
+def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
+    assert re.search(complaint, capsys.readouterr().err)
+
+
+def test_the_documented_population(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n# population.py\n(.*?)```", (ROOT / "docs/sweep.md").read_text(), re.DOTALL)
+    Path("population.py").write_text(code)
+    found = from_file("population.py:population")
+    assert isinstance(found, Population) and not isinstance(found, Search)
+    assert main(["sweep", "set", "population.py:population", "--dry-run", "--generations", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert f"0 of 7 generations of {found.members} done; best by score/mean: none yet" in printed
+    assert not Path("set").exists(), "a dry run creates nothing"
+
+
+SMALL = (
+    *("--env.adapter", "gymnasium", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
+    *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"),
+    *("--checkpoint-every", "2", "--no-tensorboard", "--total-steps", "1280"),
+)
+
+
+@pytest.mark.timeout(400)  # starting a run takes seconds, and a busy machine many more
+def test_a_killed_population_goes_on(start: Callable[..., Child], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("ppo-cartpole", *FLAGS, *SMALL, "--population", "2", "--generations", "2")
+    child = start("sweep", "killed", *asked, "--slots", "1", "--layout", "inline,learner_delay=0.02")
+    child.until(lambda: any(Path("killed/runs").glob("*g002-m02*/checkpoints/0*")), "the last run to learn")
+    child.signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert main(["sweep", "killed", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "2 of 2 generations of 2 done; best by score/mean: generation 2, member " in captured.err
+    killed = json.loads(captured.out)["population"]
+    assert Path("killed/population.png").stat().st_size > 10_000
+    assert len(killed["ancestry"]) == 2 and killed["ancestry"][-1] == killed["best"]["run"]
+
+    # Elsewhere, two at once and in two processes each.
+    assert main(["sweep", "whole", *asked, "--layout", "processes:2", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    outcomes = [Queue.open(Path("killed")).outcome(member["run"]) for member in killed["members"]]
+    assert [outcome and outcome.digest for outcome in outcomes] == [run["digest"] for run in whole["runs"]]
+    for name in ("generation", "number", "values", "successor_of", "value"):
+        assert [member[name] for member in killed["members"]] == [x[name] for x in whole["population"]["members"]]
+
+    # What a member begins with is all that its predecessor ended with, and its copy is enough to prove it.
+    last = killed["members"][-1]
+    before, run = killed["members"][last["successor_of"] - 1]["run"], Path("killed/runs") / last["run"]
+    held, _ = checkpoint.open_checkpoint(checkpoint.find(Path("killed/runs") / before / "checkpoints")).part("learner")
+    taken = load_file(run / "weights.safetensors")
+    assert {"optimizer.exp_avg", "optimizer.step"} < taken.keys()
+    assert all(torch.equal(tensor, held[name]) for name, tensor in taken.items())
+    shutil.rmtree(Path("killed/runs") / before)
+    assert verify(run, Layout(), 3).ok
+
+
+def test_a_member_of_every_algorithm_that_may() -> None:
+    for recipe in (recipes.impala_atari, recipes.appo_atari, recipes.a2c_atari, recipes.ppo_mujoco):
+        experiment = recipe()
+        algorithm = dataclasses.replace(experiment.algorithm, anneal_learning_rate=False)
+        Population(Run(experiment.replace(algorithm=algorithm)), RATE).validate()
