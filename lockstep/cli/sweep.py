@@ -51,7 +51,10 @@ def sweep(arguments: list[str]) -> int:
     folder, runs, search, options = _read(arguments)
     options.validate()
     searched = search is not None or _is_searched(folder)
-    _check(folder, searched, _is_population(folder, search), options)
+    population = _is_population(folder, search)
+    if (runs or (search and not population)) and (folder / "population.json").exists():
+        raise SettingsError(f"{folder} holds a population, which nothing else goes with. Choose another folder.")
+    _check(folder, searched, population, options)
     with progress_to_stderr(options.json):
         for run in search.runs if search else runs:
             run.validate(here=not (options.slurm or options.ray))
@@ -187,9 +190,8 @@ def _check(folder: Path, searched: bool, population: bool, options: SweepOptions
         raise SettingsError("--slurm-options describes jobs of Slurm's. Add --slurm, or leave it out.")
     if (options.retry_failed or options.retry_stopped) and (options.status or options.dry_run):
         raise SettingsError("--retry-failed and --retry-stopped change the queue, --status and --dry-run only look.")
-    if options.drop and searched:
-        what = "population, whose members" if population else "search, whose trials"
-        raise SettingsError(f"{folder} holds a {what} have to keep their runs. Leave out --drop.")
+    if options.drop and searched and not population:
+        raise SettingsError(f"{folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
     if options.slurm and options.stop_early and not searched:
         raise SettingsError(
             f"--stop-early {options.stop_early} needs a sweep that watches its runs, which --slurm leaves to Slurm. "
@@ -202,8 +204,8 @@ def _refuse_second_job(queue: Queue) -> None:
 
     if job := searching(queue):
         raise SettingsError(
-            f"Job {job} searches in {queue.folder} already, or waits to. Watch it with: {queue.command} "
-            f"--status. To change anything, such as --trials, first end it: scancel {job}"
+            f"Job {job} works in {queue.folder} already, or waits to. Watch it with: {queue.command} "
+            f"--status. To change anything, such as --trials or --generations, first end it: scancel {job}"
         )
 
 
@@ -225,7 +227,8 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | Generations |
 def _run(queue: Queue, runs: list[Run], trials: Trials | Generations | None, options: SweepOptions) -> int:
     """Add runs, and run what waits, here, on Ray or on Slurm."""
     if options.drop:
-        say(f"dropped {', '.join(queue.drop(options.drop))}")
+        drop = queue.drop if trials is None else cast("Generations", trials).give_up
+        say(f"dropped {', '.join(drop(options.drop))}")
     if options.ray:
         _refuse_nested(queue, runs, trials, options)
     with writing(queue.folder):

@@ -14,9 +14,11 @@ from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.runs import SCORES, X_LABELS
 from lockstep.runtime.files import writing
 from lockstep.sweep.population import Generations, Member
-from lockstep.sweep.search import OneOf, curve
+from lockstep.sweep.search import OneOf, measured
 from lockstep.sweep.spec import task
 
+_EPISODES = 100
+"""That a mean score is of."""
 _WIDTH, _HEIGHT, _LOW = 8.5, 4.0, 1.7
 """Inches: of all, of what the members reached, and of each setting."""
 
@@ -62,10 +64,9 @@ def draw(population: Generations, out: Path) -> Path:
         score.set_ylabel("Episode return (raw score)" if search.objective in SCORES else search.objective)
         score.plot([], [], label="ancestors of the best member, and itself", **_look(chosen=True))
         score.plot([], [], label="the others", **_look(chosen=False))
-        score.legend(loc="lower right", labelcolor="#333333")
-        last = (settings or [score])[-1]
-        last.set_xlabel(f"{X_LABELS['samples']} of one member")
-        last.xaxis.set_major_formatter(EngFormatter(sep=""))
+        score.legend(loc="lower right", labelcolor="#333333", frameon=True, edgecolor="none", framealpha=0.9)
+        settings[-1].set_xlabel(f"{X_LABELS['samples']} of one member")
+        settings[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
         with writing(out):
             figure.savefig(out)
     return out
@@ -73,9 +74,13 @@ def draw(population: Generations, out: Path) -> Path:
 
 def _reached(axes: Axes, population: Generations, member: Member, *, chosen: bool) -> None:
     search = population.search
-    samples, values = curve(population.metrics(member), search.objective)
+    lines = [line for line in measured(population.metrics(member)) if line.get(search.objective) is not None]
+    if search.objective in SCORES[:2] and lines:
+        # The first episodes that end are the short ones, and tell nothing of what the member begins with.
+        enough = min(_EPISODES, lines[-1].get("episodes", 0) // 2)
+        lines = [line for line in lines if line.get("episodes", 0) >= enough]
     before = (member.generation - 1) * search.steps
-    axes.plot([before + x for x in samples], values, **_look(chosen=chosen))
+    axes.plot([before + x["samples"] for x in lines], [x[search.objective] for x in lines], **_look(chosen=chosen))
 
 
 def _look(*, chosen: bool) -> dict[str, Any]:

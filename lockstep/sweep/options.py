@@ -40,7 +40,8 @@ class SweepOptions:
     retry_stopped: bool = False
     """Let runs that a rule stopped early go on from their checkpoints, as under another rule."""
     drop: str = ""
-    """First take runs that wait, or have failed, out of the queue, by name, as in 'ppo-atari-*'. Their folders stay."""
+    """First take runs that wait, or have failed, out of the queue, by name, as in 'ppo-atari-*'. Their folders stay. Of
+    a population, members that have failed: others succeed them."""
     status: bool = False
     """Only print what has become of each run. May be asked for while the sweep runs."""
     slurm: bool = False

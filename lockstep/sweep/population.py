@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import numpy as np
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.layout import Layout
 from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
-from lockstep.sweep.queue import Entry, Queue, State, read_json, write_json
-from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_space, is_whole, reached
+from lockstep.sweep.queue import Entry, Outcome, Queue, State, read_json, write_json
+from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_space, diverged, is_whole, reached
 from lockstep.sweep.slots import Needs, needs
 from lockstep.sweep.spec import Run, replaced, setting, task
 from lockstep.warm_start import resolved
@@ -103,22 +104,23 @@ class Population:
         return [self._drawn(self._random(1, member)) for member in range(self.members)]
 
     def succession(self, generation: int, scores: Sequence[float | None]) -> list[int]:
-        """Whom each member succeeds: itself, or one of the best if it is one of the worst.
+        """Whom each member succeeds: itself, or one of the best if it is one of the worst or has no score.
 
         Args:
             generation: which begins.
             scores: of the members in the last one; None for one that had none, as after it had diverged.
         """
-        known = [-math.inf if score is None or math.isnan(score) else score for score in scores]
-        ranked = sorted(range(self.members), key=lambda member: (-known[member], member))
+        known = {member: score for member, score in enumerate(scores) if score is not None and math.isfinite(score)}
+        ranked = sorted(known, key=lambda member: (-known[member], member))
+        lost = [member for member in range(self.members) if member not in known]
         count = max(1, int(self.share * self.members))
-        best, worst = ranked[:count], ranked[-count:]
-        chosen = [best[int(self._random(generation, member).integers(count))] for member in range(self.members)]
+        best, worst = ranked[:count], [*ranked, *lost][-max(count, len(lost)) :]
+        chosen = [best[int(self._random(generation, member).integers(len(best)))] for member in range(self.members)]
         return [chosen[member] if member in worst else member for member in range(self.members)]
 
     def explored(self, generation: int, member: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with which a member goes on that succeeds another one, which had these: each number a step up or
-        down, and one in ten drawn anew."""
+        down, and one in ten settings drawn anew. Something changes in any case."""
         random = self._random(generation, member, 1)
         for _ in range(_DRAWS):
             anew = self._drawn(random)
@@ -181,9 +183,10 @@ class Population:
         if isinstance(space, OneOf):
             return value
         up = 1 if random.random() < 0.5 else -1
+        up = 1 if value <= space.low else -1 if value >= space.high else up
         low, high, now = (math.log(x) if space.log else x for x in (space.low, space.high, value))
         moved = self._at(name, space, (now - low) / (high - low) + up * _STEP)
-        return int(min(max(value + up, space.low), space.high)) if moved == value else moved
+        return value + up if moved == value else moved  # of whole numbers a step may be less than one
 
     def _at(self, name: str, space: Between, place: float) -> Any:
         """The number at a place of its range, 0 to 1; that of its nearest end outside."""
@@ -293,7 +296,7 @@ class Generations:
     def next(self) -> list[Entry]:
         """The runs of another generation; none while the last one has not ended."""
         count = self._count
-        if set(self._ended(count)) - {"done"}:
+        if not set(self._ended(count)) <= {"done", "stopped"}:
             return []
         population, generation = self.search, count + 1
         values, successors = population.begun(), [None] * population.members
@@ -302,9 +305,10 @@ class Generations:
             before = self.members(count)
             if all(member.value is None for member in before):
                 raise SettingsError(
-                    f"No run of generation {count} has the metric {population.objective} (--objective): there is "
-                    "nothing to choose by. docs/metrics.md lists what there is; score/mean needs an episode that "
-                    "ended, eval/score --eval-every N. Begin in another folder, with longer generations."
+                    f"No run of generation {count} has the metric {population.objective} (--objective), or all have "
+                    "diverged: there is nothing to choose by. docs/metrics.md lists what there is; score/mean needs an "
+                    "episode that ended, eval/score --eval-every N. Begin in another folder, with longer generations "
+                    "or other settings."
                 )
             successors = population.succession(generation, [member.value for member in before])
             values = [
@@ -331,7 +335,9 @@ class Generations:
         for number, kept in enumerate(self._kept(generation), 1):
             name, of = kept["run"], kept["successor_of"]
             state = self._queue.state(name)
-            value = reached(self._metrics(name), self.search.objective)[0] if state == "done" else None
+            metrics = self._metrics(name)
+            lost = state != "done" or diverged(metrics)
+            value = None if lost else reached(metrics, self.search.objective)[0]
             successor_of = None if of is None else of + 1
             found.append(Member(generation, number, from_json(kept["values"]), name, successor_of, state, value))
         return found
@@ -344,10 +350,27 @@ class Generations:
         """The best of the last generation that has ended."""
         for generation in range(self._count, 0, -1):
             members = self.members(generation)
-            if all(member.state == "done" for member in members):
-                scores = [-math.inf if member.value is None else member.value for member in members]
+            scores = [-math.inf if member.value is None else member.value for member in members]
+            if all(member.state in ("done", "stopped") for member in members) and max(scores) > -math.inf:
                 return members[scores.index(max(scores))]
         return None
+
+    def give_up(self, pattern: str) -> list[str]:
+        """Have members that failed, and whose runs have such a name, end without a score, so that others succeed them.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        ended = {member.run: member.state for member in (self.members(self._count) if self._count else ())}
+        names = [name for name, state in ended.items() if state == "failed" and fnmatchcase(name, pattern)]
+        if not names:
+            raise SettingsError(
+                f"--drop {pattern}: of a population what failed can be dropped, and no failed run has such a name. "
+                f"Names: {self._queue.command} --status"
+            )
+        for name in names:
+            self._queue.end(name, Outcome("stopped", reason="failed, and was given up"))
+        return names
 
     def ancestry(self, member: Member) -> list[Member]:
         """A member and those whose weights it has, the first one first."""
@@ -399,7 +422,7 @@ class Generations:
         experiments = [from_json(kept["experiment"]) for kept in self._kept(generation)]
         runs = [self.search.labelled(generation, member, each) for member, each in enumerate(experiments)]
         self._queue.add(runs, self._directory, self._command)
-        return [self._queue.entry(run.name) for run in runs]
+        return [self._queue.entry(kept["run"]) for kept in self._kept(generation)]
 
     def _ended_with(self, name: str) -> WarmStart:
         """The weights and the optimizer of a run that has ended."""

@@ -89,6 +89,8 @@ class Runner:
         self._crowded = False
         """Whether something would have started if it had had room."""
         self._idle = False
+        self._barred = False
+        """Whether what comes next waits for a run that was interrupted."""
         self._began = self._looked = time.monotonic()
         self._overview = make_overview(options.overview, self._picture, f"sweep {queue.folder.name}")
 
@@ -193,13 +195,15 @@ class Runner:
         if not self._place.has_room(self._search.needs):
             self._crowded = True
             return False
-        self._admit(self._search.next())
+        added = self._search.next()
+        self._admit(added)
+        self._barred = not (added or self._running or self._elsewhere)
         return bool(self._waiting)
 
     @property
     def _searched(self) -> bool:
         """Whether no search adds anything any more."""
-        return self._search is None or self._search.complete
+        return self._search is None or self._barred or self._search.complete
 
     def _curve(self, entry: Entry) -> Curve:
         """What a run has reached; its scores on the way matter only to a rule."""

@@ -129,17 +129,20 @@ def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experimen
 def reached(metrics: Path, objective: str) -> tuple[float | None, int]:
     """The last value of a metric in metrics.jsonl, None if there is none, and the samples so far."""
     value, samples = None, 0
-    for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b""):
-        if known is not None:
-            value, samples = known.get(objective, value), known.get("samples", samples)
+    for known in measured(metrics):
+        value, samples = known.get(objective, value), known.get("samples", samples)
     return value, samples
 
 
-def curve(metrics: Path, objective: str) -> tuple[list[int], list[float]]:
-    """Samples, and a metric's values at them, in metrics.jsonl."""
-    lines = [known for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b"") if known]
-    points = [(line["samples"], line[objective]) for line in lines if line.get(objective) is not None]
-    return [samples for samples, _ in points], [value for _, value in points]
+def diverged(metrics: Path) -> bool:
+    """Whether the last iteration in metrics.jsonl had numbers that were none."""
+    trained = [line for line in measured(metrics) if "eval/score" not in line]
+    return bool(trained) and None in trained[-1].values()
+
+
+def measured(metrics: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without damaged ones."""
+    return [known for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b"") if known]
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -146,7 +146,7 @@ def submit_search(
     with refusals(sweep.slurm_options):
         job = made.submit(SearchJob(str(queue.folder), slots))
     write_json(_jobs(queue, make=True) / f"{SEARCH}.json", {"job": job.job_id})
-    say(f"job {job.job_id}: the search, {slots} runs at a time; log: {job.paths.stdout}")
+    say(f"job {job.job_id}: all of it, {slots} runs at a time; log: {job.paths.stdout}")
 
 
 def searching(queue: Queue) -> str | None:

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from children import Child
+from made_runs import Instant
 from safetensors.torch import load_file
 
 from lockstep import recipes
@@ -25,10 +27,13 @@ from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError, from_json
 from lockstep.sweep import Between, OneOf, Population, Run, Search
+from lockstep.sweep.child import INTERRUPTED
 from lockstep.sweep.flags import search_of
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.population import Generations, Member
 from lockstep.sweep.queue import Outcome, Queue
+from lockstep.sweep.runner import Runner
+from lockstep.sweep.slots import Process, Share
 from lockstep.sweep.spec import from_file
 from lockstep.verify import verify
 
@@ -130,6 +135,9 @@ def test_succession_by_hand() -> None:
     chosen = two.succession(2, [3.0, 9.0, 1.0, 2.0])
     assert chosen[:2] == [0, 1] and {*chosen[2:]} <= {0, 1}
     assert population(members=2).succession(2, [1.0, 1.0]) == [0, 0], "of equals the last is replaced"
+    assert two.succession(2, [None, None, None, 5.0]) == [3, 3, 3, 3], "nobody goes on without a score"
+    assert population().succession(2, [1.0, None, None, None, None, None, 2.0, 3.0])[:1] == [0]
+    assert {*population().succession(2, [1.0, None, None, None, None, None, 2.0, 3.0])[1:6]} <= {6, 7}
 
 
 def test_settings_move_by_a_tenth_of_their_range() -> None:
@@ -144,6 +152,17 @@ def test_settings_move_by_a_tenth_of_their_range() -> None:
     assert {each["algorithm.epochs"] for each in found} >= {1, 2, 4, 6}, "at the end of its range, or drawn anew"
     assert 0.01 < sum(not each["algorithm.normalize_advantages"] for each in found) / len(found) < 0.12
     assert all(each != values for each in found)
+
+
+@pytest.mark.parametrize("space", [Between(1e-4, 1e-1, log=True), Between(0.0, 0.1), Between(0.5, 1)])
+def test_settings_at_an_end_of_their_range_move_inwards(space: Between) -> None:
+    name = "algorithm.entropy_coef"
+    for value, inner in ((space.low, min), (space.high, max)):
+        found = {population({name: space}).explored(2, member, {name: value})[name] for member in range(40)}
+        assert all(space.low <= each <= space.high for each in found) and value not in found
+        step = inner(found)
+        place = math.log(step / space.low, space.high / space.low) if space.log else step / space.high
+        assert space.low == 0.5 or min(place, 1 - place) <= 0.1001
 
 
 def test_settings_that_contradict_each_other_are_not_tried() -> None:
@@ -173,6 +192,75 @@ def test_a_failed_member_keeps_the_others_waiting() -> None:
     assert queue.retry("failed") == 1 and not found.complete and found.next() == []
     end(queue, one, 2.0)
     assert len(found.next()) == 2 and found.members(2)[1].successor_of == 1
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_failed_member_may_be_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    queue = Queue.make(Path("set"))
+    found = Generations.make(queue, population(members=2, generations=3))
+    found.begin()
+    found.next()
+    one, other = found.all()
+    with pytest.raises(SettingsError, match="no failed run has such a name"):
+        found.give_up("*")
+    end(queue, one, 5.0, "failed")
+    end(queue, other, 1.0)
+    assert found.give_up(f"{one.run[:-9]}*") == [one.run] and not found.complete
+    assert len(found.next()) == 2 and [member.successor_of for member in found.members(2)] == [2, 2]
+    assert found.best() == found.members(1)[1]
+    assert main(["sweep", "set", "--drop", "*", "--slots", "1"]) == 2
+    assert "--drop *: of a population what failed can be dropped" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_members_that_diverged_have_no_score() -> None:
+    queue = Queue.make(Path("set"))
+    found = Generations.make(queue, population(members=3))
+    found.begin()
+    found.next()
+    for member, loss in zip(found.all(), (0.5, math.nan, 0.1)):
+        end(queue, member, 9.0)
+        lines = [{"samples": 64, "loss/value": None}, {"samples": 128, "score/mean": 9.0 - (loss == 0.1)}]
+        lines[1]["loss/value"] = None if math.isnan(loss) else loss
+        lines.append({"samples": 128, "eval/score": 3.0, "eval/score_low": None})
+        found.metrics(member).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [member.value for member in found.all()] == [9.0, None, 8.0]
+    found.next()
+    assert [member.successor_of for member in found.members(2)] == [1, 1, 3]
+
+
+class Interrupted(Instant):
+    """Where what nobody but the sweep should stop is stopped."""
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        if name.partition("-m")[2].startswith("02"):
+            return subprocess.Popen(["sh", "-c", f"exit {INTERRUPTED}"])
+        return super().start(queue, name, share)
+
+
+@pytest.mark.timeout(60)
+def test_a_member_that_somebody_stopped_ends_the_sweep() -> None:
+    queue = Queue.make(Path("set"))
+    found = Generations.make(queue, population(members=3))
+    found.begin()
+    assert not Runner(queue, Interrupted([0]), SweepOptions(overview="none"), found).run()
+    assert sorted(member.state for member in found.all()) == ["done", "done", "waiting"]
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_population_by_another_name_goes_on() -> None:
+    grown("set", generations=1)
+    named = dataclasses.replace(population(generations=2), run=dataclasses.replace(RUN, label="mine"))
+    again = Generations.make(Queue.open(Path("set")), named)
+    again.begin()
+    assert [entry.name[:4] for entry in again.next()] == ["mine"] * 8
+
+
+def test_nothing_else_goes_into_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Generations.make(Queue.make(Path("set")), population()).begin()
+    for flags in (("--seed", "1..2"), ("--search", "algorithm.epochs=1..2")):
+        assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
+        assert "holds a population, which nothing else goes with" in capsys.readouterr().err
 
 
 def test_scores_that_nobody_has() -> None:
@@ -250,7 +338,7 @@ def test_a_population_from_flags() -> None:
         ((*FLAGS, "--population", "4", "--seed", "1..3"), "3 experiments were given"),
         ((*FLAGS, "--population", "4", "--trials", "3"), "Give a population --generations"),
         ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "gives up the worst itself"),
-        ((*FLAGS, "--population", "4", "--drop", "x"), "a population, whose members have to keep"),
+        ((*FLAGS, "--population", "4", "--drop", "x"), "of a population what failed can be dropped"),
         ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
         (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),
     ],

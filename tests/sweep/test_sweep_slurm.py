@@ -135,13 +135,13 @@ def test_a_search_is_one_job_which_ends_with_checkpoints(
     pytest.importorskip("optuna", reason="Optuna is not installed")
     sweep = ("sweep", "set", "ppo-cartpole", *SMALL, *SEARCH, "--slots", "2", *SUBMIT)
     assert main(list(sweep)) == 0
-    assert "job 7: the search, 2 runs at a time" in capsys.readouterr().out
+    assert "job 7: all of it, 2 runs at a time" in capsys.readouterr().out
     queue = Queue.open(Path("set"))
     process = job()
     until(lambda: any(Path("set/runs").glob("*/checkpoints/0*")), "a checkpoint")
     (cluster / "jobs").write_text("7\n")
     assert main(["sweep", "set", "--trials", "4", *SUBMIT]) == 2
-    assert "Job 7 searches in" in capsys.readouterr().err
+    assert "Job 7 works in" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM if end == "scancel" else warning(cluster))
     process.wait(60)
     assert (cluster / "requeued").exists() == (end != "scancel")
