@@ -25,7 +25,8 @@ from lockstep.sweep.slots import Machine, Needs, Place
 from lockstep.sweep.stopping import Curve
 
 if TYPE_CHECKING:
-    from lockstep.sweep.population import Generations, Population
+    from lockstep.sweep.generations import Generations
+    from lockstep.sweep.population import Population
     from lockstep.sweep.search import Search
     from lockstep.sweep.spec import Run
     from lockstep.sweep.trials import Trials
@@ -153,7 +154,7 @@ def _trials(queue: Queue, search: Search | Population | None, options: SweepOpti
         return None
     kind: Any
     if _is_population(queue.folder, search):
-        from lockstep.sweep.population import Generations as kind
+        from lockstep.sweep.generations import Generations as kind
 
         length, wanted = "generations", {"generations": options.generations, "members": options.population}
     else:

@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter
 from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.runs import SCORES, X_LABELS
 from lockstep.runtime.files import writing
-from lockstep.sweep.population import Generations, Member
+from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.search import OneOf, measured
 from lockstep.sweep.spec import task
 

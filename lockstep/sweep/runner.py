@@ -20,7 +20,7 @@ from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
 if TYPE_CHECKING:
-    from lockstep.sweep.population import Generations
+    from lockstep.sweep.generations import Generations
     from lockstep.sweep.trials import Trials
 
 _POLL = 0.1

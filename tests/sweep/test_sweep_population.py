@@ -29,8 +29,8 @@ from lockstep.settings import SettingsError, from_json
 from lockstep.sweep import Between, OneOf, Population, Run, Search
 from lockstep.sweep.child import INTERRUPTED
 from lockstep.sweep.flags import search_of
+from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.options import SweepOptions
-from lockstep.sweep.population import Generations, Member
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
 from lockstep.sweep.slots import Process, Share

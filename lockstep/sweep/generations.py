@@ -1,0 +1,256 @@
+"""The generations of a population: a file for each in the sweep's folder, and who begins with what in the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from lockstep.experiment import WarmStart
+from lockstep.layout import Layout
+from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
+from lockstep.sweep.population import Population
+from lockstep.sweep.queue import Entry, Outcome, Queue, State, read_json, write_json
+from lockstep.sweep.search import diverged, reached
+from lockstep.sweep.slots import Needs, needs
+from lockstep.warm_start import resolved
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member in one generation."""
+
+    generation: int
+    """From 1."""
+    number: int
+    """From 1."""
+    values: dict[str, Any]
+    """By the setting's path."""
+    run: str
+    """Its run's name."""
+    successor_of: int | None
+    """The member of the generation before with whose weights it began."""
+    state: State
+    value: float | None = None
+    """Of the objective, at the end."""
+
+    def __str__(self) -> str:
+        value = "–" if self.value is None else f"{self.value:.4g}"
+        values = " ".join(f"{name}={x}" for name, x in self.values.items())
+        succeeds = self.successor_of not in (None, self.number)
+        return (
+            f"generation {self.generation}, member {self.number}: {value} with {values}"
+            f"{f', after member {self.successor_of}' if succeeds else ''}"
+        )
+
+
+class Generations:
+    """A population in the folder of a sweep.
+
+    population.json says what the members are, generations/NUMBER.json which settings each has and whom it succeeds, and
+    outcomes/, as of any run, how its run ended. What comes next follows from these: so whatever ends this process, the
+    next one goes on as it would have.
+    """
+
+    key = "population"
+    """Of what document returns."""
+
+    def __init__(self, queue: Queue, population: Population, directory: str, command: list[str]) -> None:
+        """directory: where it was begun, to which files of the user's own are relative; command: by which."""
+        population.validate()
+        self.search = population
+        self._queue, self._directory, self._command = queue, directory, command
+
+    @staticmethod
+    def make(queue: Queue, population: Population) -> Generations:
+        """A population that begins in a folder, or goes on there.
+
+        Raises:
+            SettingsError: the folder holds another one.
+        """
+        before = Generations.open(queue)
+        if before is None and queue.exists() and queue.entries():
+            raise SettingsError(f"{queue.folder} holds runs that are no population's. Choose another folder.")
+        if before is None:
+            return Generations(queue, population, os.getcwd(), list(sys.argv))
+        if before.search.identity() != population.identity():
+            raise SettingsError(
+                f"{queue.folder} holds another population, whose members cannot become this one's. Choose another "
+                f"folder, or go on with that one, for more generations if wanted: {queue.command} --generations N"
+            )
+        return Generations(queue, population, before._directory, before._command)
+
+    @staticmethod
+    def open(queue: Queue) -> Generations | None:
+        """The population in a folder, None if there is none."""
+        path = queue.folder / "population.json"
+        if not path.exists():
+            return None
+        kept = read_json(path)
+        look_for_files_in(kept["directory"])
+        return Generations(queue, from_json(kept["population"]), kept["directory"], kept["command"])
+
+    def begin(self) -> None:
+        """Keep what it is, and queue what a kill kept from being queued."""
+        kept = {"directory": self._directory, "command": self._command, "population": to_json(self.search)}
+        write_json(self._queue.folder / "population.json", kept)
+        self._folder.mkdir(exist_ok=True)
+        if count := self._count:
+            self._enqueue(count)
+
+    @property
+    def needs(self) -> Needs:
+        """What each run occupies."""
+        run = self.search.run
+        return needs(Layout.parse(run.layout), run.experiment.torch_threads, run.memory)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no further generation is wanted, or can be: what failed has to end first."""
+        count = self._count
+        states = self._ended(count)
+        return count >= self.search.generations or ("failed" in states and None not in states)
+
+    def next(self) -> list[Entry]:
+        """The runs of another generation; none while the last one has not ended."""
+        count = self._count
+        if not set(self._ended(count)) <= {"done", "stopped"}:
+            return []
+        population, generation = self.search, count + 1
+        values, successors = population.begun(), [None] * population.members
+        begins: list[WarmStart | None] = [None] * population.members
+        if count:
+            before = self.members(count)
+            if all(member.value is None for member in before):
+                raise SettingsError(
+                    f"No run of generation {count} has the metric {population.objective} (--objective), or all have "
+                    "diverged: there is nothing to choose by. docs/metrics.md lists what there is; score/mean needs an "
+                    "episode that ended, eval/score --eval-every N. Begin in another folder, with longer generations "
+                    "or other settings."
+                )
+            successors = population.succession(generation, [member.value for member in before])
+            values = [
+                before[of].values if of == member else population.explored(generation, member, before[of].values)
+                for member, of in enumerate(successors)
+            ]
+            begins = [self._ended_with(before[of].run) for of in successors]
+        runs = [population.member(generation, m, values[m], begins[m]) for m in range(population.members)]
+        members = [
+            {"run": run.name, "values": value, "successor_of": of, "experiment": run.experiment}
+            for run, value, of in zip(runs, values, successors)
+        ]
+        # First, so that a run that is queued belongs to a generation, whatever ends this process.
+        write_json(self._folder / f"{generation:03}.json", {"members": to_json(members)})
+        return self._enqueue(generation)
+
+    def all(self) -> list[Member]:
+        """The members of all generations so far."""
+        return [member for generation in range(1, self._count + 1) for member in self.members(generation)]
+
+    def members(self, generation: int) -> list[Member]:
+        """Those of one generation."""
+        found = []
+        for number, kept in enumerate(self._kept(generation), 1):
+            name, of = kept["run"], kept["successor_of"]
+            state = self._queue.state(name)
+            metrics = self._metrics(name)
+            lost = state != "done" or diverged(metrics)
+            value = None if lost else reached(metrics, self.search.objective)[0]
+            successor_of = None if of is None else of + 1
+            found.append(Member(generation, number, from_json(kept["values"]), name, successor_of, state, value))
+        return found
+
+    def metrics(self, member: Member) -> Path:
+        """What a member's run measured."""
+        return self._metrics(member.run)
+
+    def best(self) -> Member | None:
+        """The best of the last generation that has ended."""
+        for generation in range(self._count, 0, -1):
+            members = self.members(generation)
+            scores = [-math.inf if member.value is None else member.value for member in members]
+            if all(member.state in ("done", "stopped") for member in members) and max(scores) > -math.inf:
+                return members[scores.index(max(scores))]
+        return None
+
+    def give_up(self, pattern: str) -> list[str]:
+        """Have members that failed, and whose runs have such a name, end without a score, so that others succeed them.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        ended = {member.run: member.state for member in (self.members(self._count) if self._count else ())}
+        names = [name for name, state in ended.items() if state == "failed" and fnmatchcase(name, pattern)]
+        if not names:
+            raise SettingsError(
+                f"--drop {pattern}: of a population what failed can be dropped, and no failed run has such a name. "
+                f"Names: {self._queue.command} --status"
+            )
+        for name in names:
+            self._queue.end(name, Outcome("stopped", reason="failed, and was given up"))
+        return names
+
+    def ancestry(self, member: Member) -> list[Member]:
+        """A member and those whose weights it has, the first one first."""
+        line = [member]
+        while line[0].successor_of is not None:
+            line.insert(0, self.members(line[0].generation - 1)[line[0].successor_of - 1])
+        return line
+
+    def summary(self) -> str:
+        """How far it is."""
+        best = self.best()
+        done = best.generation if best else 0
+        where = f"; its run: {self._queue.run(best.run)}" if best else ""
+        search = self.search
+        size = f"{search.generations} generations of {search.members}"
+        return f"{done} of {size} done; best by {search.objective}: {best or 'none yet'}{where}"
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        best = self.best()
+        return {
+            "objective": self.search.objective,
+            "best": best and dataclasses.asdict(best),
+            "ancestry": [member.run for member in self.ancestry(best)] if best else [],
+            "members": [dataclasses.asdict(member) for member in self.all()],
+        }
+
+    @property
+    def _folder(self) -> Path:
+        return self._queue.folder / "generations"
+
+    @property
+    def _count(self) -> int:
+        """Generations that have begun."""
+        return len(list(self._folder.glob("*.json")))
+
+    def _metrics(self, name: str) -> Path:
+        return self._queue.run(name) / "metrics.jsonl"
+
+    def _kept(self, generation: int) -> list[dict[str, Any]]:
+        return read_json(self._folder / f"{generation:03}.json")["members"]
+
+    def _ended(self, generation: int) -> list[str | None]:
+        """How the runs of a generation have ended, each None if it has not."""
+        outcomes = [self._queue.outcome(kept["run"]) for kept in self._kept(generation)] if generation else []
+        return [outcome and outcome.state for outcome in outcomes]
+
+    def _enqueue(self, generation: int) -> list[Entry]:
+        experiments = [from_json(kept["experiment"]) for kept in self._kept(generation)]
+        runs = [self.search.labelled(generation, member, each) for member, each in enumerate(experiments)]
+        self._queue.add(runs, self._directory, self._command)
+        return [self._queue.entry(kept["run"]) for kept in self._kept(generation)]
+
+    def _ended_with(self, name: str) -> WarmStart:
+        """The weights and the optimizer of a run that has ended."""
+        path = self._queue.run(name)
+        start = resolved(self.search.run.experiment.replace(warm_start=WarmStart(str(path), optimizer=True))).warm_start
+        # Where the run will look from: so a population has the same names wherever its folder is below that one.
+        relative = os.path.relpath(path, self._directory)
+        return dataclasses.replace(start, run=str(path) if relative.startswith("..") else relative)
