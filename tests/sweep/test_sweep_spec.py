@@ -251,7 +251,8 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     assert main([*command, f"{file}:recipe,dqn-cartpole", "--dry-run"]) == 0
     assert [line.split()[-1][:6] for line in capsys.readouterr().out.splitlines()] == ["recipe", "dqn-ca"]
     assert main([*command, f"{file}:recipe,{file}:runs", "--dry-run"]) == 2
-    assert "file.py:runs is no recipe, but a list of runs, a search or a population" in " ".join(capsys.readouterr().err.split())
+    complaint = " ".join(capsys.readouterr().err.split())
+    assert "file.py:runs is no recipe, but a list of runs, a search or a population" in complaint
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
     assert "lacks a recipe beside a comma" in " ".join(capsys.readouterr().err.split())
 
