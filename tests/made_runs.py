@@ -6,10 +6,11 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.slots import Machine, Process, Share
 
@@ -77,6 +78,22 @@ def write_run(
                 line["score/mean"] = score(share) if score else rising
             file.write(json.dumps(line) + "\n")
     return path
+
+
+ProposalsT = TypeVar("ProposalsT", bound=Proposals[Any])
+
+
+def carry_out(proposals: ProposalsT, queue: Queue, step: Callable[[ProposalsT], None], *, again: bool) -> ProposalsT:
+    """A whole search, or population, part by part; again: by a new process for each."""
+    proposals.begin()
+    while not proposals.complete:
+        if again:
+            found = type(proposals).open(queue)
+            assert found is not None
+            proposals = found
+            proposals.begin()
+        step(proposals)
+    return proposals
 
 
 class Instant(Machine):

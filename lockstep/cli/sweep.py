@@ -27,9 +27,9 @@ from lockstep.sweep.stopping import Curve
 if TYPE_CHECKING:
     from lockstep.sweep.generations import Generations
     from lockstep.sweep.population import Population
+    from lockstep.sweep.proposals import Proposals
     from lockstep.sweep.search import Search
     from lockstep.sweep.spec import Run
-    from lockstep.sweep.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -148,26 +148,26 @@ def _defaults(folder: Path) -> SweepOptions:
     return SweepOptions(**{name: kept[name] if type(kept.get(name)) is type(x) else x for name, x in fresh.items()})
 
 
-def _trials(queue: Queue, search: Search | Population | None, options: SweepOptions) -> Trials | Generations | None:
+def _trials(queue: Queue, search: Search | Population | None, options: SweepOptions) -> Proposals[Any] | None:
     """The search or the population that begins, or goes on, in the folder, if there is one."""
     if search is None and not _is_searched(queue.folder):
         return None
-    kind: Any
+    kind: type[Proposals[Any]]
     if _is_population(queue.folder, search):
         from lockstep.sweep.generations import Generations as kind
-
-        length, wanted = "generations", {"generations": options.generations, "members": options.population}
     else:
         from lockstep.sweep.trials import Trials as kind
-
-        length, wanted = "trials", {"trials": options.trials}
     before = kind.open(queue)
-    search = search or before.search
+    search = search or (before and before.search)
     assert search is not None
-    wanted |= {"objective": options.objective}
+    wanted = {
+        kind.parts: getattr(options, kind.parts),
+        "members": options.population,  # which nothing but a population may be given
+        "objective": options.objective,
+    }
     changes = {name: value for name, value in wanted.items() if value is not None}
     if before and options.search:  # which says nothing of these
-        changes = {name: getattr(before.search, name) for name in (length, "objective")} | changes
+        changes = {name: getattr(before.search, name) for name in (kind.parts, "objective")} | changes
     return kind.make(queue, dataclasses.replace(search, **changes))
 
 
@@ -210,7 +210,7 @@ def _refuse_second_job(queue: Queue) -> None:
         )
 
 
-def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | Generations | None, options: SweepOptions) -> None:
+def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> None:
     """Raise SettingsError if a run that waits on Ray would itself want Ray."""
     again = {"failed"} if options.retry_failed else set[str]()
     again |= {"stopped"} if options.retry_stopped else set()
@@ -225,7 +225,7 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Trials | Generations |
         )
 
 
-def _run(queue: Queue, runs: list[Run], trials: Trials | Generations | None, options: SweepOptions) -> int:
+def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> int:
     """Add runs, and run what waits, here, on Ray or on Slurm."""
     if options.drop:
         drop = queue.drop if trials is None else cast("Generations", trials).give_up
@@ -292,7 +292,7 @@ def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
         yield place
 
 
-def _show(queue: Queue, entries: list[Entry], trials: Trials | Generations | None, options: SweepOptions) -> None:
+def _show(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None, options: SweepOptions) -> None:
     """What has become of each run, or would be done with it."""
     gone = _gone(queue)
     for document in (_document(queue, entry, gone) for entry in entries):
@@ -317,7 +317,7 @@ def _show(queue: Queue, entries: list[Entry], trials: Trials | Generations | Non
         submit(queue, entries, options, say, dry_run=True)
 
 
-def _submit_search(queue: Queue, trials: Trials | Generations, options: SweepOptions) -> None:
+def _submit_search(queue: Queue, trials: Proposals[Any], options: SweepOptions) -> None:
     """Hand over what is left of a search, and what else waits in its folder."""
     from lockstep.sweep.slurm import submit_search
 
@@ -340,7 +340,7 @@ def _gone(queue: Queue) -> dict[str, str]:
 def _document(queue: Queue, entry: Entry, gone: dict[str, str]) -> dict[str, Any]:
     """A run for people and programs; gone: what to say of those whose Slurm jobs are."""
     outcome, state = queue.outcome(entry.name), queue.state(entry.name)
-    curve = Curve(queue.run(entry.name) / "metrics.jsonl")
+    curve = Curve(queue.metrics(entry.name))
     curve.read(end=True)
     return {
         "name": entry.name,

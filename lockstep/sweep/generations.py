@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from lockstep.experiment import WarmStart
-from lockstep.layout import Layout
-from lockstep.settings import SettingsError, from_json, look_for_files_in, to_json
+from lockstep.settings import SettingsError, from_json, to_json
 from lockstep.sweep.population import Population
+from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Entry, Outcome, Queue, State, read_json, write_json
-from lockstep.sweep.search import diverged, reached
-from lockstep.sweep.slots import Needs, needs
+from lockstep.sweep.search import diverged, measured, reached
 from lockstep.warm_start import resolved
 
 
@@ -49,65 +46,17 @@ class Member:
         )
 
 
-class Generations:
-    """A population in the folder of a sweep.
+class Generations(Proposals[Population]):
+    """A population. generations/NUMBER.json says which settings each member has, and whom it succeeds."""
 
-    population.json says what the members are, generations/NUMBER.json which settings each has and whom it succeeds, and
-    outcomes/, as of any run, how its run ended. What comes next follows from these: so whatever ends this process, the
-    next one goes on as it would have.
-    """
+    key, parts = "population", "generations"
 
-    key = "population"
-    """Of what document returns."""
-
-    def __init__(self, queue: Queue, population: Population, directory: str, command: list[str]) -> None:
-        """directory: where it was begun, to which files of the user's own are relative; command: by which."""
-        population.validate()
-        self.search = population
-        self._queue, self._directory, self._command = queue, directory, command
-
-    @staticmethod
-    def make(queue: Queue, population: Population) -> Generations:
-        """A population that begins in a folder, or goes on there.
-
-        Raises:
-            SettingsError: the folder holds another one.
-        """
-        before = Generations.open(queue)
-        if before is None and queue.exists() and queue.entries():
+    @classmethod
+    def make(cls, queue: Queue, search: Any) -> Generations:
+        """As any, but nothing else may be in the folder."""
+        if queue.exists() and queue.entries() and cls.open(queue) is None:
             raise SettingsError(f"{queue.folder} holds runs that are no population's. Choose another folder.")
-        if before is None:
-            return Generations(queue, population, os.getcwd(), list(sys.argv))
-        if before.search.identity() != population.identity():
-            raise SettingsError(
-                f"{queue.folder} holds another population, whose members cannot become this one's. Choose another "
-                f"folder, or go on with that one, for more generations if wanted: {queue.command} --generations N"
-            )
-        return Generations(queue, population, before._directory, before._command)
-
-    @staticmethod
-    def open(queue: Queue) -> Generations | None:
-        """The population in a folder, None if there is none."""
-        path = queue.folder / "population.json"
-        if not path.exists():
-            return None
-        kept = read_json(path)
-        look_for_files_in(kept["directory"])
-        return Generations(queue, from_json(kept["population"]), kept["directory"], kept["command"])
-
-    def begin(self) -> None:
-        """Keep what it is, and queue what a kill kept from being queued."""
-        kept = {"directory": self._directory, "command": self._command, "population": to_json(self.search)}
-        write_json(self._queue.folder / "population.json", kept)
-        self._folder.mkdir(exist_ok=True)
-        if count := self._count:
-            self._enqueue(count)
-
-    @property
-    def needs(self) -> Needs:
-        """What each run occupies."""
-        run = self.search.run
-        return needs(Layout.parse(run.layout), run.experiment.torch_threads, run.memory)
+        return super().make(queue, search)
 
     @property
     def complete(self) -> bool:
@@ -158,16 +107,15 @@ class Generations:
         for number, kept in enumerate(self._kept(generation), 1):
             name, of = kept["run"], kept["successor_of"]
             state = self._queue.state(name)
-            metrics = self._metrics(name)
-            lost = state != "done" or diverged(metrics)
-            value = None if lost else reached(metrics, self.search.objective)[0]
+            lines = measured(self._queue.metrics(name)) if state == "done" else []
+            value = None if diverged(lines) else reached(lines, self.search.objective)[0]
             successor_of = None if of is None else of + 1
             found.append(Member(generation, number, from_json(kept["values"]), name, successor_of, state, value))
         return found
 
-    def metrics(self, member: Member) -> Path:
-        """What a member's run measured."""
-        return self._metrics(member.run)
+    def measured(self, member: Member) -> list[dict[str, Any]]:
+        """The lines of what a member's run measured."""
+        return measured(self._queue.metrics(member.run))
 
     def best(self) -> Member | None:
         """The best of the last generation that has ended."""
@@ -197,9 +145,10 @@ class Generations:
 
     def ancestry(self, member: Member) -> list[Member]:
         """A member and those whose weights it has, the first one first."""
+        known = {(each.generation, each.number): each for each in self.all()}
         line = [member]
         while line[0].successor_of is not None:
-            line.insert(0, self.members(line[0].generation - 1)[line[0].successor_of - 1])
+            line.insert(0, known[line[0].generation - 1, line[0].successor_of])
         return line
 
     def summary(self) -> str:
@@ -221,17 +170,9 @@ class Generations:
             "members": [dataclasses.asdict(member) for member in self.all()],
         }
 
-    @property
-    def _folder(self) -> Path:
-        return self._queue.folder / "generations"
-
-    @property
-    def _count(self) -> int:
-        """Generations that have begun."""
-        return len(list(self._folder.glob("*.json")))
-
-    def _metrics(self, name: str) -> Path:
-        return self._queue.run(name) / "metrics.jsonl"
+    def _requeue(self) -> None:
+        if count := self._count:
+            self._enqueue(count)
 
     def _kept(self, generation: int) -> list[dict[str, Any]]:
         return read_json(self._folder / f"{generation:03}.json")["members"]
@@ -242,10 +183,11 @@ class Generations:
         return [outcome and outcome.state for outcome in outcomes]
 
     def _enqueue(self, generation: int) -> list[Entry]:
-        experiments = [from_json(kept["experiment"]) for kept in self._kept(generation)]
+        members = self._kept(generation)
+        experiments = [from_json(kept["experiment"]) for kept in members]
         runs = [self.search.labelled(generation, member, each) for member, each in enumerate(experiments)]
         self._queue.add(runs, self._directory, self._command)
-        return [self._queue.entry(kept["run"]) for kept in self._kept(generation)]
+        return [self._queue.entry(kept["run"]) for kept in members]
 
     def _ended_with(self, name: str) -> WarmStart:
         """The weights and the optimizer of a run that has ended."""

@@ -12,13 +12,12 @@ from matplotlib.ticker import EngFormatter
 
 from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.runs import SCORES, X_LABELS
+from lockstep.recorder import WINDOW
 from lockstep.runtime.files import writing
 from lockstep.sweep.generations import Generations, Member
-from lockstep.sweep.search import OneOf, measured
+from lockstep.sweep.search import OneOf
 from lockstep.sweep.spec import task
 
-_EPISODES = 100
-"""That a mean score is of."""
 _WIDTH, _HEIGHT, _LOW = 8.5, 4.0, 1.7
 """Inches: of all, of what the members reached, and of each setting."""
 
@@ -74,10 +73,10 @@ def draw(population: Generations, out: Path) -> Path:
 
 def _reached(axes: Axes, population: Generations, member: Member, *, chosen: bool) -> None:
     search = population.search
-    lines = [line for line in measured(population.metrics(member)) if line.get(search.objective) is not None]
+    lines = [line for line in population.measured(member) if line.get(search.objective) is not None]
     if search.objective in SCORES[:2] and lines:
         # The first episodes that end are the short ones, and tell nothing of what the member begins with.
-        enough = min(_EPISODES, lines[-1].get("episodes", 0) // 2)
+        enough = min(WINDOW, lines[-1].get("episodes", 0) // 2)
         lines = [line for line in lines if line.get("episodes", 0) >= enough]
     before = (member.generation - 1) * search.steps
     axes.plot([before + x["samples"] for x in lines], [x[search.objective] for x in lines], **_look(chosen=chosen))

@@ -18,7 +18,7 @@ import numpy as np
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.settings import SettingsError, to_json
 from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_space, is_whole
-from lockstep.sweep.spec import Run, replaced, setting, task
+from lockstep.sweep.spec import Run, changed, setting
 
 _STEP = 0.1
 """Of its range, by which a number is moved."""
@@ -138,9 +138,8 @@ class Population:
 
     def labelled(self, generation: int, member: int, experiment: Experiment) -> Run:
         """The run with a member's experiment."""
-        label = self.run.label or f"{task(experiment)}-{experiment.algorithm.name}"
-        label += f"-g{generation:03}-m{member + 1:02}"
-        return dataclasses.replace(self.run, experiment=experiment, label=label)
+        run = dataclasses.replace(self.run, experiment=experiment)
+        return dataclasses.replace(run, label=f"{run.title}-g{generation:03}-m{member + 1:02}")
 
     def identity(self) -> Any:
         """All that decides what the members do; not how many generations there are."""
@@ -148,10 +147,7 @@ class Population:
         return self.run.experiment.identity(), space, self.members, self.share, self.objective
 
     def _with(self, values: Mapping[str, Any]) -> Experiment:
-        experiment = self.run.experiment
-        for name, value in values.items():
-            experiment = replaced(experiment, name, value)
-        return experiment
+        return changed(self.run.experiment, values)
 
     def _random(self, *of: int) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence([self.run.experiment.seed % 2**64, *of]))

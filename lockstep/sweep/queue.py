@@ -254,6 +254,10 @@ class Queue:
         """A run's own folder."""
         return self.folder / "runs" / name
 
+    def metrics(self, name: str) -> Path:
+        """What a run measures."""
+        return self.run(name) / "metrics.jsonl"
+
     def log(self, name: str) -> Path:
         """What a run prints."""
         return self._logs / f"{name}.txt"

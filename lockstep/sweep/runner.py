@@ -20,8 +20,7 @@ from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
 if TYPE_CHECKING:
-    from lockstep.sweep.generations import Generations
-    from lockstep.sweep.trials import Trials
+    from lockstep.sweep.proposals import Proposals
 
 _POLL = 0.1
 """Seconds between looks for processes that have ended."""
@@ -62,9 +61,7 @@ class Runner:
     """Runs what waits in a queue, and then what a search or a population adds, as much at a time as the place holds, in
     this order."""
 
-    def __init__(
-        self, queue: Queue, place: Place, options: SweepOptions, search: Trials | Generations | None = None
-    ) -> None:
+    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Proposals[Any] | None = None) -> None:
         self._queue, self._place, self._search = queue, place, search
         self._slots = options.slots or sys.maxsize
         self._rule = StopRule.parse(options.stop_early) if options.stop_early else None
@@ -207,7 +204,7 @@ class Runner:
 
     def _curve(self, entry: Entry) -> Curve:
         """What a run has reached; its scores on the way matter only to a rule."""
-        return Curve(self._queue.run(entry.name) / "metrics.jsonl", self._rule.samples if self._rule else 0)
+        return Curve(self._queue.metrics(entry.name), self._rule.samples if self._rule else 0)
 
     def _collect(self) -> None:
         """Take notice of processes that have ended."""

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.experiment import Experiment
 from lockstep.runtime.files import read_objects
 from lockstep.settings import SettingsError, from_json, parse_count, to_json
-from lockstep.sweep.spec import Run, plain, replaced, setting, task
+from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20
 _DIGITS = 4
@@ -87,11 +87,8 @@ class Search:
         """The runs of a trial."""
         runs = []
         for run in self.runs:
-            experiment = run.experiment
-            for name, value in values.items():
-                experiment = replaced(experiment, name, value)
-            label = run.label or f"{task(experiment)}-{experiment.algorithm.name}"
-            runs.append(dataclasses.replace(run, experiment=experiment, label=f"{label}-t{number:03}"))
+            tried = dataclasses.replace(run, experiment=changed(run.experiment, values))
+            runs.append(dataclasses.replace(tried, label=f"{tried.title}-t{number:03}"))
         return runs
 
     def identity(self) -> Any:
@@ -126,23 +123,23 @@ def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experimen
         ) from None
 
 
-def reached(metrics: Path, objective: str) -> tuple[float | None, int]:
-    """The last value of a metric in metrics.jsonl, None if there is none, and the samples so far."""
+def measured(metrics: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without damaged ones."""
+    return [known for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b"") if known]
+
+
+def reached(lines: Sequence[Mapping[str, Any]], objective: str) -> tuple[float | None, int]:
+    """The last value of a metric that was measured, None if there is none, and the samples so far."""
     value, samples = None, 0
-    for known in measured(metrics):
+    for known in lines:
         value, samples = known.get(objective, value), known.get("samples", samples)
     return value, samples
 
 
-def diverged(metrics: Path) -> bool:
-    """Whether the last iteration in metrics.jsonl had numbers that were none."""
-    trained = [line for line in measured(metrics) if "eval/score" not in line]
+def diverged(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last iteration that was measured had numbers that were none."""
+    trained = [line for line in lines if "eval/score" not in line]
     return bool(trained) and None in trained[-1].values()
-
-
-def measured(metrics: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, without damaged ones."""
-    return [known for _, known in read_objects(metrics.read_bytes() if metrics.exists() else b"") if known]
 
 
 def mean(values: Sequence[float | None]) -> float | None:

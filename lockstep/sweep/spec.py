@@ -43,10 +43,14 @@ class Run:
     """What its name begins with, before seed and hash. Default: task and algorithm."""
 
     @property
+    def title(self) -> str:
+        """What its name begins with."""
+        return self.label or f"{task(self.experiment)}-{self.experiment.algorithm.name}"
+
+    @property
     def name(self) -> str:
         """Its folder's name: for people to read, with the beginning of the experiment's hash, which makes it unique."""
-        label = self.label or f"{task(self.experiment)}-{self.experiment.algorithm.name}"
-        readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", label).strip("-.")[:_LONGEST] or "run"
+        readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", self.title).strip("-.")[:_LONGEST] or "run"
         return f"{readable}-s{self.experiment.seed}-{self.experiment.identity()[:8]}"
 
     @property
@@ -126,12 +130,10 @@ def grid(
     axes = {name: _axis(name, values) for name, values in settings.items()}
     runs = []
     for combination in itertools.product(*axes.values()):
-        changed = experiment
-        for name, value in zip(axes, combination):
-            changed = replaced(changed, name, value)
+        one = changed(experiment, dict(zip(axes, combination)))
         varied = {name: str(value) for name, value in zip(axes, combination) if len(axes[name]) > 1}
-        begin = label or f"{task(changed)}-{experiment.algorithm.name}"
-        runs.append(Run(changed, layout, options or RunOptions(), labelled(begin, varied)))
+        begin = label or f"{task(one)}-{experiment.algorithm.name}"  # values that are no settings are found later
+        runs.append(Run(one, layout, options or RunOptions(), labelled(begin, varied)))
     return runs
 
 
@@ -167,6 +169,13 @@ def setting(experiment: Experiment, name: str) -> Any:
 def replaced(experiment: Experiment, name: str, value: Any) -> Experiment:
     """The experiment with one setting, by its path, replaced. Raises SettingsError if there is none."""
     return _replaced(experiment, _path(name), value, name)
+
+
+def changed(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with some settings, by their paths, replaced. Raises SettingsError if there is none such."""
+    for name, value in values.items():
+        experiment = replaced(experiment, name, value)
+    return experiment
 
 
 def _path(name: str) -> list[str]:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
-import sys
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from lockstep.evaluation.runs import SCORES
-from lockstep.layout import Layout
-from lockstep.settings import SettingsError, from_json, look_for_files_in, require, to_json
-from lockstep.sweep.queue import Entry, Queue, read_json, write_json
-from lockstep.sweep.search import Between, Search, is_whole, mean, reached
-from lockstep.sweep.slots import Needs, needs
+from lockstep.settings import SettingsError, from_json, require, to_json
+from lockstep.sweep.proposals import Proposals
+from lockstep.sweep.queue import Entry, read_json, write_json
+from lockstep.sweep.search import Between, Search, is_whole, mean, measured, reached
 from lockstep.sweep.spec import setting
 
 _DRAWS = 20
@@ -48,77 +44,29 @@ class Trial:
         return f"trial {self.number}: {value} with {' '.join(f'{n}={v}' for n, v in self.values.items())}"
 
 
-class Trials:
-    """A search in the folder of a sweep.
+class Trials(Proposals[Search]):
+    """A search. trials/NUMBER.json says which values a trial has; what is tried next follows from the trials before and
+    its number alone."""
 
-    search.json says what is searched, trials/NUMBER.json which values a trial has, and outcomes/, as of any run, how
-    its runs ended. What is tried next follows from these and the trial's number alone: so whatever ends this process,
-    the next one goes on as it would have.
-    """
-
-    key = "search"
-    """Of what document returns."""
-
-    def __init__(self, queue: Queue, search: Search, directory: str, command: list[str]) -> None:
-        """directory: where the search was started, to which files of the user's own are relative; command: by which."""
-        search.validate()
-        self.search = search
-        self._queue, self._directory, self._command = queue, directory, command
-
-    @staticmethod
-    def make(queue: Queue, search: Search) -> Trials:
-        """A search that begins in a folder, or goes on there.
-
-        Raises:
-            SettingsError: the folder holds another search.
-        """
-        before = Trials.open(queue)
-        if before is not None and before.search.identity() != search.identity():
-            raise SettingsError(
-                f"{queue.folder} holds another search: its trials would say nothing of this one. Choose another "
-                f"folder, or go on with that one, for more trials if wanted: {queue.command} --trials N"
-            )
-        if before is not None:
-            return Trials(queue, search, before._directory, before._command)
-        return Trials(queue, search, os.getcwd(), list(sys.argv))
-
-    @staticmethod
-    def open(queue: Queue) -> Trials | None:
-        """The search in a folder, None if there is none."""
-        path = queue.folder / "search.json"
-        if not path.exists():
-            return None
-        kept = read_json(path)
-        look_for_files_in(kept["directory"])
-        return Trials(queue, from_json(kept["search"]), kept["directory"], kept["command"])
+    key, parts = "search", "trials"
 
     def begin(self) -> None:
-        """Keep the search, and queue what a kill kept from being queued.
+        """As any.
 
         Raises:
             SettingsError: Optuna is not installed.
         """
         _library()
-        kept = {"directory": self._directory, "command": self._command, "search": to_json(self.search)}
-        write_json(self._queue.folder / "search.json", kept)
-        self._folder.mkdir(exist_ok=True)
-        for number, (values, _) in self._kept().items():
-            self._queue.add(self.search.trial(number, values), self._directory, self._command)
+        super().begin()
 
     @cached_property
     def _optuna(self) -> Any:
         return _library()
 
     @property
-    def needs(self) -> Needs:
-        """What each run occupies."""
-        run = self.search.runs[0]
-        return needs(Layout.parse(run.layout), run.experiment.torch_threads, run.memory)
-
-    @property
     def complete(self) -> bool:
         """Whether no further trial is wanted."""
-        return len(list(self._folder.glob("*.json"))) >= self.search.trials
+        return self._count >= self.search.trials
 
     def next(self) -> list[Entry]:
         """Begin another trial; its runs."""
@@ -160,9 +108,9 @@ class Trials:
             "trials": [dataclasses.asdict(trial) for trial in self.all()],
         }
 
-    @property
-    def _folder(self) -> Path:
-        return self._queue.folder / "trials"
+    def _requeue(self) -> None:
+        for number, (values, _) in self._kept().items():
+            self._queue.add(self.search.trial(number, values), self._directory, self._command)
 
     def _kept(self) -> dict[int, tuple[dict[str, Any], list[str]]]:
         """By a trial's number: its values, and the identities of its runs' experiments."""
@@ -174,7 +122,7 @@ class Trials:
         states = {outcome.state for outcome in outcomes if outcome is not None}
         if None in outcomes or not states:
             return Trial(number, values, names, "running")
-        ends = [reached(self._queue.run(name) / "metrics.jsonl", self.search.objective) for name in names]
+        ends = [reached(measured(self._queue.metrics(name)), self.search.objective) for name in names]
         state = "failed" if "failed" in states else "stopped" if "stopped" in states else "done"
         value = None if state == "failed" else mean([value for value, _ in ends])
         return Trial(number, values, names, state, value, min(samples for _, samples in ends))
@@ -215,7 +163,7 @@ class Trials:
         number."""
         if self.search.objective in _OF_EPISODES:
             return True
-        metrics = self._queue.run(name) / "metrics.jsonl"
+        metrics = self._queue.metrics(name)
         return metrics.exists() and f'"{self.search.objective}":'.encode() in metrics.read_bytes()
 
     def _told(self, trial: Trial) -> Any:

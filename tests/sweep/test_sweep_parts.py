@@ -33,7 +33,7 @@ from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner, _Running, needs_of
-from lockstep.sweep.search import reached
+from lockstep.sweep.search import measured, reached
 from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
 
@@ -484,7 +484,7 @@ def test_a_damaged_line_of_a_curve_is_passed_over(tmp_path: Path) -> None:
     curve = Curve(metrics, every=100)
     curve.read()
     assert (curve.samples, curve.score, curve.marks) == (200, 2.0, [1.0, 2.0])
-    assert reached(metrics, "score/mean") == (2.0, 200)
+    assert reached(measured(metrics), "score/mean") == (2.0, 200)
 
 
 @pytest.mark.parametrize("same_file", [False, True])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from children import Child
-from made_runs import Instant
+from made_runs import Instant, carry_out
 from safetensors.torch import load_file
 
 from lockstep import recipes
@@ -72,18 +72,13 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def grown(folder: str, *, again: bool = False, **settings: Any) -> Generations:
     """A whole population; again: by a new process for each generation."""
     queue = Queue.make(Path(folder))
-    found = Generations.make(queue, population(**settings))
-    found.begin()
-    while not found.complete:
-        if again:
-            opened = Generations.open(queue)
-            assert opened is not None
-            found = opened
-            found.begin()
+
+    def step(found: Generations) -> None:
         assert len(found.next()) == found.search.members and found.next() == []
         for member in found.all()[-found.search.members :]:
             end(queue, member, -distance(member))
-    return found
+
+    return carry_out(Generations.make(queue, population(**settings)), queue, step, again=again)
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -223,7 +218,7 @@ def test_members_that_diverged_have_no_score() -> None:
         lines = [{"samples": 64, "loss/value": None}, {"samples": 128, "score/mean": 9.0 - (loss == 0.1)}]
         lines[1]["loss/value"] = None if math.isnan(loss) else loss
         lines.append({"samples": 128, "eval/score": 3.0, "eval/score_low": None})
-        found.metrics(member).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        queue.metrics(member.run).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [member.value for member in found.all()] == [9.0, None, 8.0]
     found.next()
     assert [member.successor_of for member in found.members(2)] == [1, 1, 3]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from children import Child
-from made_runs import Instant
+from made_runs import Instant, carry_out
 from tiny import options
 
 from lockstep import recipes
@@ -63,18 +63,13 @@ def goodness(values: dict[str, Any], best: float = -3.0) -> float:
 def searched(folder: str, count: int, *, again: bool = False, best: float = -3.0) -> list[Trial]:
     """A whole search; again: by a new process for each trial."""
     queue = Queue.make(Path(folder))
-    trials = Trials.make(queue, search(trials=count))
-    trials.begin()
-    while not trials.complete:
-        if again:
-            found = Trials.open(queue)
-            assert found is not None
-            trials = found
-            trials.begin()
+
+    def step(trials: Trials) -> None:
         trials.next()
         last = trials.all()[-1]
         end(queue, last, goodness(last.values, best))
-    return trials.all()
+
+    return carry_out(Trials.make(queue, search(trials=count)), queue, step, again=again).all()
 
 
 def test_a_search_repeats_itself_whenever_its_process_was_killed() -> None:
