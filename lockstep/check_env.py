@@ -17,7 +17,7 @@ import xxhash
 from gymnasium import spaces
 
 from lockstep.arrays import map_structure
-from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve
+from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve, whole_matches
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
 from lockstep.rng import stream
@@ -83,7 +83,8 @@ def check_env(
     """Play an environment with random actions, and find out whether equal seeds and actions give equal bits.
 
     Args:
-        config: which environments, as training has them, and how many side by side (at least 2).
+        config: which environments, as training has them, and how many side by side: at least 2, and at least two
+            matches where several agents play one.
         steps: of each of them, 8 to 1M. More reach what happens late.
         seed: of environments and actions.
         tell: is given each line of the report as soon as it is known.
@@ -102,8 +103,11 @@ def check_env(
             "influence each other."
         )
     config = resolve(replace(config, random_actions=False, decorrelate=0))
+    together = whole_matches(config, 1)
+    if together > 1:
+        config = replace(config, num_envs=whole_matches(config, max(config.num_envs, 2 * together)))
     longest = min(config.reseed_every, steps // _TIMES - 1)  # less than round numbers, which are limits of their own
-    game = _Game(replace(config, reseed_every=longest), seed, range(config.num_envs))
+    game = _Game(replace(config, reseed_every=longest), seed, range(config.num_envs), together)
     tell(f"environment {config.id}, stepped by {config.adapter}")
     expected = game.play(steps)
     facts = _facts(game, expected)
@@ -130,7 +134,7 @@ def _differences(game: _Game, expected: _Played, steps: int) -> Iterator[tuple[s
     actions, trace = expected.actions, expected.trace
     yield "finite", expected.numbers.not_finite
     yield "again", _difference(trace, game.play(steps, actions).trace)
-    alone = [game.only(j).play(steps, [_column(batch, j) for batch in actions]).trace for j in game.rows]
+    alone = [game.only(j).play(steps, [_columns(batch, j) for batch in actions]).trace for j in game.matches()]
     yield "alone", _difference(trace, _Trace(*(np.concatenate(parts, 1) for parts in zip(*alone, strict=True))))
     later = [(steps - t, actions[t:], state) for t, state in expected.states.items()]
     elsewhere, *rebuilt = _in_child(game, [(steps, actions), *later])
@@ -180,10 +184,16 @@ class _Game:
     seed: int
     rows: range
     """Global indices of the environments."""
+    together: int = 1
+    """How many of them are one match."""
 
-    def only(self, j: int) -> _Game:
-        """One environment of it, by itself."""
-        return replace(self, rows=range(j, j + 1))
+    def matches(self) -> list[slice]:
+        """The rows of each environment, or of the agents of one match."""
+        return [slice(j, j + self.together) for j in range(0, len(self.rows), self.together)]
+
+    def only(self, rows: slice) -> _Game:
+        """Some of its environments, by themselves."""
+        return replace(self, rows=self.rows[rows])
 
     def play(self, steps: int, actions: list[Any] | None = None, state: dict[str, np.ndarray] | None = None) -> _Played:
         """Play with random actions, or repeat what was played with the given ones, from the start or from a state."""
@@ -271,9 +281,9 @@ def _random_actions(env: ShardEnv, seed: int, rows: range, entries: dict[str, np
         yield distribution.to_env(distribution.sample(params, noise).numpy())
 
 
-def _column(batch: Any, j: int) -> Any:
-    """Environment j's action, as a batch of one."""
-    return tuple(part[j : j + 1] for part in batch) if isinstance(batch, tuple) else batch[j : j + 1]
+def _columns(batch: Any, rows: slice) -> Any:
+    """The actions of some environments."""
+    return tuple(part[rows] for part in batch) if isinstance(batch, tuple) else batch[rows]
 
 
 def _difference(expected: _Trace, found: _Trace, begin: int = 0) -> str:

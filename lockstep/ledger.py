@@ -91,7 +91,7 @@ _ARITHMETIC_VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
 )
 _LIBRARIES = (
-    *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco"),
+    *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco", "pettingzoo"),
     *("numpy", "vizdoom"),
 )
 

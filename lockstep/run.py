@@ -63,6 +63,8 @@ class RunOptions:
     """Iterations between evaluations on environments of their own; 0 switches them off."""
     eval_episodes: int = 10
     """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
+    eval_opponents: tuple[str, ...] = ()
+    """Who plays the other agents in evaluations, as env.opponents has it; by default, who plays them in training."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
     tensorboard: bool = True
@@ -71,6 +73,10 @@ class RunOptions:
     """Weights & Biases project that also receives the metrics (needs the extra wandb)."""
     trackio: str | None = None
     """trackio project that also receives the metrics (needs the extra trackio)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.eval_opponents, list):  # as JSON has it
+            object.__setattr__(self, "eval_opponents", tuple(self.eval_opponents))
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
@@ -187,7 +193,8 @@ class RunFolder:
         options = {name: value for name, value in self._fact("options").items() if name in known}
         for name, value in options.items():
             default = known[name]
-            if not (value is default or isinstance(value, str if default is None else type(default))):
+            kind = str if default is None else list if isinstance(default, tuple) else type(default)
+            if not (value is default or isinstance(value, kind)):
                 raise self.damaged("run.json", f"its option {name!r} is {value!r}")
         return RunOptions(**{**options, "run": str(self.path)})
 

@@ -26,6 +26,7 @@ from lockstep.agent import Agent, Version
 from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
 from lockstep.collect import Collectors
+from lockstep.envs import opponents
 from lockstep.experiment import Experiment
 from lockstep.graphs import cuda_graph
 from lockstep.handover import OwnRollouts, Rollouts, slabs_of
@@ -111,7 +112,7 @@ def train(
     layout, options = _layout(layout) or Layout(), options or RunOptions()
     experiment = prepare(experiment, layout, recorded)
     memory.require(experiment, _shards_here(experiment, layout))
-    options.validate()
+    options = _prepared(options, experiment)
     begun_with = warm_start.weights(experiment, weights) if _leads(layout) else {}
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
@@ -153,7 +154,7 @@ def resume(
     layout, options = _layout(layout) or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
     memory.require(experiment, _shards_here(experiment, layout))
-    options.validate()
+    options = _prepared(options, experiment)
     with _writing(folder, layout):
         path = resumable(folder, from_checkpoint, experiment) if _leads(layout) else None
         begin = checkpoint.iteration_of(path)
@@ -180,12 +181,21 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
         )
     check_values(experiment)  # before anybody uses them to resolve others
-    experiment = dataclasses.replace(experiment, env=envs.resolve(experiment.env))
+    env = envs.resolve(experiment.env)
+    env = dataclasses.replace(env, opponents=opponents.resolved(env, env.opponents))
+    experiment = dataclasses.replace(experiment, env=env)
     experiment.validate()
+    envs.check_matches(env, experiment.envs_per_shard)
     layout.validate(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
     Clock.of(experiment)  # which refuses a schedule that cannot be kept
     return warm_start.resolved(experiment) if _leads(layout) else experiment
+
+
+def _prepared(options: RunOptions, experiment: Experiment) -> RunOptions:
+    options.validate()
+    named = opponents.resolved(experiment.env, options.eval_opponents)
+    return dataclasses.replace(options, eval_opponents=named)
 
 
 def check(experiment: Experiment, layout: Layout) -> None:

@@ -28,6 +28,7 @@ EXTRAS = {
     "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
     "minatar": ("minatar", "MinAtar's five small games"),
     "mujoco": ("mujoco", "MuJoCo through gymnasium"),
+    "pettingzoo": ("pettingzoo", "games for several agents"),
     "robotics": ("gymnasium_robotics", "Fetch, AntMaze and more"),
     "vizdoom": ("envpool", "Doom"),
     "optuna": ("optuna", "searches for settings"),

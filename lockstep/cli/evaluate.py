@@ -33,6 +33,8 @@ class EvalArguments:
     max_steps: int | None = None
     """Environment steps after which an episode is cut, if gymnasium steps it: its tasks need not end by themselves.
     Default: 27,000."""
+    opponents: tuple[str, ...] = ()
+    """Who plays the other agents of matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
     json: bool = False
     """Print JSON."""
 
@@ -92,6 +94,7 @@ def evaluate(arguments: list[str]) -> int:
             num_envs=given.num_envs,
             levels=given.levels,
             max_steps=given.max_steps,
+            opponents=given.opponents,
         )
     if given.json:
         say_json({"run": given.run, **result.to_json()})

@@ -163,6 +163,7 @@ def _trials(queue: Queue, search: Search | Population | None, options: SweepOpti
     wanted = {
         kind.parts: getattr(options, kind.parts),
         "members": options.population,  # which nothing but a population may be given
+        "rivals": options.rivals or None,
         "objective": options.objective,
     }
     changes = {name: value for name, value in wanted.items() if value is not None}
@@ -176,7 +177,11 @@ def _check(folder: Path, searched: bool, population: bool, options: SweepOptions
     alone = {"--trials": options.trials, "--objective": options.objective}
     if useless := [name for name, value in alone.items() if value is not None and not searched]:
         raise SettingsError(f"{useless[0]} is for searches, and {folder} has none. Add --search, or leave it out.")
-    alone = {"--population": options.population, "--generations": options.generations}
+    alone = {
+        "--population": options.population,
+        "--generations": options.generations,
+        "--rivals": options.rivals or None,
+    }
     if useless := [name for name, value in alone.items() if value is not None and not population]:
         add = "--search SETTING=VALUES" if options.population else "--search SETTING=VALUES --population N"
         raise SettingsError(f"{useless[0]} is for populations, and {folder} has none. Add {add}, or leave it out.")

@@ -1,7 +1,7 @@
 """Environments: one protocol (ShardEnv), three libraries behind it, and the choice between them."""
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
-from lockstep.envs.registry import first_seeds, list_envs, make, resolve, spaces
+from lockstep.envs.registry import check_matches, first_seeds, list_envs, make, resolve, spaces, whole_matches
 
 __all__ = [
     "EnvConfig",
@@ -9,9 +9,11 @@ __all__ = [
     "ShardEnv",
     "StepResult",
     "allocate_observation",
+    "check_matches",
     "first_seeds",
     "list_envs",
     "make",
     "resolve",
     "spaces",
+    "whole_matches",
 ]

@@ -59,8 +59,12 @@ class EnvConfig:
     with gymnasium the episode that reset(seed=level) begins."""
     start_level: int = 0
     """The first of these levels; the others follow it."""
+    opponents: tuple[str, ...] = ()
+    """Who plays the other agents of a match, where an environment has several: random, another run (RUN or
+    RUN@ITERATION), or a function of your own (file.py:play). None by default, and the policy plays all, against or with
+    itself. Of several, each match draws one: more are harder to exploit."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level"})
+    later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -193,17 +193,21 @@ class Seeds:
     """Seeds of one shard's environments: functions of (seed, purpose, global index, count of seeded resets)."""
 
     def __init__(self, seed: int, purpose: str, first_index: int) -> None:
-        self._seed, self._purpose, self._first_index = seed, purpose, first_index
+        self._seed, self._purpose, self.first_index = seed, purpose, first_index
 
     def derive(self, index: np.ndarray, count: np.ndarray) -> np.ndarray:
         """One seed for each of the given environments of the shard, int64."""
         return np.array(
             [
-                derive_seed(self._seed, f"env-{self._purpose}", self._first_index + int(j), int(n))
+                derive_seed(self._seed, f"env-{self._purpose}", self.first_index + int(j), int(n))
                 for j, n in zip(index, count, strict=True)
             ],
             np.int64,
         )
+
+    def stream(self, name: str, index: int, count: int) -> np.random.Generator:
+        """A generator for one environment of the shard, since one of its seeded resets."""
+        return stream(self._seed, f"{name}-{self._purpose}", self.first_index + index, count)
 
     def first_lengths(self, num_envs: int, decorrelate: int) -> np.ndarray:
         """Steps after which each environment's first episode is cut, int64 [B]; 0 never."""
@@ -211,7 +215,7 @@ class Seeds:
             return np.zeros(num_envs, np.int64)
         return np.array(
             [
-                stream(self._seed, f"decorrelate-{self._purpose}", self._first_index + j).integers(1, decorrelate + 1)
+                stream(self._seed, f"decorrelate-{self._purpose}", self.first_index + j).integers(1, decorrelate + 1)
                 for j in range(num_envs)
             ]
         )

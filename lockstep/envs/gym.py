@@ -27,6 +27,7 @@ _EXTRAS = {
     "minatar": "minatar",
     "pygame": "classic",
     "gymnasium_robotics": "robotics",
+    "pettingzoo": "pettingzoo",
 }
 """Modules that a complaint may name, and the extras that bring them."""
 
@@ -36,24 +37,29 @@ def is_callable(env_id: str) -> bool:
     return ":" in env_id and not re.search(r"-v\d+$", env_id)
 
 
-def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any]:
-    """One environment. What a user's constructor raises is passed on as it is.
+def construct(config: EnvConfig, render: bool = False) -> Any:
+    """One environment, gymnasium's or PettingZoo's. What a user's constructor raises is passed on as it is.
 
     Raises:
         SettingsError: there is no such option, or a library that the environment needs is not installed.
     """
+    from lockstep.envs import pettingzoo
+
     options: dict[str, Any] = dict(config.options)
     if render:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
         with _unknown_options(config):
-            made = load_object(config.id)(**options)
-        if not isinstance(made, gymnasium.Env):
-            raise SettingsError(
-                f"env.id={config.id} gave {made!r}, which is no gymnasium.Env. A function must return the environment, "
-                "and an environment of the old gym needs a wrapper, such as shimmy's."
-            )
-        return made
+            made = load_object(config.id.removeprefix(pettingzoo.PREFIX))(**options)
+        several = config.id.startswith(pettingzoo.PREFIX)
+        if several == pettingzoo.has_agents(made) and (several or isinstance(made, gymnasium.Env)):
+            return made
+        wanted = "none of PettingZoo's environments" if several else "no gymnasium.Env"
+        raise SettingsError(
+            f"env.id={config.id} gave {made!r}, which is {wanted}. A function must return the environment. One of the "
+            "old gym needs a wrapper, such as shimmy's, and the id of one of PettingZoo's begins with "
+            f"{pettingzoo.PREFIX}, as in {pettingzoo.PREFIX}file.py:make."
+        )
     for prefix, module in _REGISTERED_BY.items():
         if config.id.startswith(prefix):
             importlib.import_module(module)
@@ -64,6 +70,8 @@ def construct(config: EnvConfig, render: bool = False) -> gymnasium.Env[Any, Any
         ):  # whoever names an old version wants it, say to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
+            if config.id.startswith(pettingzoo.PREFIX):
+                return pettingzoo.construct(config.id, options)
             return gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise needs_library(config.id, error) from error
@@ -120,14 +128,15 @@ class GymShard(ShardEnv):
     `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
-        self._envs = [construct(config, render) for _ in range(num_envs)]
         self.num_envs = num_envs
-        self._writer = ObservationWriter(self._envs[0].observation_space)
-        self.observation_space = self._writer.space
-        self.action_space = self._envs[0].action_space
-        self.frames_per_step, self.emulator = _emulated(self._envs[0])
         self._seeds = seeds
-        self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
+        self._agents = 1
+        """Environments that one element of _envs is, all of which begin and end episodes together."""
+        seen, self.action_space = self._construct(config, render)
+        self._writer = ObservationWriter(seen)
+        self.observation_space = self._writer.space
+        lengths = seeds.first_lengths(num_envs, config.decorrelate)
+        self._first_length = np.repeat(lengths[:: self._agents], self._agents)
         self._longest = config.reseed_every
         self._start_level, self._num_levels = config.start_level, config.num_levels
         self._log = ActionLog()
@@ -137,23 +146,42 @@ class GymShard(ShardEnv):
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
 
+    def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """Make the environments; returns observation and action space."""
+        self._envs: list[Any] = [construct(config, render) for _ in range(self.num_envs)]
+        self.frames_per_step, self.emulator = _emulated(self._envs[0])
+        return self._envs[0].observation_space, self._envs[0].action_space
+
     def reset(self, out: Observation) -> None:
         self._episode[:] = 0
+        self._steps[:] = 0
         self._log.clear()
         self._ended[:] = False
-        for j in range(self.num_envs):
-            self._reset_one(j)
+        for j in range(0, self.num_envs, self._agents):
+            self._reset_one(j, self._seed(j))
         self._writer.write_list(self._obs, out)
 
-    def _reset_one(self, j: int) -> None:
+    def _seed(self, j: int) -> int:
+        """What the present episode of environment j begins from."""
         seed = int(self._seeds.derive(np.array([j]), self._episode[j : j + 1])[0])
-        if self._num_levels:
-            seed = self._start_level + seed % self._num_levels
+        return self._start_level + seed % self._num_levels if self._num_levels else seed
+
+    def _reset_one(self, j: int, seed: int) -> None:
+        """Begin an episode of environment j, and of those that go with it."""
         answer = self._envs[j].reset(seed=seed)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise _misanswered("reset", answer, "(observation, info)")
         self._obs[j], _ = answer
-        self._steps[j] = 0
+
+    def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
+        """Play one step of environment j, and of those that go with it; write what it earned and ended into step."""
+        answer = self._envs[j].step(single_action(self.action_space, action, j))
+        try:
+            self._obs[j], reward, step.terminated[j], step.truncated[j], _ = answer
+        except (TypeError, ValueError):
+            wanted = "(observation, reward, terminated, truncated, info)"
+            raise _misanswered("step", answer, wanted) from None
+        step.reward[j] = reward if isinstance(reward, _NUMBERS) else _number(reward)
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         parts = action if isinstance(action, tuple) else (action,)
@@ -161,31 +189,24 @@ class GymShard(ShardEnv):
         self._log.append(self._action, self._steps)
 
     def recv(self, out: Observation) -> StepResult:
-        reward = np.zeros(self.num_envs, np.float32)
-        terminated = np.zeros(self.num_envs, np.bool_)
-        truncated = np.zeros(self.num_envs, np.bool_)
-        first = self._ended
-        for j, env in enumerate(self._envs):
-            if first[j]:
-                self._episode[j] += 1
-                self._reset_one(j)
+        step = self._nothing_yet()
+        self._episode += step.first
+        for j in range(0, self.num_envs, self._agents):
+            if step.first[j]:
+                self._reset_one(j, self._seed(j))
             else:
-                action = single_action(self.action_space, self._action, j)
-                answer = env.step(action)
-                try:
-                    self._obs[j], value, ended, cut_off, _ = answer
-                except (TypeError, ValueError):
-                    wanted = "(observation, reward, terminated, truncated, info)"
-                    raise _misanswered("step", answer, wanted) from None
-                terminated[j], truncated[j] = ended, cut_off
-                reward[j] = value if isinstance(value, _NUMBERS) else _number(value)
-                self._steps[j] += 1
+                self._step_one(j, self._action, step)
+        self._steps = np.where(step.first, 0, self._steps + 1)
         self._writer.write_list(self._obs, out)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
         cut |= self._steps == self._longest
-        truncated = (truncated | cut) & ~terminated
-        self._ended = terminated | truncated
-        return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
+        step = step._replace(truncated=(step.truncated | cut) & ~step.terminated)
+        self._ended = step.terminated | step.truncated
+        return step
+
+    def _nothing_yet(self) -> StepResult:
+        no = np.zeros((3, self.num_envs), np.bool_)
+        return StepResult(np.zeros(self.num_envs, np.float32), no[0], no[1], self._ended, no[2])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return episode_state(self._episode, self._steps, self._ended, self._log)
@@ -197,17 +218,18 @@ class GymShard(ShardEnv):
         steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
-        for j, env in enumerate(self._envs):
-            self._reset_one(j)
+        ignored = self._nothing_yet()
+        for j in range(0, self.num_envs, self._agents):
+            self._reset_one(j, self._seed(j))
             for action in actions[len(actions) - int(steps[j]) :]:
-                self._obs[j], *_ = env.step(single_action(self.action_space, action, j))
+                self._step_one(j, action, ignored)
                 alive()
         self._steps = steps
         self._writer.write_list(self._obs, out)
         return int(steps.sum())
 
     def render(self, index: int = 0) -> np.ndarray:
-        env = self._envs[index]
+        env = self._envs[index // self._agents]
         if env.render_mode != "rgb_array":
             raise SettingsError(
                 f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "

@@ -20,6 +20,7 @@ from lockstep.envs.random_actions import RandomActions
 from lockstep.settings import SettingsError, import_module, load_object
 
 if TYPE_CHECKING:
+    from lockstep.envs.gym import GymShard
     from lockstep.envs.subprocess import SteppingPool
 
 _PACKAGES = {"ale": "ale_py", "envpool": "envpool", "gymnasium": "gymnasium"}
@@ -101,9 +102,34 @@ def _make(
         from lockstep.envs.envpool import EnvPoolShard
 
         return EnvPoolShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
-    from lockstep.envs.gym import GymShard
+    return python_shard(config, seeds=seeds, num_envs=num_envs, render=render)
 
-    return GymShard(config, seeds=seeds, num_envs=num_envs, render=render)
+
+def python_shard(config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> GymShard:
+    """The environments of a shard that Python steps."""
+    from lockstep.envs.gym import GymShard
+    from lockstep.envs.pettingzoo import MatchShard, agents_of
+
+    kind = MatchShard if agents_of(config) else GymShard
+    return kind(config, seeds=seeds, num_envs=num_envs, render=render)
+
+
+def whole_matches(config: EnvConfig, num_envs: int) -> int:
+    """The least number of environments from num_envs on that a shard can have: all that a match takes."""
+    from lockstep.envs.pettingzoo import agents_of
+
+    size = max(1, agents_of(resolve(config)))
+    return -(-num_envs // size) * size
+
+
+def check_matches(config: EnvConfig, num_envs: int) -> None:
+    """Raise SettingsError for a number of a shard's environments that is none of whole matches."""
+    size, shards = whole_matches(config, 1), config.num_envs // num_envs
+    if num_envs % size:
+        raise SettingsError(
+            f"A shard has {num_envs} environments (env.num_envs / scheme.shards), but a match of env.id={config.id} "
+            f"takes {size}, one for each agent: use --env.num-envs {-(-num_envs // size) * size * shards}."
+        )
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -123,7 +149,7 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 
 def _spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    env = make(config, seed=0, first_index=0, num_envs=1)
+    env = make(config, seed=0, first_index=0, num_envs=whole_matches(config, 1))
     try:
         return env.observation_space, env.action_space
     finally:
@@ -154,7 +180,7 @@ def resolve(config: EnvConfig) -> EnvConfig:
     if is_callable(config.id):
         if config.adapter not in ("auto", "gymnasium"):
             raise SettingsError(f"env.id={config.id} is a callable, which only --env.adapter gymnasium can serve.")
-        load_object(config.id)
+        load_object(config.id.removeprefix("pettingzoo/"))
         adapters: tuple[str, ...] = ("gymnasium",)
         env_id, atari = config.id, False
     else:
@@ -263,6 +289,10 @@ def _catalog() -> dict[str, tuple[str, ...]]:
         if env_id.startswith("GymV"):
             continue
         catalog[env_id] = (*catalog.get(env_id, ()), "gymnasium")
+    if importlib.util.find_spec("pettingzoo"):
+        from lockstep.envs import pettingzoo
+
+        catalog |= {env_id: ("gymnasium",) for env_id in pettingzoo.ids()}
     return catalog
 
 
@@ -295,6 +325,10 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...], bool]:
         return env_id, catalog[env_id], False
     if env_id.startswith(_DOOM) and not _installed("envpool"):
         raise _missing(env_id, "envpool")
+    if env_id.startswith("pettingzoo/") and not importlib.util.find_spec("pettingzoo"):
+        from lockstep.envs.gym import needs_library
+
+        raise needs_library(f"env.id={env_id}", ModuleNotFoundError("No module named 'pettingzoo'"))
     if not games and re.fullmatch(r"[A-Z][A-Za-z]+(-v5)?", env_id):
         raise _missing(env_id, "ale")
     module, _, name = env_id.rpartition(":")

@@ -25,7 +25,8 @@ from gymnasium import spaces
 from lockstep.arrays import ArrayTuple
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
 from lockstep.envs.convert import ActionLog, Seeds
-from lockstep.envs.gym import GymShard, episode_state
+from lockstep.envs.gym import episode_state
+from lockstep.envs.registry import python_shard, whole_matches
 from lockstep.runtime import children
 from lockstep.runtime.display import cores
 from lockstep.runtime.shared import Arena, SharedMemory
@@ -79,15 +80,15 @@ class SteppingPool:
         pool = weakref.ref(self)
         children.watch([stepper.process for stepper in self._steppers], _WHAT, lambda: getattr(pool(), "failed", True))
 
-    def enroll(self, num_envs: int) -> tuple[int, list[tuple[_Stepper, slice]]]:
+    def enroll(self, num_envs: int, together: int = 1) -> tuple[int, list[tuple[_Stepper, slice]]]:
         """A number for a new shard, and contiguous blocks of its environments with the processes that step them: the
-        larger ones for those that have the fewest so far."""
+        larger ones for those that have the fewest so far. A block has a multiple of as many as go together."""
         self._shards += 1
-        base, extra = divmod(num_envs, len(self._steppers))
+        base, extra = divmod(num_envs // together, len(self._steppers))
         blocks: list[tuple[_Stepper, slice]] = []
         begin = 0
         for i, stepper in enumerate(sorted(self._steppers, key=lambda stepper: stepper.num_envs)):
-            size = base + (i < extra)
+            size = (base + (i < extra)) * together
             if size:
                 blocks.append((stepper, slice(begin, begin + size)))
                 stepper.num_envs += size
@@ -235,7 +236,7 @@ class PooledShard(ShardEnv):
     ) -> None:
         self.num_envs = num_envs
         self._pool = pool
-        self._number, self._blocks = pool.enroll(num_envs)
+        self._number, self._blocks = pool.enroll(num_envs, whole_matches(config, 1))
         self._asked = False
         """Whether answers are still to come."""
         begin = pool.used
@@ -342,7 +343,7 @@ class _Slice:
     def __init__(
         self, memory: SharedMemory, begin: int, config: EnvConfig, seeds: Seeds, num_envs: int, rows: slice
     ) -> None:
-        self._shard = GymShard(config, seeds=seeds, num_envs=rows.stop - rows.start)
+        self._shard = python_shard(config, seeds=seeds, num_envs=rows.stop - rows.start)
         shard = self._shard
         self.facts = shard.observation_space, shard.action_space, shard.frames_per_step, shard.emulator
         whole, _ = _exchange(memory, begin, shard.observation_space, shard.action_space, num_envs)

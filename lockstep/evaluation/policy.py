@@ -101,7 +101,8 @@ class Player:
 
     Args:
         model: what acts; it is copied to the CPU, so that later training does not change the player.
-        num_envs: B. Each environment's episodes depend on its index, the purpose and the seed alone.
+        num_envs: B, which is rounded up to whole matches where these take several environments. Each environment's
+            episodes depend on its index, the purpose and the seed alone.
         greedy: take the most likely action instead of sampling.
         seed: of environments and action noise.
         purpose: sets these streams apart from those of other uses of the same seed.
@@ -125,6 +126,7 @@ class Player:
         normalizers: Normalizers | None = None,
         render: bool = False,
     ) -> None:
+        num_envs = envs.whole_matches(experiment.env, num_envs)
         config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=max_steps)
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep import envs
+from lockstep.envs.opponents import resolved
 from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
@@ -87,6 +88,7 @@ def evaluate(
     num_envs: int | None = None,
     levels: Levels = "train",
     max_steps: int | None = None,
+    opponents: tuple[str, ...] = (),
 ) -> Evaluation:
     """Play whole episodes with a run's policy and report their raw scores.
 
@@ -104,6 +106,7 @@ def evaluate(
         levels: train, those that the experiment trains on; test, all above them (see EnvConfig.num_levels).
         max_steps: after which an episode is cut where gymnasium steps it, whose tasks need not end by themselves; None
             for 27,000.
+        opponents: who plays the other agents of matches, as EnvConfig.opponents has it; none for those of training.
 
     Raises:
         SettingsError: there is no such run or checkpoint, or a number is out of range.
@@ -122,6 +125,7 @@ def evaluate(
             num_envs=num_envs,
             levels=levels,
             max_steps=max_steps,
+            opponents=resolved(policy.experiment.env, opponents),
             threads=cores(),
         )
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
@@ -141,6 +145,7 @@ def evaluate_policy(
     num_envs: int | None = None,
     levels: Levels | None = None,
     max_steps: int | None = None,
+    opponents: tuple[str, ...] = (),
     threads: int = 1,
     normalizers: Normalizers | None = None,
     alive: Callable[[], None] = lambda: None,
@@ -172,12 +177,13 @@ def evaluate_policy(
     longest = (max_steps or MAX_STEPS) if adapter == "gymnasium" else sys.maxsize
     if levels == "test" or (levels is None and experiment.env.num_levels):
         experiment = experiment.replace(env=experiment.env.held_out())
+    if opponents:
+        experiment = experiment.replace(env=replace(experiment.env, opponents=opponents))
     seed = experiment.seed if seed is None else seed
-    count = min(episodes, num_envs or MAX_ENVS)
     player = Player(
         model,
         experiment,
-        num_envs=count,
+        num_envs=min(episodes, num_envs or MAX_ENVS),
         greedy=greedy,
         seed=seed,
         purpose=seed_purpose,
@@ -185,6 +191,7 @@ def evaluate_policy(
         threads=threads,
         normalizers=normalizers,
     )
+    count = player.env.num_envs
     scores = np.zeros(episodes)
     lengths = np.zeros(episodes, np.int64)
     episode = np.arange(count)
@@ -226,6 +233,8 @@ def _environment(experiment: Experiment, emulator: str) -> str:
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
     notes += [emulator] if emulator else []
     notes += [f"{name}={value}" for name, value in env.options.items()]
+    if env.opponents:
+        notes.append(f"against {', '.join(name.partition('#')[0] for name in env.opponents)}")
     if env.num_levels:
         notes.append(f"levels {env.start_level} to {env.start_level + env.num_levels - 1}")
     return f"{env.id} ({', '.join([*notes, env.adapter])})"

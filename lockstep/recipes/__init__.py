@@ -43,6 +43,7 @@ from lockstep.recipes.on_policy import (
     ppo_mujoco,
     ppo_procgen,
     ppo_rnd_minigrid,
+    ppo_self_play,
 )
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
@@ -57,6 +58,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-memory": ppo_memory,
     "ppo-rnd-minigrid": ppo_rnd_minigrid,
     "ppo-minatar": ppo_minatar,
+    "ppo-self-play": ppo_self_play,
     "mpc-pendulum": mpc_pendulum,
     "dqn-cartpole": dqn_cartpole,
     "dqn-minatar": dqn_minatar,

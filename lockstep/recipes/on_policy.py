@@ -218,3 +218,25 @@ def ppo_minatar(game: str = "Breakout") -> Experiment:
         total_steps=5_000_000,
         precision="fp32",
     )
+
+
+def ppo_self_play(game: str = "classic/connect_four-v3") -> Experiment:
+    """PPO on a game of PettingZoo's, one policy playing all sides of it (tuned here).
+
+    What one side wins another loses, so training scores are 0: `--eval-every 25 --eval-opponents random` tells more.
+    """
+    return Experiment(
+        env=EnvConfig(id=f"pettingzoo/{game}", num_envs=64),
+        model=StandardModelConfig(encoder="mlp", hidden_sizes=(256, 256)),
+        algorithm=PPOConfig(
+            rollout=64,
+            epochs=4,
+            minibatches=4,
+            learning_rate=1e-3,
+            clip=0.2,
+            entropy_coef=0.02,
+        ),
+        scheme=Scheme(shards=4),
+        total_steps=2_000_000,
+        precision="fp32",
+    )

@@ -20,7 +20,7 @@ from lockstep.verify import checkpoint_digest
 
 VIDEO, CURVE = "replay.mp4", "learning-curve.png"
 """Names that the Hub's pages show."""
-_PRIVATE = ("run", "wandb", "trackio")
+_PRIVATE = ("run", "wandb", "trackio", "eval_opponents")
 """Options that name folders and accounts."""
 
 
@@ -114,7 +114,7 @@ def public_command(command: str) -> str:
     while words:
         word = words.pop(0)
         flag, given, _ = word.partition("=")
-        several = flag == "--slurm-options"
+        several = flag in ("--slurm-options", "--eval-opponents")
         if not several and flag not in [f"--{name}" for name in _PRIVATE]:
             kept.append(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", word))
             continue

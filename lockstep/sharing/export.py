@@ -244,7 +244,7 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
     model, distribution = plain.model.for_acting(), plain.model.distribution
     count = equal = in_training = 0
     as_alone = True
-    difference, state = 0.0, torch.zeros(_ROWS, model.state_size)
+    difference, state = 0.0, torch.zeros(player.env.num_envs, model.state_size)
     fed: dict[str, Tensor] = {"state": state}
     while count < observations:
         obs, start, _, *previous = _copied(player.inputs)
@@ -269,7 +269,7 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
         equal += _equal(_actions(result), expected)
         difference = max(difference, _apart(result["policy"], output.policy[0]))
         fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
-        count += _ROWS
+        count += player.env.num_envs
     return Check(count, equal, difference, in_training, as_alone)
 
 

@@ -212,6 +212,8 @@ def foreign_code(settings: Any) -> list[str]:
     found = [name for name in named if not _is_ours(name)]
     if ":" in str(settings.get("id")):
         found.append(str(settings["id"]))
+    if isinstance(opponents := settings.get("opponents"), list):
+        found += [str(name) for name in opponents if ":" in str(name)]
     for options in (settings.get("options"), settings.get("curriculum")):
         if isinstance(options, dict):
             found += [f"{name}={value}" for name, value in options.items() if not _is_plain(name, value)]

@@ -7,8 +7,10 @@ import math
 import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+from lockstep.envs import opponents
 from lockstep.experiment import WarmStart
 from lockstep.settings import SettingsError, from_json, to_json
 from lockstep.sweep.population import Population
@@ -73,6 +75,7 @@ class Generations(Proposals[Population]):
         population, generation = self.search, count + 1
         values, successors = population.begun(), [None] * population.members
         begins: list[WarmStart | None] = [None] * population.members
+        rivals: tuple[str, ...] = ()
         if count:
             before = self.members(count)
             if all(member.value is None for member in before):
@@ -88,7 +91,9 @@ class Generations(Proposals[Population]):
                 for member, of in enumerate(successors)
             ]
             begins = [self._ended_with(before[of].run) for of in successors]
-        runs = [population.member(generation, m, values[m], begins[m]) for m in range(population.members)]
+            if population.rivals:
+                rivals = tuple(self._rival(member.run) for member in before if member.value is not None)
+        runs = [population.member(generation, m, values[m], begins[m], rivals) for m in range(population.members)]
         members = [
             {"run": run.name, "values": value, "successor_of": of, "experiment": run.experiment}
             for run, value, of in zip(runs, values, successors)
@@ -193,6 +198,15 @@ class Generations(Proposals[Population]):
         """The weights and the optimizer of a run that has ended."""
         path = self._queue.run(name)
         start = resolved(self.search.run.experiment.replace(warm_start=WarmStart(str(path), optimizer=True))).warm_start
-        # Where the run will look from: so a population has the same names wherever its folder is below that one.
+        return dataclasses.replace(start, run=self._place(path))
+
+    def _rival(self, name: str) -> str:
+        """A run that has ended, as opponents are named."""
+        path = self._queue.run(name)
+        (found,) = opponents.resolved(self.search.run.experiment.env, (str(path),))
+        return self._place(path) + found.removeprefix(str(path))
+
+    def _place(self, path: Path) -> str:
+        """Where the run will look from: so a population has the same names wherever its folder is below that one."""
         relative = os.path.relpath(path, self._directory)
-        return dataclasses.replace(start, run=str(path) if relative.startswith("..") else relative)
+        return str(path) if relative.startswith("..") else relative

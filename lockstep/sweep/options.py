@@ -30,6 +30,9 @@ class SweepOptions:
     generations: int | None = None
     """Of a population; default: 10, or as many as it was begun with. --total-steps are those of one. More change
     settings more often, and can follow later."""
+    rivals: bool = False
+    """Let members of a population play against those of the generation before, in environments of several agents
+    (docs/multiagent.md). Self-play against several policies is harder to get stuck in than against one."""
     trials: int | None = None
     """Of a search; default: 20, or as many as it was begun with. More find better settings, and can follow later."""
     objective: str | None = None

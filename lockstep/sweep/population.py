@@ -11,10 +11,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from lockstep.envs.pettingzoo import agents_of
+from lockstep.envs.registry import resolve
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.settings import SettingsError, to_json
 from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_space, is_whole
@@ -46,6 +48,11 @@ class Population:
     leaves less variety."""
     objective: str = OBJECTIVE
     """The metric (docs/metrics.md) to maximize: the last one of a member's run."""
+    rivals: bool = False
+    """Let members play against all those of the generation before, besides whom env.opponents names (which is all that
+    the first generation has): self-play against several policies, which is harder to get stuck in than against one."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"rivals"})
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -69,6 +76,11 @@ class Population:
             raise SettingsError(f"A population's share={self.share} must lie above 0 and not above 0.5.")
         check_kinds("A population", self.runs, self.space)
         experiment = self.run.experiment
+        if self.rivals and not agents_of(resolve(experiment.env)):
+            raise SettingsError(
+                f"--rivals lets members play against each other, but env.id={experiment.env.id} is none of "
+                "PettingZoo's environments, and has nobody to play against. Leave it out."
+            )
         if experiment.algorithm.remembers:
             raise SettingsError(
                 f"{experiment.algorithm.name} learns from a memory, which would be empty at the beginning of each "
@@ -124,16 +136,27 @@ class Population:
                 return found
         return dict(values)
 
-    def member(self, generation: int, member: int, values: Mapping[str, Any], begin: WarmStart | None) -> Run:
+    def member(
+        self,
+        generation: int,
+        member: int,
+        values: Mapping[str, Any],
+        begin: WarmStart | None,
+        rivals: tuple[str, ...] = (),
+    ) -> Run:
         """The run of a member in one generation.
 
         Args:
             generation, member: from 1, and from 0.
             values: its settings.
             begin: what it begins with; None in the first generation.
+            rivals: further opponents, as EnvConfig.opponents has them.
         """
         seed = self.run.experiment.seed + (generation - 1) * self.members + member
         experiment = self._with(values).replace(seed=seed)
+        if rivals:
+            env = experiment.env
+            experiment = experiment.replace(env=dataclasses.replace(env, opponents=(*env.opponents, *rivals)))
         return self.labelled(generation, member, experiment if begin is None else experiment.replace(warm_start=begin))
 
     def labelled(self, generation: int, member: int, experiment: Experiment) -> Run:
@@ -144,7 +167,7 @@ class Population:
     def identity(self) -> Any:
         """All that decides what the members do; not how many generations there are."""
         space = to_json(dict(self.space))
-        return self.run.experiment.identity(), space, self.members, self.share, self.objective
+        return self.run.experiment.identity(), space, self.members, self.share, self.objective, self.rivals
 
     def _with(self, values: Mapping[str, Any]) -> Experiment:
         return changed(self.run.experiment, values)

@@ -228,6 +228,7 @@ def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) ->
     assert hub.pull(REPO, tmp_path / "a", trust=True).is_dir()
     settings["model"]["$type"] = "theirs.py:Model"
     assert hub.foreign_code(settings) == ["os:system", "theirs.py:Model"]
+    assert hub.foreign_code({"env": {"opponents": ["random", "runs/a@3#0f", "os:system"]}}) == ["os:system"]
 
 
 @pytest.mark.parametrize(
@@ -328,6 +329,7 @@ def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_p
         ("lockstep train ppo --env.options rom=/srv/me/a.bin b=1", "lockstep train ppo --env.options rom=a.bin b=1"),
         ("lockstep train ppo --wandb secret --run 'a b'", "lockstep train ppo"),
         ("lockstep train ppo --wandb=me --seed 1", "lockstep train ppo --seed 1"),
+        ("lockstep train ppo --eval-opponents random runs/a --seed 1", "lockstep train ppo --seed 1"),
         (
             "lockstep sweep /srv/x p.py:r --slurm --slurm-options account=me mem=1 --seed 1..3",
             "lockstep sweep x p.py:r --slurm --seed 1..3",

@@ -308,6 +308,7 @@ def test_another_population_in_the_same_folder() -> None:
         ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),
         ({"run": Run(recipes.dqn_cartpole())}, "learns from a memory"),
         ({"run": recipes.ppo_cartpole()}, "takes a lockstep.sweep.Run"),
+        ({"rivals": True}, "CartPole-v1 is none of PettingZoo's"),
         ({"space": {"algorithm.learning_rate": (1e-3, 1e-4)}}, "takes a lockstep.sweep.Run, or a Between or OneOf"),
     ],
 )
@@ -334,6 +335,7 @@ def test_a_population_from_flags() -> None:
         ((*FLAGS, "--population", "4", "--trials", "3"), "Give a population --generations"),
         ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "gives up the worst itself"),
         ((*FLAGS, "--population", "4", "--drop", "x"), "of a population what failed can be dropped"),
+        ((*FLAGS, "--rivals"), "--rivals is for populations"),
         ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
         (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),
     ],
@@ -392,6 +394,25 @@ def test_a_killed_population_goes_on(start: Callable[..., Child], capsys: pytest
     assert all(torch.equal(tensor, held[name]) for name, tensor in taken.items())
     shutil.rmtree(Path("killed/runs") / before)
     assert verify(run, Layout(), 3).ok
+
+
+@pytest.mark.timeout(400)
+def test_members_play_against_the_generation_before(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS, *SMALL, "--env.opponents", "random", "--population", "2", "--generations", "3", "--rivals"]
+    assert main(["sweep", "league", "ppo-self-play", *flags, "--json"]) == 0
+    capsys.readouterr()
+    queue = Queue.open(Path("league"))
+    found = Generations.open(queue)
+    assert found is not None and len(found.all()) == 6
+    for member in found.all():
+        opponents = from_json(queue.entry(member.run).experiment).env.opponents
+        before = [each for each in found.all() if each.generation == member.generation - 1 and each.value is not None]
+        assert opponents[0] == "random" and len(opponents) == 1 + len(before)
+        for name, rival in zip(opponents[1:], before, strict=True):
+            assert name.startswith(f"league/runs/{rival.run}@20#")
+    run = queue.run(found.members(3)[-1].run)
+    assert len(from_json(json.loads((run / "experiment.json").read_text())).env.opponents) == 3
+    assert verify(run, Layout.parse("processes:2"), 2).ok
 
 
 def test_a_member_of_every_algorithm_that_may() -> None:

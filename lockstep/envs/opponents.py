@@ -1,0 +1,192 @@
+"""Who plays the agents of a match that the policy does not: chance, a function of the user's, or trained policies.
+
+Shape legend: M opponents of a match, K core state.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from lockstep.arrays import map_structure
+from lockstep.envs.base import EnvConfig, allocate_observation
+from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.gym import is_callable, single_action
+from lockstep.models.capture import Inference
+from lockstep.models.distributions import make_distribution
+from lockstep.models.observations import ACTION_MASK
+from lockstep.settings import SettingsError, load_object
+
+if TYPE_CHECKING:
+    from lockstep.evaluation.policy import Policy
+
+RANDOM = "random"
+"""The opponent that draws each action, uniformly where there are finitely many, from those that are allowed."""
+
+
+def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Opponents with the iteration and the digest of each run among them, as RUN@ITERATION#DIGEST.
+
+    Raises:
+        SettingsError: there is no such run, checkpoint or function, or nobody to play in these environments.
+    """
+    from lockstep.envs.pettingzoo import agents_of
+
+    if names and not agents_of(config):
+        raise SettingsError(
+            f"Opponents ({', '.join(names)}) play the other agents of a match, but env.id={config.id} is none of "
+            "PettingZoo's environments, and has no agents. Leave them out."
+        )
+    return tuple(map(_resolved, names))
+
+
+def _resolved(name: str) -> str:
+    if name == RANDOM or "#" in name:
+        return name
+    if is_callable(name):
+        load_object(name)
+        return name
+    from lockstep.evaluation.policy import find_checkpoint
+
+    run, _, checkpoint = name.partition("@")
+    found = find_checkpoint(run, checkpoint or None)
+    return f"{run}@{found.iteration}#{_digest(found)}"
+
+
+def _digest(checkpoint: Any) -> str:
+    from lockstep.ledger import state_digest
+
+    tensors, _ = checkpoint.part("learner")
+    return state_digest({name: x for name, x in tensors.items() if name.startswith(("parameter.", "normalizer."))})[:16]
+
+
+class Opponents:
+    """Those of one match, one of whom is drawn for every episode and plays all M agents.
+
+    Args:
+        names: as EnvConfig.opponents has them, resolved.
+        observation_space: of an agent, as the environment has it.
+        action_space: of an agent.
+        count: M.
+
+    Raises:
+        SettingsError: a run is not what it was, or its policy is for other observations or actions.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], observation_space: spaces.Space[Any], action_space: spaces.Space[Any], count: int
+    ) -> None:
+        self._players = [_player(name, observation_space, action_space, count) for name in names]
+        self._playing = self._players[0]
+
+    def begin(self, draw: np.random.Generator) -> None:
+        """Another match, in which all that is random comes from `draw`."""
+        self._draw = draw
+        self._playing = self._players[int(draw.integers(len(self._players)))]
+        self._playing.begin()
+
+    def act(self, observations: list[Any], asked: list[int]) -> list[Any]:
+        """Actions of those opponents that are asked, in order, given what each of all M sees."""
+        return self._playing.act(observations, asked, self._draw)
+
+
+class _Function:
+    """A function of the user's: (observation, action space, generator) -> action."""
+
+    def __init__(self, function: Callable[..., Any], action_space: spaces.Space[Any]) -> None:
+        self._function, self._space = function, action_space
+
+    def begin(self) -> None:
+        pass
+
+    def act(self, observations: list[Any], asked: list[int], draw: np.random.Generator) -> list[Any]:
+        return [self._function(observations[i], self._space, draw) for i in asked]
+
+
+class _Chance:
+    """The opponent that plays at random."""
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self._distribution = make_distribution(action_space)
+
+    def __call__(self, observation: Any, space: spaces.Space[Any], draw: np.random.Generator) -> Any:
+        distribution = self._distribution
+        params = torch.zeros(1, distribution.num_params)
+        if isinstance(observation, dict) and ACTION_MASK in observation:
+            params = distribution.mask(params, torch.from_numpy(np.reshape(observation[ACTION_MASK], (1, -1)) != 0))
+        noise = torch.from_numpy(draw.random((1, distribution.noise_size), np.float32))
+        parts = distribution.to_env(distribution.sample(params, noise).numpy())
+        return single_action(space, parts if isinstance(parts, tuple) else (parts,), 0)
+
+
+class _Trained:
+    """A run's policy, which samples its actions. Its call has the shape of the match alone, so its bits do not depend
+    on which matches are beside it."""
+
+    def __init__(self, name: str, seen: spaces.Space[Any], action_space: spaces.Space[Any], count: int) -> None:
+        policy, self._actor = _loaded(name)
+        self._writer = ObservationWriter(seen)
+        env = policy.experiment.env
+        from lockstep import envs
+
+        if envs.spaces(env) != (self._writer.space, action_space):
+            raise SettingsError(
+                f"The opponent {name} plays env.id={env.id}, whose observations or actions are others. Name a run on "
+                "the same environment."
+            )
+        self._distribution = policy.model.distribution
+        self._action_space = action_space
+        self._obs = allocate_observation(self._writer.space, (1, count))
+        self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
+        self._start = torch.ones(1, count, dtype=torch.bool)
+        self._state = torch.zeros(count, policy.model.state_size)
+
+    def begin(self) -> None:
+        self._start[:] = True
+
+    @torch.inference_mode()
+    def act(self, observations: list[Any], asked: list[int], draw: np.random.Generator) -> list[Any]:
+        self._writer.write_list(observations, self._rows)
+        out, state = self._actor(self._obs, self._start, self._state, None, None)
+        if self._state.shape[1]:
+            self._state[asked] = state[asked]
+            self._start[0, asked] = False
+        noise = torch.from_numpy(draw.random((len(observations), self._distribution.noise_size), np.float32))
+        parts = self._distribution.to_env(self._distribution.sample(out.policy[0], noise).numpy())
+        return [single_action(self._action_space, parts if isinstance(parts, tuple) else (parts,), i) for i in asked]
+
+
+@functools.lru_cache
+def _loaded(name: str) -> tuple[Policy, Inference]:
+    """A run's policy, once for all matches of this process."""
+    from lockstep.evaluation.policy import find_checkpoint, load_policy
+
+    place, _, digest = name.partition("#")
+    run, _, iteration = place.partition("@")
+    if _digest(find_checkpoint(run, iteration)) != digest:
+        raise SettingsError(
+            f"The opponent {place} is not what it was when this run began. Restore the run's folder, or name it anew, "
+            "without what follows #."
+        )
+    policy = load_policy(run, iteration)
+    if policy.experiment.model.uses_previous:
+        raise SettingsError(
+            f"The opponent {place} has a model that sees its previous action and reward (model.uses_previous), which "
+            "opponents are not told. Name a run without."
+        )
+    return policy, Inference(policy.model.for_acting().cpu())
+
+
+def _player(
+    name: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], count: int
+) -> _Function | _Trained:
+    if name == RANDOM:
+        return _Function(_Chance(action_space), action_space)
+    if "#" not in name:
+        return _Function(load_object(name), action_space)
+    return _Trained(name, observation_space, action_space, count)
