@@ -145,6 +145,8 @@ class GymShard(ShardEnv):
         self._episode = np.zeros(num_envs, np.int64)
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
+        self._gone = np.zeros(num_envs, np.bool_)
+        """Who has terminated though the episode goes on, as an agent may while others play on."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Make the environments; returns observation and action space."""
@@ -200,7 +202,8 @@ class GymShard(ShardEnv):
         self._writer.write_list(self._obs, out)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
         cut |= self._steps == self._longest
-        step = step._replace(truncated=(step.truncated | cut) & ~step.terminated)
+        terminated = step.terminated | (cut & self._gone)
+        step = step._replace(terminated=terminated, truncated=(step.truncated | cut) & ~terminated)
         self._ended = step.terminated | step.truncated
         return step
 

@@ -5,8 +5,11 @@ Shape legend: M opponents of a match, K core state.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,25 +40,43 @@ def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     """
     from lockstep.envs.pettingzoo import agents_of
 
-    if names and not agents_of(config):
+    if names and agents_of(dataclasses.replace(config, opponents=())) < 2:
         raise SettingsError(
-            f"Opponents ({', '.join(names)}) play the other agents of a match, but env.id={config.id} is none of "
-            "PettingZoo's environments, and has no agents. Leave them out."
+            f"Opponents ({', '.join(names)}) play the other agents of a match, but env.id={config.id} has none: it is "
+            "no environment of PettingZoo's for two or more. Leave them out."
         )
-    return tuple(map(_resolved, names))
+    return tuple(_resolved(config, name) for name in names)
 
 
-def _resolved(name: str) -> str:
-    if name == RANDOM or "#" in name:
-        return name
-    if is_callable(name):
-        load_object(name)
-        return name
+def _resolved(config: EnvConfig, name: str) -> str:
+    from lockstep import envs
     from lockstep.evaluation.policy import find_checkpoint
 
-    run, _, checkpoint = name.partition("@")
-    found = find_checkpoint(run, checkpoint or None)
-    return f"{run}@{found.iteration}#{_digest(found)}"
+    if name == RANDOM:
+        return name
+    if is_callable(name):
+        if not callable(load_object(name)):
+            raise SettingsError(
+                f"The opponent {name} is no function: (observation, action space, generator) -> action."
+            )
+        return name
+    run, checkpoint, digest = _parts(name)
+    if not digest:
+        found = find_checkpoint(run, checkpoint)
+        name = f"{run}@{found.iteration}#{_digest(found)}"
+    played, trained = _loaded(name)[2:], envs.spaces(config)
+    if played != trained:
+        raise SettingsError(
+            f"The opponent {name} observes {played[0]} and acts in {played[1]}, but in env.id={config.id} agents "
+            f"observe {trained[0]} and act in {trained[1]}. Name a run on the same environment."
+        )
+    return name
+
+
+def _parts(name: str) -> tuple[str, str | None, str | None]:
+    """A run's folder, its checkpoint and the digest of that, as far as an opponent's name says."""
+    found = re.fullmatch(r"(.+?)(?:@(\d+|latest|best))?(?:#([0-9a-f]{16}))?", name)
+    return (name, None, None) if found is None else (found[1], found[2], found[3])
 
 
 def _digest(checkpoint: Any) -> str:
@@ -75,7 +96,7 @@ class Opponents:
         count: M.
 
     Raises:
-        SettingsError: a run is not what it was, or its policy is for other observations or actions.
+        SettingsError: a run is gone, or not what it was.
     """
 
     def __init__(
@@ -129,16 +150,8 @@ class _Trained:
     on which matches are beside it."""
 
     def __init__(self, name: str, seen: spaces.Space[Any], action_space: spaces.Space[Any], count: int) -> None:
-        policy, self._actor = _loaded(name)
+        policy, self._actor, *_ = _loaded(name)
         self._writer = ObservationWriter(seen)
-        env = policy.experiment.env
-        from lockstep import envs
-
-        if envs.spaces(env) != (self._writer.space, action_space):
-            raise SettingsError(
-                f"The opponent {name} plays env.id={env.id}, whose observations or actions are others. Name a run on "
-                "the same environment."
-            )
         self._distribution = policy.model.distribution
         self._action_space = action_space
         self._obs = allocate_observation(self._writer.space, (1, count))
@@ -162,13 +175,18 @@ class _Trained:
 
 
 @functools.lru_cache
-def _loaded(name: str) -> tuple[Policy, Inference]:
-    """A run's policy, once for all matches of this process."""
+def _loaded(name: str) -> tuple[Policy, Inference, spaces.Space[Any], spaces.Space[Any]]:
+    """A run's policy, and its observation and action space, once for all matches of this process."""
+    from lockstep import envs
     from lockstep.evaluation.policy import find_checkpoint, load_policy
 
-    place, _, digest = name.partition("#")
-    run, _, iteration = place.partition("@")
-    if _digest(find_checkpoint(run, iteration)) != digest:
+    run, iteration, digest = _parts(name)
+    place = name.partition("#")[0]
+    try:
+        found = find_checkpoint(run, iteration)
+    except SettingsError as error:
+        raise SettingsError(f"The opponent {place}, looked for from {Path.cwd()}: {error}") from error
+    if _digest(found) != digest:
         raise SettingsError(
             f"The opponent {place} is not what it was when this run began. Restore the run's folder, or name it anew, "
             "without what follows #."
@@ -179,7 +197,7 @@ def _loaded(name: str) -> tuple[Policy, Inference]:
             f"The opponent {place} has a model that sees its previous action and reward (model.uses_previous), which "
             "opponents are not told. Name a run without."
         )
-    return policy, Inference(policy.model.for_acting().cpu())
+    return policy, Inference(policy.model.for_acting().cpu()), *envs.spaces(policy.experiment.env)
 
 
 def _player(
@@ -187,6 +205,6 @@ def _player(
 ) -> _Function | _Trained:
     if name == RANDOM:
         return _Function(_Chance(action_space), action_space)
-    if "#" not in name:
+    if is_callable(name):
         return _Function(load_object(name), action_space)
     return _Trained(name, observation_space, action_space, count)

@@ -19,6 +19,8 @@ from lockstep.settings import SettingsError
 
 PREFIX = "pettingzoo/"
 """How the ids of environments with several agents begin, before an id of PettingZoo's or a callable."""
+TURN = "turn"
+"""The entry of an observation that says whether it is the agent's turn."""
 _agents: dict[str, int] = {}
 """What agents_of found, by id and options."""
 
@@ -68,66 +70,66 @@ class Match:
     """A PettingZoo environment in which all agents act at every step, and stay until the match is over.
 
     Where agents take turns (AECEnv), all are asked, and only the action of the one whose turn it is counts: the action
-    masks of the others allow the first action alone, so that nothing is learned from it. An agent that is out sees
-    zeros, earns nothing, and its actions are ignored.
+    masks of the others allow the first action alone, so that nothing is learned from it. The entry `turn` tells them
+    apart. An agent that has terminated sees zeros, one that was truncated what it saw last; neither earns anything or
+    comes back, and their actions are ignored.
 
-    With opponents, `own` of the agents are those of the policy. Where agents take turns, a step then goes on until it
-    is its turn again.
+    With opponents, the policy plays one agent. Where agents take turns, a step then goes on until it is the policy's
+    turn again; and the match is over for it when that agent is out.
 
     Args:
-        env: a ParallelEnv, or an AECEnv whose actions are Discrete or masked.
+        env: a ParallelEnv, or an AECEnv whose actions are discrete.
         config: whence it came.
-        own: which agent the policy plays, by number, if opponents play the others.
 
     Raises:
         SettingsError: its agents differ in their spaces, or take turns with actions that cannot be masked.
     """
 
-    def __init__(self, env: Any, config: EnvConfig, own: int = 0) -> None:
+    def __init__(self, env: Any, config: EnvConfig) -> None:
         import pettingzoo
 
         self.env = env
-        names = list(env.possible_agents)
+        self._names = list(env.possible_agents)
         self._turns = isinstance(env, pettingzoo.AECEnv)
-        seen, self.action_space = (_common(env, names, kind, config.id) for kind in ("observation", "action"))
-        masked = isinstance(seen, spaces.Dict) and ACTION_MASK in seen.spaces
-        self._wrapped = self._turns and not masked
-        """Whether observations become entries of a Dict, beside a mask."""
-        if self._wrapped:
-            if not isinstance(self.action_space, spaces.Discrete):
-                raise SettingsError(
-                    f"The agents of env.id={config.id} take turns, but their actions {self.action_space} are not "
-                    "Discrete, and there is no action_mask: those who wait could not be kept from learning of actions "
-                    "that do nothing. Use the environment's parallel form, as its parallel_env or "
-                    "pettingzoo.utils.aec_to_parallel."
-                )
-            seen = spaces.Dict({"observation": seen, ACTION_MASK: spaces.MultiBinary(int(self.action_space.n))})
+        seen, self.action_space = (_common(env, self._names, kind, config.id) for kind in ("observation", "action"))
+        self._entries: dict[str, Any] = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {}
+        """Of the observation, if it has any."""
+        if self._turns:
+            seen = self._of_turns(seen, config.id)
         self.observation_space = seen
         self._blank = _zeros(seen)
         if isinstance(self._blank, dict) and ACTION_MASK in self._blank:
-            self._blank[ACTION_MASK].flat[0] = 1
-        self.own = [names[own % len(names)]] if config.opponents else names
-        """Agents that the policy plays."""
-        self._others = [name for name in names if name not in self.own]
-        self._opponents = (
-            Opponents(config.opponents, seen, self.action_space, len(self._others)) if self._others else None
-        )
+            sizes = _choices(self.action_space)
+            self._blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes] = 1  # the first choice of each
+        others = len(self._names) - 1
+        self._opponents = Opponents(config.opponents, seen, self.action_space, others) if config.opponents else None
+        self._own, self._others = self._names, []
+        """Agents that the policy plays, and those that opponents play."""
         self.over = True
         """Whether the next step has to begin another match."""
         self._told: dict[Any, Any] = {}
-        """What agents see that cannot be asked of the environment: all of them where nobody takes turns, else those who
-        have just gone."""
+        """What agents have seen last that cannot be asked of the environment: all of them where nobody takes turns,
+        else those who are out."""
         self._reward: dict[Any, float] = {}
-        self._terminated: set[Any] = set()
+        self._out: dict[Any, bool] = {}
+        """Who is out, and whether it has terminated."""
         self._fresh = True
         """Whether the policy has not acted yet."""
 
-    def reset(self, seed: int, draw: np.random.Generator) -> None:
-        """Begin another match; `draw` is for opponents."""
+    def reset(self, seed: int, draw: np.random.Generator, own: int) -> None:
+        """Begin another match.
+
+        Args:
+            draw: what is random about opponents.
+            own: the number of the agent that the policy plays, if opponents play the others.
+        """
+        if self._opponents is not None:
+            self._own = [self._names[own]]
+            self._others = [name for name in self._names if name not in self._own]
         answer = self.env.reset(seed=seed)
         self._fresh, self.over = True, False
-        self._reward, self._terminated = dict.fromkeys(self.own, 0.0), set()
-        self._told = {} if self._turns else answer[0]
+        self._reward, self._out = dict.fromkeys(self._own, 0.0), {}
+        self._told = {} if self._turns else dict(answer[0])
         if self._opponents is not None:
             self._opponents.begin(draw)
             self._answer()
@@ -135,35 +137,36 @@ class Match:
     def step(self, actions: list[Any]) -> None:
         """Play the actions of the policy's agents."""
         if not self._fresh:
-            self._reward = dict.fromkeys(self.own, 0.0)
+            self._reward = dict.fromkeys(self._own, 0.0)
         self._fresh = False
         if self.over:  # opponents have ended it before anybody else came to act
             return
-        by_agent = dict(zip(self.own, actions, strict=True))
+        self._told |= {name: self._blank for name, terminated in self._out.items() if terminated}
+        by_agent = dict(zip(self._own, actions, strict=True))
         if self._turns:
             self._move(by_agent[self.env.agent_selection])
             self._answer()
         else:
             by_agent |= self._asked([name for name in self._others if name in self.env.agents])
-            obs, rewards, terminations, _, _ = self.env.step({name: by_agent[name] for name in self.env.agents})
-            self._count(rewards, terminations)
-            self._told, self.over = obs, not self.env.agents
+            obs, rewards, *ends, _ = self.env.step({name: by_agent[name] for name in self.env.agents})
+            self._told |= {name: seen for name, seen in obs.items() if name not in self._out}
+            self._count(rewards, *ends)
 
     def observations(self) -> list[Any]:
         """What the policy's agents see."""
-        return self._seen(self.own)
+        return self._seen(self._own)
 
     def rewards(self) -> list[float]:
         """What they have earned in the last step."""
-        return [self._reward[name] for name in self.own]
+        return [self._reward[name] for name in self._own]
 
     def terminated(self) -> np.ndarray:
-        """bool: which of them were out for good, rather than for time, when they left; valid when it is over."""
-        return np.array([name in self._terminated for name in self.own])
+        """bool: which of them are out, and not for time."""
+        return np.array([self._out.get(name, False) for name in self._own])
 
     def _answer(self) -> None:
         """Let opponents act until it is the policy's turn."""
-        while self._opponents and self._turns and not self.over and self.env.agent_selection not in self.own:
+        while self._opponents and self._turns and not self.over and self.env.agent_selection not in self._own:
             mover = self.env.agent_selection
             self._move(self._asked([mover])[mover])
 
@@ -178,17 +181,20 @@ class Match:
         """The one whose turn it is acts."""
         env = self.env
         env.step(action)
-        self._count(env.rewards, env.terminations)
-        self._told = {}
+        self._count(env.rewards, env.terminations, env.truncations)
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
             self._told[env.agent_selection] = self._shown(env.observe(env.agent_selection), acting=False)
             env.step(None)  # takes the agent out
-        self.over = not env.agents
+        self.over |= not env.agents
 
-    def _count(self, rewards: dict[Any, Any], terminations: dict[Any, bool]) -> None:
-        for name in self.own:
-            self._reward[name] += float(rewards.get(name, 0.0))
-        self._terminated |= {name for name, ended in terminations.items() if ended}
+    def _count(self, rewards: dict[Any, Any], terminations: dict[Any, bool], truncations: dict[Any, bool]) -> None:
+        for name in self._own:
+            if name not in self._out:
+                self._reward[name] += float(rewards.get(name, 0.0))
+        for name in self._names:
+            if name not in self._out and (terminations.get(name) or truncations.get(name)):
+                self._out[name] = bool(terminations.get(name))
+        self.over = all(name in self._out for name in self._own) or not self.env.agents
 
     def _seen(self, names: list[Any]) -> list[Any]:
         """What agents see now."""
@@ -200,11 +206,30 @@ class Match:
             for name in names
         ]
 
+    def _of_turns(self, seen: spaces.Space[Any], name: str) -> spaces.Dict:
+        """The observation space of agents that take turns."""
+        entries = self._entries or {"observation": seen}
+        if not isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+            raise SettingsError(
+                f"The agents of env.id={name} take turns, but their actions {self.action_space} are not Discrete, and "
+                "cannot be masked: those who wait could not be kept from learning of actions that do nothing. Use the "
+                "environment's parallel form, as its parallel_env or pettingzoo.utils.aec_to_parallel."
+            )
+        if ACTION_MASK not in entries:
+            entries = {**entries, ACTION_MASK: spaces.MultiBinary(int(np.sum(_choices(self.action_space))))}
+        # A board looks the same to who is to move and to who waits on the other side of one with colors exchanged: the
+        # value of both would be learned as one number.
+        return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
+
     def _shown(self, obs: Any, acting: bool) -> Any:
-        """An observation with a mask that only lets those act who are to."""
-        if self._wrapped:
-            obs = {"observation": obs, ACTION_MASK: np.ones_like(self._blank[ACTION_MASK])}
-        return obs if acting else {**obs, ACTION_MASK: self._blank[ACTION_MASK]}
+        """What an agent sees where they take turns, with a mask that only lets those act who are to."""
+        shown = dict(obs) if self._entries else {"observation": obs}
+        if not acting:
+            shown[ACTION_MASK] = self._blank[ACTION_MASK]
+        elif ACTION_MASK not in shown:
+            shown[ACTION_MASK] = np.ones_like(self._blank[ACTION_MASK])
+        shown[TURN] = np.array([acting], np.int8)
+        return shown
 
 
 def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
@@ -221,6 +246,11 @@ def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
     return found[0]
 
 
+def _choices(space: spaces.Space[Any]) -> np.ndarray:
+    """How many choices each part of an action has; one part where masks say it all."""
+    return np.ravel(space.nvec) if isinstance(space, spaces.MultiDiscrete) else np.array([getattr(space, "n", 1)])
+
+
 def _zeros(space: spaces.Space[Any]) -> Any:
     """An observation of who sees nothing."""
     if isinstance(space, spaces.Dict):
@@ -235,23 +265,23 @@ def _zeros(space: spaces.Space[Any]) -> Any:
 class MatchShard(gym.GymShard):
     """Matches in a Python loop. Without opponents, environment j of the shard is agent j % N of match j // N, whose
     seed is that of its first agent's environment; the episodes of its agents begin and end together. With opponents,
-    environment j is one agent of match j: the one with the number of its global index, modulo N."""
+    environment j is one agent of match j, another one in every episode."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
         assert self.num_envs % self._agents == 0, f"{self.num_envs} environments are no matches of {self._agents}"
-        self._matches = [
-            Match(gym.construct(config, render), config, self._seeds.first_index + m)
-            for m in range(self.num_envs // self._agents)
-        ]
+        self._matches = [Match(gym.construct(config, render), config) for _ in range(self.num_envs // self._agents)]
         self._envs = [match.env for match in self._matches]
         self.frames_per_step = 1
         return self._matches[0].observation_space, self._matches[0].action_space
 
     def _reset_one(self, j: int, seed: int) -> None:
         match = self._matches[j // self._agents]
-        match.reset(seed, self._seeds.stream("opponent", j, int(self._episode[j])))
+        episode = int(self._episode[j])
+        own = (self._seeds.first_index + j + episode) % len(match.env.possible_agents)
+        match.reset(seed, self._seeds.stream("opponent", j, episode), own)
         self._obs[j : j + self._agents] = match.observations()
+        self._gone[j : j + self._agents] = False
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         rows = range(j, j + self._agents)
@@ -259,6 +289,7 @@ class MatchShard(gym.GymShard):
         match.step([gym.single_action(self.action_space, action, row) for row in rows])
         self._obs[j : rows.stop] = match.observations()
         step.reward[j : rows.stop] = match.rewards()
+        self._gone[j : rows.stop] = match.terminated()
         if match.over:
-            terminated = match.terminated()
-            step.terminated[j : rows.stop], step.truncated[j : rows.stop] = terminated, ~terminated
+            step.terminated[j : rows.stop] = self._gone[j : rows.stop]
+            step.truncated[j : rows.stop] = ~self._gone[j : rows.stop]

@@ -125,6 +125,11 @@ def whole_matches(config: EnvConfig, num_envs: int) -> int:
 def check_matches(config: EnvConfig, num_envs: int) -> None:
     """Raise SettingsError for a number of a shard's environments that is none of whole matches."""
     size, shards = whole_matches(config, 1), config.num_envs // num_envs
+    if whole_matches(config.training(), 1) != size:
+        raise SettingsError(
+            f"With env.curriculum={config.curriculum} a match has another number of agents than without it, in "
+            "evaluations. Name only options that leave it as it is."
+        )
     if num_envs % size:
         raise SettingsError(
             f"A shard has {num_envs} environments (env.num_envs / scheme.shards), but a match of env.id={config.id} "
@@ -149,6 +154,7 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 
 def _spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    config = dataclasses.replace(config, opponents=())  # who are trained, perhaps, on this very environment
     env = make(config, seed=0, first_index=0, num_envs=whole_matches(config, 1))
     try:
         return env.observation_space, env.action_space

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from playing import Moment, assert_same, buffers, play, random_actions, reset, s
 from tiny import cut
 
 from lockstep import check_env, envs, recipes, train
-from lockstep.envs import EnvConfig, ShardEnv
+from lockstep.envs import EnvConfig, ShardEnv, gym
 from lockstep.envs.convert import Seeds
+from lockstep.envs.opponents import _loaded, resolved
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.evaluation.scores import evaluate
 from lockstep.run import RunOptions
@@ -36,9 +38,9 @@ class Leaving(pettingzoo.ParallelEnv):
     "Agent k terminates after step k + 1, the last one is truncated; everybody earns k + 1 at each step."
     metadata = {"name": "leaving"}
 
-    def __init__(self, count=3, differ=False):
+    def __init__(self, count=3, differ=False, cut_first=False):
         self.possible_agents = list(range(count))
-        self.differ = differ
+        self.differ, self.cut_first = differ, cut_first
 
     def observation_space(self, agent):
         return spaces.Box(0, 9, (2 + self.differ * agent,), np.float32)
@@ -60,21 +62,33 @@ class Leaving(pettingzoo.ParallelEnv):
         self.agents = [k for k in here if k >= self.time]
         rewards = {k: k + 1.0 for k in here}
         out = {k: k < self.time for k in here}
-        return obs, rewards, {k: out[k] and k < last for k in here}, {k: out[k] and k == last for k in here}, {}
+        cut = {k: out[k] and (k == last or (k == 0 and self.cut_first)) for k in here}
+        return obs, rewards, {k: out[k] and not cut[k] for k in here}, cut, {}
+
+
+class Staying(Leaving):
+    "As many people write them."
+
+    def step(self, actions):
+        answer = super().step(actions)
+        self.agents = list(self.possible_agents)
+        return answer
 
 
 class Folding(pettingzoo.AECEnv):
     "The first to act folds with action 1, and loses; after action 0 the other one is asked, up to eight times."
     metadata = {"name": "folding"}
 
-    def __init__(self, discrete=True):
+    def __init__(self, discrete=True, several=False):
         self.possible_agents = ["a", "b"]
-        self.discrete = discrete
+        self.discrete, self.several = discrete, several
 
     def observation_space(self, agent):
         return spaces.Discrete(9)
 
     def action_space(self, agent):
+        if self.several:
+            return spaces.MultiDiscrete([2, 3])
         return spaces.Discrete(2) if self.discrete else spaces.Box(-1, 1, (1,), np.float32)
 
     def observe(self, agent):
@@ -169,6 +183,7 @@ def test_a_game_of_turns_equals_playing_it_by_hand() -> None:
                 acting = not ended and name == game.agent_selection
                 mask = seen["action_mask"] if acting else [1, 0, 0, 0, 0, 0, 0]
                 assert obs["action_mask"][2 * m + i].tolist() == list(mask)
+                assert obs["turn"][2 * m + i].tolist() == [acting]
     assert ends > 5
 
 
@@ -242,14 +257,15 @@ def test_opponents_play_all_other_agents_until_it_is_ones_turn() -> None:
     env = make(FOUR, 6, opponents=("user_matches.py:by_chance",))
     obs = reset(env)
     begun = [int(row.sum()) for row in obs["observation"]]
-    assert begun == [0, 1, 0, 1, 0, 1], "every second environment is the second player's"
+    assert begun == [0, 1, 0, 1, 0, 1], "in every second environment one is the second player"
     assert (obs["action_mask"] == 1).all()
     _, moments = play_legally(env, 60)
-    scores = set()
+    scores, episode = set(), np.zeros(6, int)
     for obs, step in moments:
+        episode += step.first
         going = ~(step.terminated | step.truncated)
         own, other = (obs["observation"][going, :, :, i].sum((1, 2)) for i in (0, 1))
-        assert np.array_equal(other - own, np.array([0, 1, 0, 1, 0, 1])[going])
+        assert np.array_equal(other - own, (np.arange(6) + episode)[going] % 2), "they change sides with every episode"
         scores |= set(step.reward[step.terminated].tolist())
         assert (obs["action_mask"][going].sum(-1) >= 1).all() and not step.reward[going].any()
     assert scores >= {1.0, -1.0}
@@ -270,10 +286,49 @@ def test_a_match_that_opponents_end_before_ones_first_turn_counts() -> None:
     assert wins.step.terminated.all() and again.step.first.all() and not again.step.reward.any()
 
 
+def test_whose_agents_stay_in_the_list_of_agents_are_out_all_the_same() -> None:
+    env = make("pettingzoo/user_matches.py:Staying", 3)
+    reset(env)
+    _, second, third, _ = play(env, random_actions(env, 4))
+    assert second.step.reward.tolist() == [0, 2, 3] and second.obs[""][0].tolist() == [0, 0]
+    assert third.step.terminated.tolist() == [True, True, False]
+
+
+def test_who_was_truncated_early_is_bootstrapped_from_what_it_saw_last() -> None:
+    env = make("pettingzoo/user_matches.py:Leaving", 3, options={"cut_first": True})
+    reset(env)
+    first, _, third = play(env, random_actions(env, 3))
+    assert third.step.truncated.tolist() == [True, False, True]
+    assert third.obs[""][0].tolist() == first.obs[""][0].tolist() == [1, 1]
+
+    against = make("pettingzoo/user_matches.py:Leaving", 1, options={"cut_first": True}, opponents=("random",))
+    reset(against)
+    (only,) = play(against, random_actions(against, 1))
+    assert only.step.truncated.all() and only.obs[""].tolist() == [[1, 1]], "its match ends when it is out"
+
+
+def test_who_is_out_for_good_has_terminated_when_the_match_is_cut() -> None:
+    env = make("pettingzoo/user_matches.py:Leaving", 3, reseed_every=2)
+    reset(env)
+    _, second, third = play(env, random_actions(env, 3))
+    assert second.step.terminated.tolist() == [True, True, False] and second.step.truncated.tolist() == [
+        False,
+        False,
+        True,
+    ]
+    assert third.step.first.all()
+
+
+def test_those_who_wait_have_one_allowed_choice_of_each_kind() -> None:
+    env = make("pettingzoo/user_matches.py:Folding", 2, options={"several": True})
+    assert reset(env)["action_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 0, 1, 0, 0]]
+
+
 def test_turns_without_masks_get_some() -> None:
     env = make("pettingzoo/user_matches.py:Folding", 2)
     obs = reset(env)
     assert obs["observation"].shape == (2, 9) and obs["action_mask"].tolist() == [[1, 1], [1, 0]]
+    assert obs["turn"].tolist() == [[1], [0]]
     moments = play(env, [np.zeros(2, int)] * 8)
     assert moments[0].obs["action_mask"].tolist() == [[1, 0], [1, 1]]
     assert moments[-1].step.truncated.all() and moments[-1].obs["observation"].argmax(-1).tolist() == [8, 8]
@@ -295,7 +350,16 @@ def test_turns_without_masks_get_some() -> None:
         ({"id": "pettingzoo/lockstep.envs.tasks:BitFlip"}, "none of PettingZoo's environments"),
         ({"id": FOUR, "opponents": ("nobody",)}, "nobody does not exist"),
         ({"id": FOUR, "opponents": ("user_matches.py:nothing",)}, "nothing"),
-        ({"id": "CartPole-v1", "opponents": ("random",)}, "CartPole-v1 is none of PettingZoo's"),
+        ({"id": FOUR, "opponents": ("user_matches.py:SEEN",)}, "SEEN is no function"),
+        ({"id": "CartPole-v1", "opponents": ("random",)}, "CartPole-v1 has none: it is no environment of PettingZoo's"),
+        (
+            {"id": "pettingzoo/user_matches.py:Leaving", "options": {"count": 1}, "opponents": ("random",)},
+            "has none: it is no",
+        ),
+        (
+            {"id": "pettingzoo/user_matches.py:Leaving", "options": {"count": 2}, "curriculum": {"count": 1}},
+            "another number of agents",
+        ),
         ({"id": FOUR, "options": {"boards": 2}}, "names 'boards'"),
         ({"id": "pettingzoo/classic/connect_for-v3"}, "Did you mean pettingzoo/classic/connect_four-v3"),
     ],
@@ -372,8 +436,41 @@ def test_opponents_that_changed_or_do_not_fit_are_refused(trained: Path, tmp_pat
     with pytest.raises(SettingsError, match="is not what it was when this run began"):
         train(changed, options=RunOptions(run=str(tmp_path / "changed"), display="none"))
     other = cut(recipes.ppo_self_play, env={"id": SHAPES, "opponents": (str(trained),)})
-    with pytest.raises(SettingsError, match="whose observations or actions are others"):
+    with pytest.raises(SettingsError, match="Name a run on the same environment"):
         train(other, options=RunOptions(run=str(tmp_path / "other"), display="none"))
+    options = RunOptions(run=str(tmp_path / "later"), display="none", eval_every=100, eval_opponents=(str(trained),))
+    with pytest.raises(SettingsError, match="Name a run on the same environment"):
+        train(cut(recipes.ppo_self_play, env={"id": SHAPES}), options=options)
+    assert not (tmp_path / "later").exists(), "before it begins, rather than at the first evaluation"
+
+
+def test_opponents_may_have_had_opponents_that_are_gone(trained: Path, tmp_path: Path) -> None:
+    for name in ("me@home", "second", "third"):
+        opponents = ("random", str(trained) if name == "me@home" else str(tmp_path / "me@home"))
+        experiment = cut(recipes.ppo_self_play, env={"opponents": opponents})
+        train(experiment, options=RunOptions(run=str(tmp_path / name), display="none"))
+    shutil.rmtree(tmp_path / "me@home")
+    assert evaluate(tmp_path / "second", episodes=4, opponents=("random", str(tmp_path / "third"))).scores
+    _loaded.cache_clear()
+    with pytest.raises(SettingsError, match=r"me@home@3, looked for from .* does not exist"):
+        evaluate(tmp_path / "second", episodes=4)
+
+
+def test_a_match_makes_one_environment_whomever_it_is_played_against(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = trained
+    for generation in range(3):
+        experiment = cut(recipes.ppo_self_play, env={"opponents": (str(last), "random")})
+        last = tmp_path / str(generation)
+        train(experiment, options=RunOptions(run=str(last), display="none"))
+    config = EnvConfig(id=FOUR)
+    config = dataclasses.replace(config, opponents=resolved(envs.resolve(config), (str(last),)))
+    made: list[EnvConfig] = []
+    construct = gym.construct
+    monkeypatch.setattr(gym, "construct", lambda config, *rest: made.append(config) or construct(config, *rest))
+    envs.make(config, seed=1, first_index=0, num_envs=4)
+    assert len(made) == 4
 
 
 def test_an_observation_of_nothing_is_in_its_space() -> None:
