@@ -1,6 +1,8 @@
-"""A perfect player of Tic-Tac-Toe, to measure trained ones against: who plays as well as can be draws with it.
+"""A perfect player of Tic-Tac-Toe, to measure trained ones against.
 
     lockstep eval RUN --opponents benchmarks/tic_tac_toe.py:perfect --episodes 200
+
+Who plays as well as can be draws with it: the best score is 0.
 """
 
 from __future__ import annotations

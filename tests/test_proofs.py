@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from made_runs import write_run
 
 from lockstep.evaluation.scores import Evaluation
@@ -17,6 +19,7 @@ from lockstep.sweep import Run
 from lockstep.sweep.queue import Outcome, Queue
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+DRAW = np.random.default_rng(1)
 PROOFS = load_object(f"{BENCHMARKS / 'learning.py'}:PROOFS")
 
 
@@ -87,3 +90,45 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
     assert [levels for run, levels in asked if run.startswith("starpilot")] == ["train", "test"]
     table = (results / "atari.md").read_text()
     assert "| PPO, train levels | 1M | 1 |" in table and "| PPO, test levels | 1M | 1 |" in table
+
+
+def _board(rows: str) -> dict[str, np.ndarray]:
+    """What PettingZoo shows of a board, one row a word: x are one's own, o the other's."""
+    cells = np.array([list(row) for row in rows.split()])
+    return {"observation": np.stack([cells == "x", cells == "o"], -1).astype(np.int8)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "moves"),
+    [
+        ("xx. oo. ...", {2}),  # wins
+        ("x.. oo. x..", {5}),  # prevents it
+        ("o.. .x. ..o", {1, 3, 5, 7}),  # a corner would lose to a threat on two sides
+        ("o.. ... ...", {4}),  # anything but the middle loses
+        ("... ... ...", set(range(9))),  # all of them draw
+    ],
+)
+def test_the_perfect_player_of_tic_tac_toe(rows: str, moves: set[int]) -> None:
+    perfect = load_object(f"{BENCHMARKS / 'tic_tac_toe.py'}:perfect")
+    assert {perfect(_board(rows), spaces.Discrete(9), DRAW) for _ in range(200)} == moves
+
+
+@pytest.mark.parametrize(
+    ("player", "rows", "moves"),
+    [
+        ("one_ply", "....... ....... ....... ....... ooo.... xxx....", {3}),
+        ("one_ply", "....... ....... ....... x...... x...... x.oo...", {0}),
+        ("one_ply", "....... ....... ....... ..xx... .xoo... xoxo...", {3}),  # a diagonal
+        ("two_plies", "....... ....... ....... ....... xx..... ooo.x..", {3}),
+        ("two_plies", "....... ....... ....... o...... o.x.... o.xx...", {0}),
+        (
+            "four_plies",
+            "....... ....... ....... ....... ....... ..oo.x.",
+            {0, 1, 4},
+        ),  # or it has three, open at both ends
+    ],
+)
+def test_players_of_connect_four_that_look_ahead(player: str, rows: str, moves: set[int]) -> None:
+    play = load_object(f"{BENCHMARKS / 'connect_four.py'}:{player}")
+    found = {play(_board(rows), spaces.Discrete(7), DRAW) for _ in range(60)}
+    assert found == moves

@@ -100,7 +100,7 @@ class Match:
         self._blank = _zeros(seen)
         if isinstance(self._blank, dict) and ACTION_MASK in self._blank:
             sizes = _choices(self.action_space)
-            self._blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes] = 1  # the first choice of each
+            self._blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes if len(sizes) else slice(None)] = 1
         others = len(self._names) - 1
         self._opponents = Opponents(config.opponents, seen, self.action_space, others) if config.opponents else None
         self._own, self._others = self._names, []
@@ -247,8 +247,10 @@ def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
 
 
 def _choices(space: spaces.Space[Any]) -> np.ndarray:
-    """How many choices each part of an action has; one part where masks say it all."""
-    return np.ravel(space.nvec) if isinstance(space, spaces.MultiDiscrete) else np.array([getattr(space, "n", 1)])
+    """How many choices each part of a discrete action has, of which the first is one that may do nothing."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.ravel(space.nvec)
+    return np.array([space.n] if isinstance(space, spaces.Discrete) else [], int)
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
