@@ -221,7 +221,7 @@ def ppo_minatar(game: str = "Breakout") -> Experiment:
 
 
 def ppo_self_play(game: str = "classic/connect_four-v3") -> Experiment:
-    """PPO on a game of PettingZoo's, one policy playing all sides of it (tuned here).
+    """PPO on a game of PettingZoo's, one policy playing all sides of it (settings chosen here).
 
     What one side wins another loses, so training scores are 0: `--eval-every 25 --eval-opponents random` tells more.
     """
