@@ -27,6 +27,7 @@ from lockstep.settings import SettingsError, load_object
 
 if TYPE_CHECKING:
     from lockstep.evaluation.policy import Policy
+    from lockstep.runtime.checkpoint import Checkpoint
 
 RANDOM = "random"
 """The opponent that draws each action, uniformly where there are finitely many, from those that are allowed."""
@@ -50,7 +51,6 @@ def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _resolved(config: EnvConfig, name: str) -> str:
     from lockstep import envs
-    from lockstep.evaluation.policy import find_checkpoint
 
     if name == RANDOM:
         return name
@@ -60,9 +60,9 @@ def _resolved(config: EnvConfig, name: str) -> str:
                 f"The opponent {name} is no function: (observation, action space, generator) -> action."
             )
         return name
-    run, checkpoint, digest = _parts(name)
+    run, _, digest = _parts(name)
     if not digest:
-        found = find_checkpoint(run, checkpoint)
+        found = _found(name)
         name = f"{run}@{found.iteration}#{_digest(found)}"
     played, trained = _loaded(name)[2:], envs.spaces(config)
     if played != trained:
@@ -79,7 +79,18 @@ def _parts(name: str) -> tuple[str, str | None, str | None]:
     return (name, None, None) if found is None else (found[1], found[2], found[3])
 
 
-def _digest(checkpoint: Any) -> str:
+def _found(name: str) -> Checkpoint:
+    """The checkpoint that an opponent's name stands for."""
+    from lockstep.evaluation.policy import find_checkpoint
+
+    run, checkpoint, _ = _parts(name)
+    try:
+        return find_checkpoint(run, checkpoint)
+    except SettingsError as error:
+        raise SettingsError(f"The opponent {name.partition('#')[0]}, looked for from {Path.cwd()}: {error}") from error
+
+
+def _digest(checkpoint: Checkpoint) -> str:
     from lockstep.ledger import state_digest
 
     tensors, _ = checkpoint.part("learner")
@@ -178,15 +189,11 @@ class _Trained:
 def _loaded(name: str) -> tuple[Policy, Inference, spaces.Space[Any], spaces.Space[Any]]:
     """A run's policy, and its observation and action space, once for all matches of this process."""
     from lockstep import envs
-    from lockstep.evaluation.policy import find_checkpoint, load_policy
+    from lockstep.evaluation.policy import load_policy
 
     run, iteration, digest = _parts(name)
     place = name.partition("#")[0]
-    try:
-        found = find_checkpoint(run, iteration)
-    except SettingsError as error:
-        raise SettingsError(f"The opponent {place}, looked for from {Path.cwd()}: {error}") from error
-    if _digest(found) != digest:
+    if _digest(_found(name)) != digest:
         raise SettingsError(
             f"The opponent {place} is not what it was when this run began. Restore the run's folder, or name it anew, "
             "without what follows #."
