@@ -104,8 +104,7 @@ def check_env(
         )
     config = resolve(replace(config, random_actions=False, decorrelate=0))
     together = whole_matches(config, 1)
-    if together > 1:
-        config = replace(config, num_envs=whole_matches(config, max(config.num_envs, 2 * together)))
+    config = replace(config, num_envs=whole_matches(config, max(config.num_envs, 2 * together)))
     longest = min(config.reseed_every, steps // _TIMES - 1)  # less than round numbers, which are limits of their own
     game = _Game(replace(config, reseed_every=longest), seed, range(config.num_envs), together)
     tell(f"environment {config.id}, stepped by {config.adapter}")
@@ -273,12 +272,10 @@ def _random_actions(env: ShardEnv, seed: int, rows: range, entries: dict[str, np
     ObservationLayout.of(env.observation_space).check_mask(env.action_space, distribution.num_logits)
     draws = [stream(seed, "check-env", j) for j in rows]
     while True:
-        params = torch.zeros(len(rows), distribution.num_params)
-        if ACTION_MASK in entries:
-            allowed = torch.from_numpy(entries[ACTION_MASK].reshape(len(rows), -1) != 0)
-            params = distribution.mask(params, allowed)
+        mask = entries.get(ACTION_MASK)
+        allowed = None if mask is None else torch.from_numpy(mask.reshape(len(rows), -1) != 0)
         noise = torch.from_numpy(np.stack([draw.random(distribution.noise_size, np.float32) for draw in draws]))
-        yield distribution.to_env(distribution.sample(params, noise).numpy())
+        yield distribution.to_env(distribution.at_random(noise, allowed).numpy())
 
 
 def _columns(batch: Any, rows: slice) -> Any:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from lockstep.arrays import map_structure
 from lockstep.envs.base import EnvConfig, allocate_observation
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import is_callable, single_action
+from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK
@@ -127,6 +129,12 @@ class Opponents:
         return self._playing.act(observations, asked, self._draw)
 
 
+def _actions(distribution: ActionDistribution, space: spaces.Space[Any], action: Tensor, rows: list[int]) -> list[Any]:
+    """Some rows of a batch of actions, as an environment takes them one by one."""
+    parts = distribution.to_env(action.numpy())
+    return [single_action(space, parts if isinstance(parts, tuple) else (parts,), i) for i in rows]
+
+
 class _Function:
     """A function of the user's: (observation, action space, generator) -> action."""
 
@@ -148,12 +156,10 @@ class _Chance:
 
     def __call__(self, observation: Any, space: spaces.Space[Any], draw: np.random.Generator) -> Any:
         distribution = self._distribution
-        params = torch.zeros(1, distribution.num_params)
-        if isinstance(observation, dict) and ACTION_MASK in observation:
-            params = distribution.mask(params, torch.from_numpy(np.reshape(observation[ACTION_MASK], (1, -1)) != 0))
+        mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+        allowed = None if mask is None else torch.from_numpy(np.reshape(mask, (1, -1)) != 0)
         noise = torch.from_numpy(draw.random((1, distribution.noise_size), np.float32))
-        parts = distribution.to_env(distribution.sample(params, noise).numpy())
-        return single_action(space, parts if isinstance(parts, tuple) else (parts,), 0)
+        return _actions(distribution, space, distribution.at_random(noise, allowed), [0])[0]
 
 
 class _Trained:
@@ -181,8 +187,8 @@ class _Trained:
             self._state[asked] = state[asked]
             self._start[0, asked] = False
         noise = torch.from_numpy(draw.random((len(observations), self._distribution.noise_size), np.float32))
-        parts = self._distribution.to_env(self._distribution.sample(out.policy[0], noise).numpy())
-        return [single_action(self._action_space, parts if isinstance(parts, tuple) else (parts,), i) for i in asked]
+        action = self._distribution.sample(out.policy[0], noise)
+        return _actions(self._distribution, self._action_space, action, asked)
 
 
 @functools.lru_cache

@@ -60,7 +60,9 @@ def agents_of(config: EnvConfig) -> int:
         return 0
     key = f"{config.id} {sorted(config.options.items())}"
     if key not in _agents:
-        env = gym.construct(config)
+        from lockstep.envs.registry import resolve
+
+        env = gym.construct(resolve(config))
         _agents[key] = len(env.possible_agents)
         env.close()
     return min(1, _agents[key]) if config.opponents else _agents[key]

@@ -118,7 +118,7 @@ def whole_matches(config: EnvConfig, num_envs: int) -> int:
     """The least number of environments from num_envs on that a shard can have: all that a match takes."""
     from lockstep.envs.pettingzoo import agents_of
 
-    size = max(1, agents_of(resolve(config)))
+    size = max(1, agents_of(config))
     return -(-num_envs // size) * size
 
 

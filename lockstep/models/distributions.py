@@ -48,6 +48,15 @@ class Distribution(ABC):
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
 
+    def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """What a policy that knows nothing does: uniform noise in (0, 1) [B, N] -> action [B, *action_shape].
+
+        Args:
+            allowed: bool [B, num_logits]: an action mask, if there is one.
+        """
+        params = torch.zeros(len(noise), self.num_params)
+        return self.sample(params if allowed is None else self.mask(params, allowed), noise)
+
     @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
         """[..., P] -> the most likely action [..., *action_shape]"""

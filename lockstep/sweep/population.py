@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lockstep.envs.pettingzoo import agents_of
-from lockstep.envs.registry import resolve
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.settings import SettingsError, to_json
 from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_space, is_whole
@@ -76,7 +75,7 @@ class Population:
             raise SettingsError(f"A population's share={self.share} must lie above 0 and not above 0.5.")
         check_kinds("A population", self.runs, self.space)
         experiment = self.run.experiment
-        if self.rivals and not agents_of(resolve(experiment.env)):
+        if self.rivals and not agents_of(experiment.env):
             raise SettingsError(
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is none of "
                 "PettingZoo's environments, and has nobody to play against. Leave it out."

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from lockstep.envs import ShardEnv, StepResult
+from lockstep.settings import look_for_files_in
+
+
+@contextlib.contextmanager
+def user_file(factory: pytest.TempPathFactory, name: str, text: str) -> Iterator[None]:
+    """A file of a user's, found from wherever environments are made."""
+    folder = factory.mktemp("user")
+    (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_USER_FILES", "")  # so that it is restored afterwards
+        look_for_files_in(str(folder))
+        yield
 
 
 class Moment(NamedTuple):

@@ -13,7 +13,7 @@ import pettingzoo
 import pytest
 import tiny
 from gymnasium import spaces
-from playing import Moment, assert_same, buffers, play, random_actions, reset, snapshot
+from playing import Moment, assert_same, buffers, play, random_actions, reset, snapshot, user_file
 from tiny import cut
 
 from lockstep import check_env, envs, recipes, train
@@ -23,7 +23,7 @@ from lockstep.envs.opponents import _loaded, resolved
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.evaluation.scores import evaluate
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, look_for_files_in
+from lockstep.settings import SettingsError
 
 FOUR, SHAPES = "pettingzoo/classic/connect_four-v3", "pettingzoo/classic/rps-v2"
 
@@ -127,11 +127,7 @@ def by_chance(observation, space, draw):
 
 @pytest.fixture(scope="module", autouse=True)
 def user_files(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "user_matches.py").write_text(USER)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCKSTEP_USER_FILES", "")  # so that it is restored afterwards
-        look_for_files_in(str(folder))
+    with user_file(tmp_path_factory, "user_matches.py", USER):
         yield
 
 

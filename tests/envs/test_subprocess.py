@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from children import ROOT, TIMEOUT, until
-from playing import Moment, assert_same, buffers, play, random_actions, reset, snapshot
+from playing import Moment, assert_same, buffers, play, random_actions, reset, snapshot, user_file
 
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.subprocess import SteppingPool
-from lockstep.settings import SettingsError, look_for_files_in
+from lockstep.settings import SettingsError
 
 CASES = {
     "cartpole": EnvConfig(id="CartPole-v1", adapter="gymnasium", reseed_every=25, decorrelate=9),
@@ -66,11 +66,7 @@ class Where(gymnasium.Env):
 
 @pytest.fixture(scope="module")
 def user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "user_pool.py").write_text(USER)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCKSTEP_USER_FILES", "")  # so that it is restored afterwards
-        look_for_files_in(str(folder))
+    with user_file(tmp_path_factory, "user_pool.py", USER):
         yield
 
 
