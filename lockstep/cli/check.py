@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
 from lockstep.envs.base import EnvConfig
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
@@ -135,7 +135,7 @@ def check_env(arguments: list[str]) -> int:
     from lockstep.check_env import check_env as check
 
     env = dataclasses.replace(given.env, id=given.id or given.env.id)
-    with progress_to_stderr(given.json):
+    with progress_to_stderr(given.json), clean_end():
         found = check(env, steps=given.steps, seed=given.seed, tell=say)
     if given.json:
         say_json({"ok": found.ok, **dataclasses.asdict(found)})

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tyro
 from rich.text import Text
 
+from lockstep.runtime import children
 from lockstep.runtime.output import Explained, PatientConsole
 from lockstep.settings import SettingsError
 
@@ -119,6 +121,19 @@ def progress_to_stderr(when: bool = True) -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def clean_end() -> Iterator[None]:
+    """Have SIGTERM, and a terminal that is closed, end what steps environments as Ctrl-C does: with nothing left."""
+
+    def end(number: int, before: dict[int, Any]) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
+        raise Explained(128 + number)
+
+    with children.handling_stops(end, ctrl_c=False):
+        yield
 
 
 def with_preset(experiment: Experiment, flags: list[str], layout: str = "inline") -> tuple[Experiment, str]:

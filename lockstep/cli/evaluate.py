@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
 from lockstep.run import RunFolder
 
 
@@ -84,7 +84,7 @@ def evaluate(arguments: list[str]) -> int:
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
 
-    with progress_to_stderr(given.json):
+    with progress_to_stderr(given.json), clean_end():
         result = play(
             RunFolder.open(given.run).path,
             episodes=given.episodes,
@@ -110,7 +110,7 @@ def record(arguments: list[str]) -> int:
 
     run = RunFolder.open(given.run).path
     out = Path(given.out) if given.out else run / "video.mp4"
-    with progress_to_stderr(given.json):
+    with progress_to_stderr(given.json), clean_end():
         path = record_video(
             run,
             out,

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def push(arguments: list[str]) -> int:
     given = parse(PushArguments, "push", arguments)
     from lockstep.sharing.hub import push as upload
 
-    with progress_to_stderr():
+    with progress_to_stderr(), clean_end():
         done = upload(
             given.run,
             given.repo,

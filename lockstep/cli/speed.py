@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json, with_preset
+from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json, with_preset
 from lockstep.cli.train import load_recipe, recipe_and_flags
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.runtime import children
-from lockstep.runtime.output import Explained
 from lockstep.settings import SettingsError
 
 
@@ -58,7 +53,7 @@ def bench(arguments: list[str]) -> int:
         return _peers(experiment, layout, given)
     from lockstep.speed.bench import bench as run
 
-    with progress_to_stderr(), _ending():
+    with progress_to_stderr(), clean_end():
         report = run(experiment, layout, rounds=given.rounds, seconds=given.seconds, say=say)
     if given.json:
         say_json({**report.to_json(), "experiment": experiment.identity(), "machine": _machine()})
@@ -69,23 +64,10 @@ def bench(arguments: list[str]) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _ending() -> Iterator[None]:
-    """Have SIGTERM, and a terminal that is closed, end a measurement as Ctrl-C does: with nothing left behind."""
-
-    def end(number: int, before: dict[int, Any]) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
-        raise Explained(128 + number)
-
-    with children.handling_stops(end, ctrl_c=False):
-        yield
-
-
 def _peers(experiment: Experiment, layout: Layout, given: BenchArguments) -> int:
     from lockstep.speed.peers import compare
 
-    with progress_to_stderr():
+    with progress_to_stderr(), clean_end():
         found = compare(experiment, layout, given.peers or (), rounds=given.rounds, seconds=given.seconds, say=say)
     if given.json:
         say_json({**found.to_json(), "experiment": experiment.identity(), "machine": _machine()})
@@ -120,7 +102,7 @@ def tune(arguments: list[str]) -> int:
         raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
     from lockstep.speed.tune import tune as run
 
-    with progress_to_stderr(), _ending():
+    with progress_to_stderr(), clean_end():
         tuned = run(given.experiment, budget=given.budget, begin=BEGAN, say=say)
     timing = given.experiment.scheme.timing_decides
     if given.json:

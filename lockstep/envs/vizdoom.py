@@ -186,9 +186,10 @@ class VizdoomShard(EnvPoolShard):
         _check_memory(self.num_envs)
         with self._files() as files:
             self._settings |= files
-            pool = super()._make_pool()
-            _unlink(Path(files["cfg_path"]).parent)
-        return pool
+            try:
+                return super()._make_pool()
+            finally:
+                _unlink(Path(files["cfg_path"]).parent)
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[dict[str, str]]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from children import Child
 from gymnasium import spaces
 from playing import Moment, play, reset
 
@@ -44,10 +46,13 @@ def until_the_end(moments: list[Moment]) -> list[Moment]:
 
 
 @pytest.fixture(autouse=True)
-def _the_current_folder_stays_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
+def _the_current_folder_stays_empty(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("current")
+    monkeypatch.chdir(folder)
     yield
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 def test_spaces_and_buttons() -> None:
@@ -203,6 +208,22 @@ def test_a_process_does_not_wait_for_an_engine_that_was_killed(player: Player) -
     assert player.step() == ""
     assert player.process.wait(20) == -signal.SIGABRT
     assert nothing_is_left_of(player)
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+def test_a_command_that_is_told_to_end_leaves_no_memory(pause: float, start: Callable[..., Child]) -> None:
+    child = start("check-env", "vizdoom/Basic", "--steps", "100000")
+
+    def plays() -> bool:
+        commands = [Path(f"/proc/{pid}/cmdline") for pid in child.members()]
+        return any(b"+viz_instance_id" in file.read_bytes() for file in commands if file.exists())
+
+    child.until(plays, "an engine")
+    time.sleep(pause)  # while engines start; while they play
+    child.signal(signal.SIGTERM)
+    child.process.wait()
+    shutil.rmtree(child.temporary / f"lockstep-vizdoom-{os.getuid()}")  # all engines' folder, which stays
+    assert child.wait() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
