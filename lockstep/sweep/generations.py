@@ -16,7 +16,7 @@ from lockstep.settings import SettingsError, from_json, to_json
 from lockstep.sweep.population import Population
 from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Entry, Outcome, Queue, State, read_json, write_json
-from lockstep.sweep.search import diverged, measured, reached
+from lockstep.sweep.search import measured, reached
 from lockstep.warm_start import resolved
 
 
@@ -113,7 +113,7 @@ class Generations(Proposals[Population]):
             name, of = kept["run"], kept["successor_of"]
             state = self._queue.state(name)
             lines = measured(self._queue.metrics(name)) if state == "done" else []
-            value = None if diverged(lines) else reached(lines, self.search.objective)[0]
+            value, _ = reached(lines, self.search.objective)
             successor_of = None if of is None else of + 1
             found.append(Member(generation, number, from_json(kept["values"]), name, successor_of, state, value))
         return found

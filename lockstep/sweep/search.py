@@ -129,17 +129,14 @@ def measured(metrics: Path) -> list[dict[str, Any]]:
 
 
 def reached(lines: Sequence[Mapping[str, Any]], objective: str) -> tuple[float | None, int]:
-    """The last value of a metric that was measured, None if there is none, and the samples so far."""
+    """The last value of a metric that was measured, None if there is none or the run had diverged by its end, and the
+    samples so far."""
     value, samples = None, 0
     for known in lines:
         value, samples = known.get(objective, value), known.get("samples", samples)
-    return value, samples
-
-
-def diverged(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last iteration that was measured had numbers that were none."""
     trained = [line for line in lines if "eval/score" not in line]
-    return bool(trained) and None in trained[-1].values()
+    diverged = bool(trained) and None in trained[-1].values()
+    return None if diverged else value, samples
 
 
 def mean(values: Sequence[float | None]) -> float | None:

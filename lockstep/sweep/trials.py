@@ -35,7 +35,7 @@ class Trial:
     state: Literal["running", "done", "stopped", "failed"]
     """running: not all of its runs have ended; else that of the run that fared worst."""
     value: float | None = None
-    """Of the objective; of a stopped trial, where it was stopped."""
+    """Of the objective; of a stopped trial, where it was stopped. None if a run had none, as after it had diverged."""
     samples: int = 0
     """That all of its runs got to."""
 
@@ -167,7 +167,8 @@ class Trials(Proposals[Search]):
         return metrics.exists() and f'"{self.search.objective}":'.encode() in metrics.read_bytes()
 
     def _told(self, trial: Trial) -> Any:
-        """A trial in Optuna's terms."""
+        """A trial in Optuna's terms. One that ended without a value, as after it had diverged, is told as stopped at
+        once, which is worse than any other: of a failed one Optuna would learn nothing, and try the like again."""
         kinds = self._optuna.trial.TrialState
         state = {"running": kinds.RUNNING, "done": kinds.COMPLETE, "stopped": kinds.PRUNED, "failed": kinds.FAIL}
         stopped = trial.state == "stopped" and trial.value is not None
@@ -176,7 +177,7 @@ class Trials(Proposals[Search]):
             space = self.search.space[name]
             params[name] = value if isinstance(space, Between) else space.values.index(value)
         return self._optuna.trial.create_trial(
-            state=kinds.FAIL if trial.state == "done" and trial.value is None else state[trial.state],
+            state=kinds.PRUNED if trial.state == "done" and trial.value is None else state[trial.state],
             value=trial.value if trial.state == "done" else None,
             intermediate_values={trial.samples: trial.value} if stopped else {},
             params=params,

@@ -203,6 +203,28 @@ def test_a_first_trial_that_diverges() -> None:
     assert [(trial.state, trial.value) for trial in trials.all()] == [("done", None), ("running", None)]
 
 
+def test_a_search_avoids_what_diverges() -> None:
+    """However well it went before."""
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search(RATE, trials=40))
+
+    def step(trials: Trials) -> None:
+        trials.next()
+        last = trials.all()[-1]
+        rate = last.values["algorithm.learning_rate"]
+        end(queue, last, math.log10(rate))
+        if rate > 1e-3:
+            metrics = queue.metrics(last.runs[0])
+            metrics.write_text(metrics.read_text() + json.dumps({"samples": 192, "loss/value": None}) + "\n")
+
+    found = carry_out(trials, queue, step, again=False).all()
+    lost = [trial.values["algorithm.learning_rate"] > 1e-3 for trial in found]
+    assert [trial.value is None for trial in found] == lost and [trial.state for trial in found] == ["done"] * 40
+    assert sum(lost[20:]) <= 12, "all 20 of them would be lost if what is lost taught nothing"
+    best = trials.best()
+    assert best is not None and best.value is not None and -3.5 < best.value <= -3
+
+
 @pytest.mark.parametrize("objective", ["score/mean", "score/length"])
 def test_a_first_trial_without_a_finished_episode(objective: str) -> None:
     queue = Queue.make(Path("set"))
