@@ -359,8 +359,6 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
 
     normalize_advantages: bool = False
     """Whether the learner standardises advantages with moments over the global minibatch."""
-    curious: bool = False
-    """Whether batches need what an intrinsic reward adds."""
     bootstrap_inputs: bool = False
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
 

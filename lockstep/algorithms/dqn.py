@@ -11,7 +11,7 @@ Shape legend: n items, A actions, K atoms or quantiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ class DQNConfig(OffPolicyConfig):
     """Q-learning from replay with a target network; the defaults are those for Atari."""
 
     name = "dqn"
-    sequences: ClassVar[bool] = False
-    """Whether items are sequences, which a recurrent core needs."""
 
     learning_rate: float = 1e-4
     """Step size. Higher learns faster until it becomes unstable."""

@@ -42,7 +42,8 @@ class ReplayConfig:
     beta_end: float = 1.0
     """And at the end: it changes linearly over total_steps. Higher has less bias and more variance."""
     store_frames: bool = True
-    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same bits."""
+    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the
+    same stacks. In a memory that is full others are drawn, since the oldest steps lack frames of theirs."""
 
     hindsight: int = 0
     """k: of k + 1 items, k are given a goal that was reached later in their episode in place of the wanted one (HER,
@@ -91,6 +92,8 @@ class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from replay."""
 
     remembers: ClassVar[bool] = True
+    sequences: ClassVar[bool] = False
+    """Whether items are sequences, which a recurrent core needs."""
 
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
@@ -138,7 +141,7 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.replay.capacity={self.replay.capacity} is too small for {environments} environments, "
                 f"rollouts of {self.rollout} steps and items of {self.item_steps}: it needs at least {least}."
             )
-        if self.replay.hindsight and self.item_steps != 1:
+        if self.replay.hindsight and (self.sequences or self.item_steps != 1):
             raise SettingsError(
                 f"algorithm.replay.hindsight={self.replay.hindsight} gives single steps other goals, but items span "
                 f"{self.item_steps} steps here. Use --algorithm.n-step 1, and an algorithm without sequences."
@@ -149,7 +152,7 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"{environments}, so that two steps of each environment can be drawn: one may be a "
                 "reset. Wang and Ross used 5000."
             )
-        if self.replay.recency < 1 and self.item_steps != self.n_step:
+        if self.replay.recency < 1 and self.sequences:
             raise SettingsError(
                 f"algorithm.replay.recency={self.replay.recency} prefers recent steps, but algorithm={self.name} draws "
                 "sequences: use --algorithm.replay.recency 1."

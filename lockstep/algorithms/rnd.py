@@ -48,7 +48,6 @@ class RND(OnPolicy[OnPolicyConfig]):
         self.metric_names = (*inner.metric_names, "rnd/error", "rnd/value", "rnd/value_loss")
         self.needs_targets, self.bootstrap_inputs = inner.needs_targets, inner.bootstrap_inputs
         self.normalize_advantages, self.mean_loss = inner.normalize_advantages, inner.mean_loss
-        self.curious = True
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module:
         return Curiosity(observation_space, self.config.rnd.features, seed)

@@ -125,7 +125,7 @@ def progress_to_stderr(when: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """Have SIGTERM, and a terminal that is closed, end what steps environments as Ctrl-C does: with nothing left."""
+    """Have SIGTERM, and a terminal that is closed, end a command as Ctrl-C does: with nothing left behind."""
 
     def end(number: int, before: dict[int, Any]) -> None:
         for each in before:

@@ -74,7 +74,7 @@ def export(arguments: list[str]) -> int:
     given = parse(ExportArguments, "export", arguments)
     from lockstep.sharing.export import export as write
 
-    with progress_to_stderr():
+    with progress_to_stderr(), clean_end():
         done = write(
             given.run, given.out, format=given.format, checkpoint=given.checkpoint, observations=given.observations
         )
@@ -115,7 +115,7 @@ def pull(arguments: list[str]) -> int:
     given = parse(PullArguments, "pull", arguments)
     from lockstep.sharing.hub import pull as download
 
-    with progress_to_stderr():
+    with progress_to_stderr(), clean_end():
         run = download(given.repo, given.to, revision=given.revision, trust=given.trust)
     if given.json:
         say_json({"run": str(run)})

@@ -7,13 +7,14 @@ import math
 import shlex
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import gymnasium
 import numpy as np
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown, with_preset
+from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
@@ -84,6 +85,7 @@ def resume(arguments: list[str]) -> int:
 
     if all(argument.startswith("-") for argument in arguments) and not {"-h", "--help"} & set(arguments):
         raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
+    _refuse_settings(arguments)
     # Read twice, since the folder, wherever it stands among the flags, holds what the flags are by default.
     given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=RunOptions()))
     defaults = RunFolder.open(given.run).options()
@@ -100,6 +102,20 @@ def resume(arguments: list[str]) -> int:
     return report(result, json=given.json)
 
 
+def _refuse_settings(arguments: list[str]) -> None:
+    """Raise SettingsError if flags of resume are settings of the experiment."""
+    settings = {field.name for field in dataclasses.fields(Experiment)}
+    for first, *_ in with_values(arguments):
+        flag = first.partition("=")[0]
+        name = flag.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
+        if flag.startswith("--") and name in settings:
+            raise SettingsError(
+                f"{flag} would change what is learned, and resume continues a run exactly. A run with other settings, "
+                f"a longer one too, is another one: lockstep train RUN {flag} ... takes the other settings from RUN, "
+                "and with --warm-start.run RUN begins with what that has learned."
+            )
+
+
 def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
     """The recipe that the arguments of train, bench, tune or submit begin with, and the rest; None if they asked for
     help, which is given.
@@ -112,25 +128,29 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
     from lockstep.recipes import RECIPES
 
     if arguments and arguments[0] in ("-h", "--help"):
-        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nrecipes: {', '.join(RECIPES)}, or FILE.py:FUNCTION\n")
+        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nrecipes: {', '.join(RECIPES)}, FILE.py:FUNCTION, RUN\n")
+        say("RUN is a run's folder, for its settings.")
         say(f"lockstep {verb} RECIPE --help lists every flag; lockstep recipes describes the recipes.")
         return None, []
     raise SettingsError(
-        f"{verb} needs a recipe as its first argument, one of {', '.join(RECIPES)}, or FILE.py:FUNCTION for your own. "
+        f"{verb} needs a recipe as its first argument, one of {', '.join(RECIPES)}, FILE.py:FUNCTION for your own, or "
+        "the folder of a run, whose settings it takes. "
         f"For example: lockstep {verb} ppo-cartpole{' --total-steps 100k' if verb == 'train' else ''}"
     )
 
 
 def load_recipe(name: str) -> Experiment:
-    """The experiment that a recipe's name, or a reference to a user's function, stands for.
+    """The experiment that a recipe's name, a run's folder, or a reference to a user's function stands for.
 
     Raises:
         SettingsError: there is no such recipe, or the function returns something else.
     """
     from lockstep.recipes import RECIPES
 
+    if name not in RECIPES and Path(name).is_dir():
+        return RunFolder.open(name).experiment()
     if name not in RECIPES and ":" not in name:
-        raise unknown("recipe", name, RECIPES, "For your own, write FILE.py:FUNCTION.")
+        raise unknown("recipe", name, RECIPES, "For your own, write FILE.py:FUNCTION; for a run's, its folder.")
     experiment = RECIPES[name]() if name in RECIPES else load_value(name)
     if not isinstance(experiment, Experiment):
         raise SettingsError(

@@ -6,12 +6,14 @@ They follow gymnasium-robotics' GoalEnv: observations have the entries `observat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from lockstep.envs.base import EnvConfig
+from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
 from lockstep.settings import SettingsError
 
@@ -25,8 +27,8 @@ class Goals:
         config: the environment, which is that of training.
 
     Raises:
-        SettingsError: it is not told goals, a wrapper changes what it is told or earns, or another library than
-            gymnasium serves it.
+        SettingsError: it is not told goals, a wrapper changes what it is told or earns, another library than gymnasium
+            serves it, or its goals are no vectors.
     """
 
     def __init__(self, config: EnvConfig) -> None:
@@ -47,28 +49,58 @@ class Goals:
                 f"env.id={config.id} changes its rewards or goals, and has no compute_reward of its own that "
                 "would do the same. Give it one, leave it out, or use --algorithm.replay.hindsight 0."
             )
+        assert isinstance(space, gymnasium.spaces.Dict)
+        seen: Any = ObservationWriter(space).space
+        for name in (ACHIEVED, DESIRED):
+            if not isinstance(space[name], gymnasium.spaces.Box) or seen[name].shape != space[name].shape:
+                raise SettingsError(
+                    f"algorithm.replay.hindsight asks env.id={config.id} about goals as policies see them, and they "
+                    f"see its {name}, {space[name]}, in another form. Make it a Box of shape [n], or use "
+                    "--algorithm.replay.hindsight 0."
+                )
         self._env, self._judge = env, judge
         self._clip = config.reward_clip
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """float32 [n]: for having come to goals [n, ...] that were achieved, where these [n, ...] were desired."""
-        reward = np.asarray(self._judge.compute_reward(achieved, desired, {}), np.float32)
+        reward = _answers(self._judge.compute_reward, achieved, desired).astype(np.float32)
         return np.clip(reward, -1.0, 1.0) if self._clip else reward
 
-    def terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        """bool [n]: whether the episode would have ended there."""
+    def terminated(
+        self, achieved: np.ndarray, desired: np.ndarray, wanted: np.ndarray, terminated: np.ndarray
+    ) -> np.ndarray:
+        """bool [n]: whether the episode would have ended there.
+
+        Args:
+            achieved: goals [n, ...] that were.
+            desired: goals as they would have been.
+            wanted: goals as they were,
+            terminated: bool [n], and whether it ended: which it does again if that was for another reason.
+        """
         if not self._judge.has_wrapper_attr("compute_terminated"):
-            return np.zeros(len(achieved), bool)
+            return terminated
         compute = self._judge.get_wrapper_attr("compute_terminated")
-        ends = np.asarray(compute(achieved, desired, {}), bool)
-        if ends.shape == (len(achieved),):
-            return ends
-        # gymnasium-robotics' mazes take one goal alone, and would judge a batch as if it were one.
-        return np.array([bool(compute(a, d, {})) for a, d in zip(achieved, desired, strict=True)])
+        of_goals, of_wanted = (_answers(compute, achieved, each).astype(bool) for each in (desired, wanted))
+        return of_goals | (terminated & ~of_wanted)
 
     def close(self) -> None:
         """Release the environment."""
         self._env.close()
+
+
+def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+    """[n]: what an environment says of goals."""
+    answers = np.asarray(compute(achieved, desired, {}))
+    if answers.shape == (len(achieved),):
+        return answers
+    # It takes one goal alone, and judges a batch as if it were one (gymnasium-robotics' mazes), or answers [n, 1].
+    each = [np.asarray(compute(a, d, {})) for a, d in zip(achieved, desired, strict=True)]
+    if each[0].size != 1:
+        raise SettingsError(
+            f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} answered "
+            f"{each[0]} for one goal, where a number is wanted. Mend it, or use --algorithm.replay.hindsight 0."
+        )
+    return np.array([answer.item() for answer in each])
 
 
 def _judge(env: Any) -> tuple[Any, str]:

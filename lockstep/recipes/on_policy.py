@@ -224,17 +224,22 @@ def ppo_self_play(game: str = "classic/connect_four-v3") -> Experiment:
     """PPO on a game of PettingZoo's, one policy playing all sides of it (settings chosen here).
 
     What one side wins another loses, so training scores are 0: `--eval-every 25 --eval-opponents random` tells more.
+
+    Rewards are not discounted and advantages not normalized: once a side loses whatever it does, it would else learn
+    to lose late, as firmly as it learns to win, and nothing would have it try what the other side cannot answer.
     """
     return Experiment(
         env=EnvConfig(id=f"pettingzoo/{game}", num_envs=64),
         model=StandardModelConfig(encoder="mlp", hidden_sizes=(256, 256)),
         algorithm=PPOConfig(
-            rollout=64,
+            rollout=32,
             epochs=4,
-            minibatches=4,
+            minibatches=8,
             learning_rate=1e-3,
             clip=0.2,
-            entropy_coef=0.02,
+            discount=1.0,
+            entropy_coef=0.05,
+            normalize_advantages=False,
         ),
         scheme=Scheme(shards=4),
         total_steps=2_000_000,

@@ -14,7 +14,6 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch, Intrinsic, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.arrays import map_structure
 from lockstep.collect import Collector
@@ -66,18 +65,18 @@ class Calls:
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
         """By part: what to time, and how many samples of training one call counts for."""
+        batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
         if isinstance(experiment.algorithm, OffPolicyConfig):
             rollouts = self._played(acting, slabs)
-            batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
             insert, sample = self._inserting(learning, batches, rollouts), self._sampling(batches, updates)
             for _ in range(1 - (-experiment.algorithm.item_steps // experiment.algorithm.rollout)):
                 insert()
-            batch = batches.slice(0, 0).batch
             self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
         else:
-            assert isinstance(learning.algorithm, OnPolicy)
             rollout = slab.shards[self._group.shards[0]].map(lambda leaf: leaf.to(learning.device))
-            batch = slice_of(experiment, rollout, learning.algorithm)
+            rollout.valid.fill_(True)  # of numbers without meaning
+            self._inserting(learning, batches, [rollout])()
+        batch = batches.slice(0, 0).batch
         stepped = len(self._envs) * size
         self.calls |= {
             "env": (self._env(acting), stepped),
@@ -186,39 +185,6 @@ class Calls:
             tree.finish()
 
         return add_up
-
-
-def slice_of(experiment: Experiment, rollout: Rollout, algorithm: OnPolicy[Any]) -> Batch:
-    """A shard's slice of a minibatch as on-policy learners make it, its numbers without meaning."""
-    config, (steps, size) = experiment.algorithm, rollout.reward.shape
-    assert isinstance(config, OnPolicyConfig)
-    inputs = steps + algorithm.bootstrap_inputs
-    ones = torch.ones_like(rollout.reward)
-    targets = ones if algorithm.needs_targets else None
-    batch = Batch(
-        obs=map_structure(lambda leaf: leaf[:inputs], rollout.obs),
-        start=rollout.start[:inputs],
-        prev_action=None if rollout.prev_action is None else rollout.prev_action[:inputs],
-        prev_reward=None if rollout.prev_reward is None else rollout.prev_reward[:inputs],
-        state=None,  # type: ignore[arg-type]
-        action=rollout.action,
-        reward=rollout.reward,
-        log_prob=rollout.log_prob,
-        value=rollout.value[:steps],
-        terminated=rollout.terminated,
-        truncated=rollout.truncated,
-        valid=torch.ones_like(rollout.valid),
-        advantage=targets,
-        value_target=targets,
-        intrinsic=Intrinsic(value_target=ones, predicted=ones) if algorithm.curious else None,
-    )
-    if config.minibatches > 1:
-        if experiment.model.recurrent or config.sequences:
-            batch = batch.map(lambda leaf: leaf[:, : size // config.minibatches].clone())
-        else:
-            samples = steps * size // config.minibatches
-            batch = batch.map(lambda leaf: leaf[:steps].flatten(0, 1)[:samples].clone()[None])
-    return batch.replace(state=rollout.core_state.new_zeros(batch.reward.shape[1], rollout.core_state.shape[1]))
 
 
 def _with_less_memory(experiment: Experiment) -> Experiment:

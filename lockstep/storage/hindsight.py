@@ -61,10 +61,10 @@ class Hindsight:
         goal = torch.where(chosen.view(-1, *[1] * (wanted.ndim - 1)), reached, wanted)
         achieved = batch.next_obs[ACHIEVED][0].numpy()
         reward = torch.from_numpy(self._goals.reward(achieved, goal.numpy()))
-        ended = torch.from_numpy(self._goals.terminated(achieved, goal.numpy()).copy())
+        ended = self._goals.terminated(achieved, goal.numpy(), wanted.numpy(), batch.discount[0].numpy() == 0)
         return batch.replace(
             obs={**batch.obs, DESIRED: goal.unsqueeze(0)},
             next_obs={**batch.next_obs, DESIRED: goal.unsqueeze(0)},
             reward=torch.where(chosen, reward, batch.reward),
-            discount=torch.where(chosen, self._discount * ~ended, batch.discount),
+            discount=torch.where(chosen, self._discount * ~torch.from_numpy(ended.copy()), batch.discount),
         )

@@ -25,6 +25,8 @@ _STEP = 0.1
 """Of its range, by which a number is moved."""
 _ANEW = 0.1
 """Probability that a setting is drawn anew instead."""
+_OF_WEIGHTS = ("algorithm.optimizer.name", "algorithm.rnd.features")
+"""Settings of the algorithm with which other weights, or other moments of them, go."""
 _DRAWS = 20
 """Draws at most until settings do not contradict each other."""
 
@@ -95,7 +97,7 @@ class Population:
                 f"itself: {flags}"
             )
         for name, space in self.space.items():
-            if not name.startswith("algorithm.") or name == "algorithm.optimizer.name":
+            if not name.startswith("algorithm.") or name in _OF_WEIGHTS:
                 raise SettingsError(
                     f"The population cannot vary {name}: members go on with each other's weights and optimizer, and "
                     "what these belong to has to stay. Vary settings of the algorithm, or search without --population."

@@ -203,6 +203,14 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     result = json.loads(capsys.readouterr().out)
     assert result["run"] == "s" and not result["stopped"] and f"digest: {result['digest']}" != last
 
+    assert main(["train", "r", "--seed", "2", "--run", "like-s", "--display", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == result["digest"]
+    for flags in (["--total-steps", "1k"], ["--algorithm.no-anneal-clip"], ["--env.num-envs=2"]):
+        assert main(["resume", "r", *flags]) == 2
+        assert f"{flags[0].partition('=')[0]} would change what is learned" in capsys.readouterr().err.replace(
+            "\n", " "
+        )
+
     assert main(["eval", "r", "--episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
     assert main(["plot", "r", "s", "--json"]) == 0

@@ -191,7 +191,7 @@ def test_rewards_are_the_environments_own() -> None:
     goals = Goals(EnvConfig(id="lockstep/BitFlip-v0", adapter="gymnasium", options={"bits": 2}))
     a, b = np.array([[0, 1], [1, 1]], np.float32), np.array([[0, 1], [0, 1]], np.float32)
     assert goals.reward(a, b).tolist() == [0.0, -1.0]
-    assert goals.terminated(a, b).tolist() == [True, False]
+    assert goals.terminated(a, b, b, np.zeros(2, bool)).tolist() == [True, False]
     goals.close()
 
 
@@ -206,8 +206,69 @@ def test_an_end_that_is_told_of_one_goal_alone_is_asked_for_each(tmp_path: Path)
     )
     goals = Goals(EnvConfig(id=f"{file}:Maze", adapter="gymnasium", options={"bits": 2}))
     desired = np.array([[0, 0], [1, 0], [1, 1]], np.float32)
-    assert goals.terminated(np.array([[0, 0], [0, 0], [1, 1]], np.float32), desired).tolist() == [True, False, True]
+    achieved = np.array([[0, 0], [0, 0], [1, 1]], np.float32)
+    assert goals.terminated(achieved, desired, desired, np.zeros(3, bool)).tolist() == [True, False, True]
     goals.close()
+
+
+LINE = """
+import gymnasium
+import numpy as np
+
+class Line(gymnasium.Env):
+    \"""Goals are points of a line; whoever goes too far falls.\"""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, shape=(1,)):
+        goal = gymnasium.spaces.Box(-1.0, 1.0, shape) if shape is not None else gymnasium.spaces.Discrete(3)
+        names = ("observation", "achieved_goal", "desired_goal")
+        self.observation_space = gymnasium.spaces.Dict(dict.fromkeys(names, goal))
+
+    def compute_reward(self, achieved, desired, info):
+        return -(np.abs(achieved - desired) > 0.05).astype(np.float32)
+
+class Ending(Line):
+    def compute_terminated(self, achieved, desired, info):
+        return np.abs(achieved - desired) <= 0.05
+
+def scalars(): return Line(())
+def numbers(): return Line(None)
+def pairs(): return Line((2,))
+"""
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> str:
+    (tmp_path / "line.py").write_text(LINE)
+    return f"{tmp_path}/line.py"
+
+
+def test_an_answer_for_each_goal_has_one_number(line: str) -> None:
+    """[n, 1] beside [n] would be broadcast to every pair of items."""
+    achieved, desired = np.array([[0.1], [0.2], [0.3]], np.float32), np.array([[0.1], [0.5], [0.3]], np.float32)
+    goals = Goals(EnvConfig(id=f"{line}:Ending", adapter="gymnasium"))
+    assert goals.reward(achieved, desired).tolist() == [0.0, -1.0, 0.0]
+    assert goals.terminated(achieved, desired, desired, np.zeros(3, bool)).tolist() == [True, False, True]
+    goals = Goals(EnvConfig(id=f"{line}:pairs", adapter="gymnasium"))
+    with pytest.raises(SettingsError, match=r"compute_reward answered \[.*\] for one goal, where a number is wanted"):
+        goals.reward(np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Line", [True, True, False]), ("Ending", [True, False, True])])
+def test_an_end_for_another_reason_stays_one(line: str, name: str, expected: list[bool]) -> None:
+    """Whoever fell; whoever came where he wanted, which is not where the other goal is; and who came to the other."""
+    goals = Goals(EnvConfig(id=f"{line}:{name}", adapter="gymnasium"))
+    achieved = np.array([[0.9], [0.2], [0.3]], np.float32)
+    desired = np.array([[0.5], [0.5], [0.3]], np.float32)
+    wanted = np.array([[-0.4], [0.2], [0.7]], np.float32)
+    assert goals.terminated(achieved, desired, wanted, np.array([True, True, False])).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["scalars", "numbers"])
+def test_goals_that_policies_see_in_another_form_are_refused(line: str, name: str) -> None:
+    with pytest.raises(SettingsError, match=r"see its achieved_goal, .*, in another form. Make it a Box"):
+        Goals(EnvConfig(id=f"{line}:{name}", adapter="gymnasium"))
 
 
 WRAPPED = """
@@ -275,5 +336,5 @@ def test_a_wrapper_may_say_what_goals_earn(tmp_path: Path) -> None:
     goals = Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:limited", adapter="gymnasium"))
     a, b = np.array([[0, 1], [1, 1]], np.float32), np.array([[0, 1], [0, 1]], np.float32)
     assert goals.reward(a, b).tolist() == [0.0, np.float32(-0.1)]
-    assert goals.terminated(a, b).tolist() == [True, False]
+    assert goals.terminated(a, b, b, np.zeros(2, bool)).tolist() == [True, False]
     goals.close()
