@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lockstep import presets as presets
     from lockstep import recipes as recipes
     from lockstep.check_env import check_env as check_env
+    from lockstep.evaluation.actor import Actor as Actor
+    from lockstep.evaluation.policy import load_policy as load_policy
     from lockstep.evaluation.scores import evaluate as evaluate
     from lockstep.experiment import Experiment as Experiment
     from lockstep.experiment import NormalizeConfig as NormalizeConfig
@@ -40,6 +42,8 @@ _HOME = {
     "train": "lockstep.train",
     "resume": "lockstep.train",
     "evaluate": "lockstep.evaluation.scores",
+    "load_policy": "lockstep.evaluation.policy",
+    "Actor": "lockstep.evaluation.actor",
     "check_env": "lockstep.check_env",
     "verify": "lockstep.verify",
     "replay": "lockstep.replay",
@@ -49,6 +53,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Actor",
     "Experiment",
     "Layout",
     "NormalizeConfig",
@@ -61,6 +66,7 @@ __all__ = [
     "check_env",
     "diff",
     "evaluate",
+    "load_policy",
     "presets",
     "recipes",
     "replay",

@@ -28,6 +28,8 @@ from lockstep.settings import SettingsError, check_values, from_json, look_for_f
 
 _LINES = 2**16
 """Bytes at the end of metrics.jsonl that hold its last lines."""
+_NAMED = 5
+"""Runs that are named to who named none."""
 _GLANCE = 0.5
 """Seconds that a sweep's look at whether the run is going on may keep it locked."""
 _FACTS: dict[str, type] = {
@@ -171,7 +173,8 @@ class RunFolder:
             what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
             near = path if path.is_dir() else path.parent
             runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
-            hint = f" Runs found in {near}: {', '.join(p.name for p in runs[:-6:-1])}." if runs else ""
+            found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
+            hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
             raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}")
         return RunFolder(path)
 

@@ -141,6 +141,10 @@ def test_open_names_the_runs_that_exist() -> None:
         RunFolder.open("runs/pnog")
     with pytest.raises(SettingsError, match=r"runs is not the folder of a run.*pong"):
         RunFolder.open("runs")
+    for n in range(6):
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=f"runs/{n}"))
+    with pytest.raises(SettingsError, match=r"The newest of 7 runs in runs: \d(, \d){4}\."):
+        RunFolder.open("runs/pnog")
 
 
 def test_damaged_settings_are_named() -> None:

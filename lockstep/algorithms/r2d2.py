@@ -36,9 +36,9 @@ class R2D2Config(DQNConfig):
     sequences: ClassVar[bool] = True
 
     rollout: int = 40
-    """Steps per environment and iteration, at most unroll: a sequence begins at the first step of every rollout, since
-    there the core's state is stored, and steps between two would never be learned from. Shorter lets sequences overlap,
-    so that each step is learned from in several places of them, and stores more states."""
+    """Steps per environment and iteration. A sequence begins at the first step of every rollout, since there the core's
+    state is stored. Shorter than burn_in + unroll lets sequences overlap, so that each step is learned from in several
+    places of them, and stores more states; longer than unroll leaves steps out, which are never learned from."""
     batch_size: int = 32
     """Sequences of a gradient step. More make it less noisy, and cost more."""
     warmup: Steps = 100_000
@@ -88,12 +88,6 @@ class R2D2Config(DQNConfig):
         for setting, least in (("burn_in", 0), ("unroll", 1)):
             if getattr(self, setting) < least:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least {least}.")
-        if self.rollout > self.unroll:
-            raise SettingsError(
-                f"algorithm.rollout={self.rollout} is longer than algorithm.unroll={self.unroll}: sequences begin with "
-                f"rollouts, and the other {self.rollout - self.unroll} steps of each would never be learned from. Use "
-                f"--algorithm.rollout {self.unroll}, or raise --algorithm.unroll."
-            )
         if not self.rescaling > 0:
             raise SettingsError(f"algorithm.rescaling={self.rescaling} must be positive, for example 0.001.")
         if not 0 <= self.priority_max <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -73,6 +74,9 @@ _NEEDS = (
         "--algorithm.learn-temperature",
         {"algorithm.learn_temperature": bool},
     ),
+    _Need(("model.elites",), "--model.planner cem", {"model.planner": lambda planner: planner == "cem"}),
+    _Need(("model.temperature",), "--model.planner mppi", {"model.planner": lambda planner: planner == "mppi"}),
+    _Need(("model.initial_std",), "--model.policy gaussian", {"model.policy": lambda policy: policy == "gaussian"}),
     _Need(
         ("warm_start.checkpoint", "warm_start.parts", "warm_start.optimizer", "warm_start.digest"),
         "--warm-start.run",
@@ -94,10 +98,18 @@ def idle(experiment: Experiment) -> dict[str, str]:
 
 
 def unused(experiment: Experiment, base: Experiment) -> list[str]:
-    """A sentence for each setting that differs from that of base, and does nothing beside the others."""
+    """A sentence for each setting that differs from that of base, and does nothing beside the others, or leaves steps
+    out."""
     before, after = flat(to_json(base, whole=True)), flat(to_json(experiment, whole=True))
     changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
-    return [sentence(name, what) for name, what in changed.items()]
+    told = [sentence(name, what) for name, what in changed.items()]
+    rollout, learned = "algorithm.rollout", "algorithm.unroll"
+    if after.get(learned, math.inf) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
+        told.append(
+            f"Of the {after[rollout]} steps of a rollout (--{rollout}) sequences learn from {after[learned]} "
+            f"(--{learned}), and from the others never."
+        )
+    return told
 
 
 def sentence(name: str, what: str) -> str:

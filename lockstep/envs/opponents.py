@@ -89,7 +89,10 @@ def _found(name: str) -> Checkpoint:
     try:
         return find_checkpoint(run, checkpoint)
     except SettingsError as error:
-        raise SettingsError(f"The opponent {name.partition('#')[0]}, looked for from {Path.cwd()}: {error}") from error
+        raise SettingsError(
+            f"The opponent {name.partition('#')[0]}, looked for from {Path.cwd()}: {error} Opponents are {RANDOM}, "
+            "RUN, RUN@ITERATION or file.py:play."
+        ) from error
 
 
 def _digest(checkpoint: Checkpoint) -> str:
@@ -138,14 +141,26 @@ def _actions(distribution: ActionDistribution, space: spaces.Space[Any], action:
 class _Function:
     """A function of the user's: (observation, action space, generator) -> action."""
 
-    def __init__(self, function: Callable[..., Any], action_space: spaces.Space[Any]) -> None:
-        self._function, self._space = function, action_space
+    def __init__(self, name: str, function: Callable[..., Any], action_space: spaces.Space[Any]) -> None:
+        self._name, self._function, self._space = name, function, action_space
 
     def begin(self) -> None:
         pass
 
     def act(self, observations: list[Any], asked: list[int], draw: np.random.Generator) -> list[Any]:
-        return [self._function(observations[i], self._space, draw) for i in asked]
+        return [self._move(observations[i], draw) for i in asked]
+
+    def _move(self, observation: Any, draw: np.random.Generator) -> Any:
+        action, space = self._function(observation, self._space, draw), self._space
+        if isinstance(space, spaces.Discrete):
+            mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+            allowed = range(space.start, space.start + space.n) if mask is None else np.flatnonzero(mask) + space.start
+            if not space.contains(action) or action not in allowed:
+                raise SettingsError(
+                    f"The opponent {self._name} answered {action!r}, but may choose from {[int(x) for x in allowed]} "
+                    f"now, of {space}. Have it return one of these."
+                )
+        return action
 
 
 class _Chance:
@@ -217,7 +232,7 @@ def _player(
     name: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], count: int
 ) -> _Function | _Trained:
     if name == RANDOM:
-        return _Function(_Chance(action_space), action_space)
+        return _Function(name, _Chance(action_space), action_space)
     if is_callable(name):
-        return _Function(load_object(name), action_space)
+        return _Function(name, load_object(name), action_space)
     return _Trained(name, observation_space, action_space, count)

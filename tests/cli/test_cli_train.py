@@ -310,6 +310,8 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
         (("ppo-cartpole", "--normalize.clip", "5"), "without --normalize.observations or --normalize.returns"),
         (("ppo-cartpole", "--normalize.clip", "5", "--normalize.returns"), ""),
         (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share does nothing without"),
+        (("ppo-cartpole", "--model.initial-std", "0.5"), ""),
+        (("r2d2-memory", "--algorithm.rollout", "20"), "Of the 20 steps of a rollout (--algorithm.rollout) sequences"),
     ],
 )
 def test_settings_that_do_nothing_are_told(arguments: tuple[str, ...], told: str, capsys: Captured) -> None:

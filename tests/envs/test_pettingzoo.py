@@ -120,6 +120,10 @@ def folds(observation, space, draw):
     return 1
 
 
+def cheats(observation, space, draw):
+    return int(np.flatnonzero(observation["action_mask"] == 0)[0]) if (observation["action_mask"] == 0).any() else 99
+
+
 def by_chance(observation, space, draw):
     return draw.choice(np.flatnonzero(observation["action_mask"]))
 """
@@ -265,6 +269,12 @@ def test_opponents_play_all_other_agents_until_it_is_ones_turn() -> None:
         scores |= set(step.reward[step.terminated].tolist())
         assert (obs["action_mask"][going].sum(-1) >= 1).all() and not step.reward[going].any()
     assert scores >= {1.0, -1.0}
+
+
+def test_an_opponent_may_only_do_what_is_allowed() -> None:
+    env = make(FOUR, 2, opponents=("user_matches.py:cheats",))
+    with pytest.raises(SettingsError, match=r"user_matches.py:cheats answered 99, but may choose from \[0, 1, 2, 3"):
+        reset(env)
 
 
 def test_opponents_differ_by_match_and_by_episode() -> None:

@@ -1,0 +1,97 @@
+"""A trained policy that plays an environment of the user's, one observation at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from lockstep import envs
+from lockstep.arrays import map_structure
+from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.gym import single_action
+from lockstep.evaluation.policy import Policy
+from lockstep.models.capture import Inference
+from lockstep.rng import stream
+from lockstep.settings import SettingsError
+
+
+class Actor:
+    """Chooses actions for one environment.
+
+        actor = Actor(load_policy("runs/cartpole", "best"), env)
+        observation, _ = env.reset()
+        actor.reset()
+        action = actor.act(observation)
+
+    Args:
+        policy: what acts; it is copied to the CPU.
+        env: any with the spaces of training. Only these are looked at: the environment is not stepped.
+        greedy: take the most likely action instead of sampling.
+        seed: of what is sampled. None takes the experiment's.
+
+    Raises:
+        SettingsError: policies see, or do, something else in such an environment.
+    """
+
+    def __init__(
+        self, policy: Policy, env: gymnasium.Env[Any, Any], *, greedy: bool = False, seed: int | None = None
+    ) -> None:
+        experiment, model = policy.experiment, policy.model
+        seen, actions = envs.spaces(experiment.env)
+        self._writer = ObservationWriter(env.observation_space)
+        if _form(self._writer.space) != _form(seen) or _form(env.action_space) != _form(actions):
+            raise SettingsError(
+                f"The policy observes {seen} and acts in {actions}, but in this environment it would observe "
+                f"{self._writer.space} and act in {env.action_space}. Give it one like env.id={experiment.env.id}."
+            )
+        self._space, self._distribution, self._greedy = env.action_space, model.distribution, greedy
+        self._actor = Inference(model.for_acting().cpu())
+        self._noise = stream(experiment.seed if seed is None else seed, "action-actor")
+        self._obs = envs.allocate_observation(seen, (1, 1))
+        self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
+        self._start = torch.ones(1, 1, dtype=torch.bool)
+        self._state = torch.zeros(1, model.state_size)
+        previous = experiment.model.uses_previous
+        shape, dtype = self._distribution.action_shape, self._distribution.action_dtype
+        self._action = torch.zeros(1, 1, *shape, dtype=dtype) if previous else None
+        self._reward = torch.zeros(1, 1) if previous else None
+        self._clip = experiment.env.reward_clip
+
+    def reset(self) -> None:
+        """The next observation is the first of its episode."""
+        self._start[:] = True
+
+    @torch.inference_mode()
+    def act(self, observation: Any, reward: float = 0.0) -> Any:
+        """The action for an observation, both as the environment has them.
+
+        Args:
+            reward: what the last action has earned, for models that see it (model.uses_previous).
+        """
+        self._writer.write_list([observation], self._rows)
+        if self._reward is not None:
+            self._reward[:] = float(np.clip(reward, -1.0, 1.0) if self._clip else reward)
+        out, self._state = self._actor(self._obs, self._start, self._state, self._action, self._reward)
+        self._start[:] = False
+        if self._greedy:
+            action = self._distribution.mode(out.policy[0])
+        else:
+            noise = torch.from_numpy(self._noise.random((1, self._distribution.noise_size), np.float32))
+            action = self._distribution.sample(out.policy[0], noise)
+        if self._action is not None:
+            self._action[0] = action
+        parts = self._distribution.to_env(action.numpy())
+        return single_action(self._space, parts if isinstance(parts, tuple) else (parts,), 0)
+
+
+def _form(space: gymnasium.Space[Any]) -> Any:
+    """What has to agree; libraries differ in bounds of observations, and in how many bits a number of an action has."""
+    if isinstance(space, spaces.Dict):
+        return {name: _form(entry) for name, entry in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return [_form(entry) for entry in space.spaces]
+    return (space.shape, space.dtype == np.uint8) if isinstance(space, spaces.Box) else space

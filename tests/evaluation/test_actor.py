@@ -1,0 +1,100 @@
+"""Trained policies in environments of the user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tiny import EXPERIMENTS, options
+
+from lockstep import envs
+from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.gym import construct
+from lockstep.evaluation.actor import Actor
+from lockstep.evaluation.policy import Policy, load_policy
+from lockstep.settings import SettingsError
+from lockstep.train import train
+
+NAMES = ["memory-gru-lag-2", "tuple-dict-mask", "mujoco-normalized", "r2d2-uniform-lag-1"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def policy(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(EXPERIMENTS[request.param](), options=options(path))
+    return load_policy(path)
+
+
+def played(policy: Policy, steps: int, **how: Any) -> tuple[list[Any], list[Any], list[float]]:
+    """What an actor did, upon which observations, and what came of it; None begins an episode."""
+    env = construct(policy.experiment.env)
+    actor = Actor(policy, env, **how)
+    observation, _ = env.reset(seed=1)
+    seen, actions, rewards, reward = [None, observation], [], [], 0.0
+    for _ in range(steps):
+        action = actor.act(observation, reward)
+        assert env.action_space.contains(action)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        actions.append(action)
+        rewards.append(float(reward))
+        if terminated or truncated:
+            observation, _ = env.reset()
+            actor.reset()
+            seen.append(None)
+        seen.append(observation)
+    env.close()
+    return seen, actions, rewards
+
+
+@torch.inference_mode()
+def by_hand(policy: Policy, seen: list[Any], actions: list[Any], rewards: list[float]) -> list[Any]:
+    """The most likely actions upon the same observations, of the model itself."""
+    model, env = policy.model.for_acting(), construct(policy.experiment.env)
+    writer, distribution = ObservationWriter(env.observation_space), model.distribution
+    state, start, chosen = torch.zeros(1, model.state_size), torch.ones(1, 1, dtype=torch.bool), []
+    before: list[Any] = [None, None]
+    for observation in seen:
+        if observation is None:
+            start = torch.ones_like(start)
+            continue
+        if len(chosen) == len(actions):
+            break
+        out = envs.allocate_observation(writer.space, (1, 1))
+        rows = {k: v[0].numpy() for k, v in out.items()} if isinstance(out, dict) else out[0].numpy()
+        writer.write_list([observation], rows)
+        if policy.experiment.model.uses_previous and chosen:
+            before = [before[0], torch.tensor([[rewards[len(chosen) - 1]]])]
+        elif policy.experiment.model.uses_previous:
+            before = [torch.zeros(1, 1, *distribution.action_shape, dtype=distribution.action_dtype), torch.zeros(1, 1)]
+        output, state = model(out, start, state, *before)
+        start = torch.zeros_like(start)
+        action = distribution.mode(output.policy[0])
+        before[0] = action[None]
+        parts = distribution.to_env(action.numpy())
+        chosen.append(tuple(part[0] for part in parts) if isinstance(parts, tuple) else parts[0])
+    env.close()
+    return chosen
+
+
+def test_an_actor_does_what_the_model_says(policy: Policy) -> None:
+    seen, actions, rewards = played(policy, 40, greedy=True)
+    expected = by_hand(policy, seen, actions, rewards)
+    assert len(expected) == 40
+    for ours, theirs in zip(actions, expected, strict=True):
+        pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
+        for one, other in pairs:
+            np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64), atol=1e-6)
+
+
+def test_sampled_actions_follow_from_the_seed(policy: Policy) -> None:
+    first, again, other = (repr(played(policy, 40, seed=seed)[1]) for seed in (1, 1, 2))
+    by_values = policy.experiment.algorithm.name == "r2d2"  # which takes the best action, without ε
+    assert first == again and (first == other) == by_values
+
+
+def test_another_environment_is_refused(policy: Policy) -> None:
+    with pytest.raises(SettingsError, match=r"Give it one like env.id="):
+        Actor(policy, gymnasium.make("Acrobot-v1"))
