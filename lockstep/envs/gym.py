@@ -151,6 +151,12 @@ class GymShard(ShardEnv):
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Make the environments; returns observation and action space."""
         self._envs: list[Any] = [construct(config, render) for _ in range(self.num_envs)]
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(self._envs[0], name, None), gymnasium.Space):
+                raise SettingsError(
+                    f"The environment env.id={config.id} has no {name}. Let its constructor set self.{name} to a "
+                    "space of gymnasium.spaces."
+                )
         self.frames_per_step, self.emulator = _emulated(self._envs[0])
         return self._envs[0].observation_space, self._envs[0].action_space
 
@@ -170,7 +176,16 @@ class GymShard(ShardEnv):
 
     def _reset_one(self, j: int, seed: int) -> None:
         """Begin an episode of environment j, and of those that go with it."""
-        answer = self._envs[j].reset(seed=seed)
+        try:
+            answer = self._envs[j].reset(seed=seed)
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            raise SettingsError(
+                f"The environment's reset takes no seed ({error}), without which no episode could be repeated. Let it "
+                "be reset(self, *, seed=None, options=None), as gymnasium has it since 0.26, and pass the seed on: "
+                "super().reset(seed=seed)."
+            ) from error
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise _misanswered("reset", answer, "(observation, info)")
         self._obs[j], _ = answer
@@ -194,10 +209,16 @@ class GymShard(ShardEnv):
         step = self._nothing_yet()
         self._episode += step.first
         for j in range(0, self.num_envs, self._agents):
-            if step.first[j]:
-                self._reset_one(j, self._seed(j))
-            else:
-                self._step_one(j, self._action, step)
+            try:
+                if step.first[j]:
+                    self._reset_one(j, self._seed(j))
+                else:
+                    self._step_one(j, self._action, step)
+            except SettingsError:
+                raise
+            except Exception:
+                self._tell_where(j, first=bool(step.first[j]))
+                raise
         self._steps = np.where(step.first, 0, self._steps + 1)
         self._writer.write_list(self._obs, out)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
@@ -206,6 +227,18 @@ class GymShard(ShardEnv):
         step = step._replace(terminated=terminated, truncated=(step.truncated | cut) & ~terminated)
         self._ended = step.terminated | step.truncated
         return step
+
+    def _tell_where(self, j: int, *, first: bool) -> None:
+        """Say what an environment was doing that has raised an error."""
+        actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
+        doing = (
+            "when it was reset" if first else f"in step {self._steps[j] + 1} of an episode, upon {str(actions)[1:-1]}"
+        )
+        tell(
+            f"An environment raised an error {doing} (environment {self._seeds.first_index + j}; the episode's seed is "
+            f"{self._seed(j)}):",
+            sys.stderr,
+        )
 
     def _nothing_yet(self) -> StepResult:
         no = np.zeros((3, self.num_envs), np.bool_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +218,18 @@ class Faulty(CartPoleEnv):
     def __init__(self, fault):
         super().__init__()
         self.fault = fault
+        if fault == "spaces":
+            del self.action_space
 
     def reset(self, **options):
+        if self.fault == "unseeded":
+            (lambda options: None)(**options)
         answer = super().reset(**options)
         return answer[0] if self.fault == "old reset" else answer
 
     def step(self, action):
+        if self.fault == "broken":
+            raise RuntimeError("the wheel is off")
         obs, reward, terminated, truncated, info = super().step(action)
         if self.fault == "old step":
             return obs, reward, terminated, info
@@ -253,12 +260,24 @@ def test_rewards_may_be_arrays_of_one_number(tmp_path: Path) -> None:
         ("none", "returned the reward None, which is no number"),
         ("two", "returned the reward .1.0, 2.0., which is no number"),
         ("old step", "step returned a tuple of 4, but should return .observation, reward, terminated"),
+        ("unseeded", "reset takes no seed .* reset.self, ., seed=None, options=None"),
+        ("spaces", "careless.py:Faulty has no action_space. Let its constructor set self.action_space to a"),
         ("old reset", "reset returned a ndarray, but should return .observation, info"),
     ],
 )
 def test_what_environments_may_not_return_is_explained(tmp_path: Path, fault: str, words: str) -> None:
     (tmp_path / "careless.py").write_text(CARELESS)
-    env = make(f"{tmp_path}/careless.py:Faulty", options={"fault": fault})
     with pytest.raises(SettingsError, match=words):
+        env = make(f"{tmp_path}/careless.py:Faulty", options={"fault": fault})
         reset(env)
         play(env, random_actions(env, 1))
+
+
+def test_it_is_told_what_an_environment_did_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    env = make(f"{tmp_path}/careless.py:Faulty", options={"fault": "broken"})
+    reset(env)
+    with pytest.raises(RuntimeError, match="the wheel is off"):
+        play(env, [np.array([1, 0])])
+    told = capsys.readouterr().err
+    assert re.search(r"error in step 1 of an episode, upon 1 \(environment \d+; the episode's seed is \d+\)", told)
