@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.unused import unused
-from lockstep.experiment import Experiment
+from lockstep.experiment import Experiment, WarmStart
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.output import reader_gone, tell
@@ -66,6 +68,7 @@ def train(arguments: list[str]) -> int:
         return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
+    given = dataclasses.replace(given, experiment=_begun_anew(given.experiment, experiment))
     layout = Layout.parse(given.layout)
     given.options.validate()
     for sentence in unused(given.experiment, experiment):
@@ -139,6 +142,31 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
     )
 
 
+def _of_run(name: str) -> Experiment:
+    """A run's settings.
+
+    Raises:
+        SettingsError: it is no run, or one that needs files that the current folder does not have.
+    """
+    run = RunFolder.open(name)
+    experiment, home = run.experiment(), run.facts().get("directory", "")
+    texts = [text for text in flat(to_json(experiment)).values() if isinstance(text, str)]
+    files = [text for text in texts if re.search(r"^(?!/|pettingzoo//)[^:]*\.py:", text)]
+    if files and home and os.path.realpath(home) != os.path.realpath(os.curdir):
+        raise SettingsError(f"The settings of {name} name {files[0]}, which is looked for from {home}: begin there.")
+    return experiment
+
+
+def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
+    """Without what belongs to the warm start of a run that serves as a recipe, if there is another one."""
+    start, before, default = experiment.warm_start, recipe.warm_start, WarmStart()
+    if start.run == before.run or not before.digest:
+        return experiment
+    names = [field.name for field in dataclasses.fields(start) if field.name != "run"]
+    same = {name: getattr(default, name) for name in names if getattr(start, name) == getattr(before, name)}
+    return experiment.replace(warm_start=dataclasses.replace(start, **same))
+
+
 def load_recipe(name: str) -> Experiment:
     """The experiment that a recipe's name, a run's folder, or a reference to a user's function stands for.
 
@@ -148,7 +176,7 @@ def load_recipe(name: str) -> Experiment:
     from lockstep.recipes import RECIPES
 
     if name not in RECIPES and Path(name).is_dir():
-        return RunFolder.open(name).experiment()
+        return _of_run(name)
     if name not in RECIPES and ":" not in name:
         raise unknown("recipe", name, RECIPES, "For your own, write FILE.py:FUNCTION; for a run's, its folder.")
     experiment = RECIPES[name]() if name in RECIPES else load_value(name)

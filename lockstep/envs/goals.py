@@ -91,9 +91,9 @@ class Goals:
 def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     """[n]: what an environment says of goals."""
     answers = np.asarray(compute(achieved, desired, {}))
-    if answers.shape == (len(achieved),):
-        return answers
-    # It takes one goal alone, and judges a batch as if it were one (gymnasium-robotics' mazes), or answers [n, 1].
+    if answers.shape == (len(achieved),) or answers.shape == (len(achieved), 1):
+        return answers.reshape(-1)
+    # It takes one goal alone, and judges a batch as if it were one (gymnasium-robotics' mazes).
     each = [np.asarray(compute(a, d, {})) for a, d in zip(achieved, desired, strict=True)]
     if each[0].size != 1:
         raise SettingsError(

@@ -154,7 +154,9 @@ class _Function:
         action, space = self._function(observation, self._space, draw), self._space
         if isinstance(space, spaces.Discrete):
             mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
-            allowed = range(space.start, space.start + space.n) if mask is None else np.flatnonzero(mask) + space.start
+            if mask is None or not np.any(mask):
+                mask = np.ones(space.n)
+            allowed = np.flatnonzero(mask) + space.start
             if not space.contains(action) or action not in allowed:
                 raise SettingsError(
                     f"The opponent {self._name} answered {action!r}, but may choose from {[int(x) for x in allowed]} "

@@ -43,7 +43,9 @@ class Actor:
         experiment, model = policy.experiment, policy.model
         seen, actions = envs.spaces(experiment.env)
         self._writer = ObservationWriter(env.observation_space)
-        if _form(self._writer.space) != _form(seen) or _form(env.action_space) != _form(actions):
+        theirs, ours = env.action_space, actions
+        fits = _form(self._writer.space) == _form(seen) and _form(theirs) == _form(ours)
+        if not fits or not np.allclose(_bounds(theirs), _bounds(ours)):
             raise SettingsError(
                 f"The policy observes {seen} and acts in {actions}, but in this environment it would observe "
                 f"{self._writer.space} and act in {env.action_space}. Give it one like env.id={experiment.env.id}."
@@ -89,9 +91,16 @@ class Actor:
 
 
 def _form(space: gymnasium.Space[Any]) -> Any:
-    """What has to agree; libraries differ in bounds of observations, and in how many bits a number of an action has."""
+    """What has to agree; libraries differ in bounds of observations, and in how many bits a number has."""
     if isinstance(space, spaces.Dict):
         return {name: _form(entry) for name, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return [_form(entry) for entry in space.spaces]
-    return (space.shape, space.dtype == np.uint8) if isinstance(space, spaces.Box) else space
+    return (space.shape, space.dtype == np.uint8) if isinstance(space, spaces.Box) else repr(space)
+
+
+def _bounds(space: gymnasium.Space[Any]) -> list[float]:
+    """Of actions."""
+    if isinstance(space, spaces.Tuple):
+        return [bound for entry in space.spaces for bound in _bounds(entry)]
+    return [*map(float, space.low.flat), *map(float, space.high.flat)] if isinstance(space, spaces.Box) else []

@@ -73,7 +73,7 @@ class Calls:
                 insert()
             self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
         else:
-            rollout = slab.shards[self._group.shards[0]].map(lambda leaf: leaf.to(learning.device))
+            rollout = slab.shards[self._group.shards[0]].map(torch.clone)
             rollout.valid.fill_(True)  # of numbers without meaning
             self._inserting(learning, batches, [rollout])()
         batch = batches.slice(0, 0).batch

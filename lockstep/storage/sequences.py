@@ -60,8 +60,8 @@ class SequenceReplay(Replay):
         self._start[(self.count - steps + torch.arange(steps + 1)) % self.steps] = rollout.start
         self._first[place], self._state[place] = self.count - steps, rollout.core_state
         if self._previous and not self._rollouts:  # of a run that was resumed without its memory, nothing else is known
-            before = (self.count - steps - 1) % self.steps
-            self._action[before], self._reward[before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
+            place_before = (self.count - steps - 1) % self.steps
+            self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
         self._rollouts += 1
         known, self._ready = self._ready, self._complete()
         if self._tree is not None:

@@ -103,6 +103,12 @@ class Population:
                     "what these belong to has to stay. Vary settings of the algorithm, or search without --population."
                 )
             check_space(name, space, setting(experiment, name))
+            values = space.values if isinstance(space, OneOf) else (space.low, space.high)
+            if name == "algorithm.rnd.coef" and 0 in values:
+                raise SettingsError(
+                    "The population cannot vary algorithm.rnd.coef to 0, where there are no networks of curiosity that "
+                    "a successor could go on with. Begin its range above 0."
+                )
 
     def begun(self) -> list[dict[str, Any]]:
         """The settings with which the members begin."""

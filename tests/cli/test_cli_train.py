@@ -225,6 +225,34 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["difference"]["settings"] == ["seed: 1 != 2"]
 
 
+def test_a_run_as_a_recipe_may_have_another_warm_start(capsys: Captured) -> None:
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
+    assert main(["train", "r", "--warm-start.run", "r", "--display", "none", "--run", "w"]) == 0
+    began = RunFolder.open("w").experiment().warm_start
+    capsys.readouterr()
+    assert main(["train", "w", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["experiment"]["warm_start"]["digest"] == began.digest
+    assert main(["train", "w", "--warm-start.run", "w", "--display", "none", "--run", "x"]) == 0
+    again = RunFolder.open("x").experiment().warm_start
+    assert (began.run, again.run) == ("r", "w") and began.digest != again.digest
+
+
+def test_a_run_as_a_recipe_finds_its_files_where_it_began(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "mine.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as Mine\n")
+    monkeypatch.chdir(home)
+    own = ["--env.id", "mine.py:Mine", "--env.adapter", "gymnasium"]
+    assert main(["train", "ppo-cartpole", *SMALL, *own, "--run", "r"]) == 0
+    assert main(["train", "r", "--seed", "2", "--display", "none", "--run", "s"]) == 0
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(["train", "home/r", "--dry-run"]) == 2
+    assert f"mine.py:Mine, which is looked for from {home}: begin there." in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_the_folder_may_stand_anywhere_among_the_flags_of_resume(capsys: Captured) -> None:
     assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]

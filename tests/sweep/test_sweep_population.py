@@ -304,6 +304,7 @@ def test_another_population_in_the_same_folder() -> None:
         ({"space": {"model.hidden_sizes": OneOf(((8,), (16,)))}}, "cannot vary model.hidden_sizes"),
         ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, "cannot vary algorithm.optimizer.name"),
         ({"space": {"algorithm.rnd.features": Between(32, 128)}}, "cannot vary algorithm.rnd.features"),
+        ({"space": {"algorithm.rnd.coef": OneOf((0.0, 0.5))}}, "cannot vary algorithm.rnd.coef to 0"),
         ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
         ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "must begin below its end"),
         ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),
