@@ -24,8 +24,8 @@ from lockstep.algorithms import IMPALAConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
-from lockstep.lags import TRAJECTORY
 from lockstep.ledger import read as read_ledger
+from lockstep.records.lags import TRAJECTORY
 from lockstep.replay import replay
 from lockstep.scheme import Scheme
 

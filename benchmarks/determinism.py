@@ -83,7 +83,7 @@ def cpu_seconds(experiment: Experiment, iterations: int, *, bare: bool) -> float
         if bare:
             for place in ("book.fast_digest", "learn.fast_digest"):
                 stack.enter_context(mock.patch(f"lockstep.{place}", lambda tensor: ""))
-            stack.enter_context(mock.patch("lockstep.collect.structure_digests", lambda rollout: {}))
+            stack.enter_context(mock.patch("lockstep.collecting.collectors.structure_digests", lambda rollout: {}))
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, checkpoint_every=10**9)
         lockstep.train.train(experiment.replace(total_steps=10**9), None, options, stop_after=iterations + 1)
     return marks[-1] - marks[-1 - iterations]

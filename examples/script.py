@@ -14,9 +14,9 @@ import torch
 from lockstep import recipes
 from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Versions
-from lockstep.collect import Collector
+from lockstep.collecting.collectors import Collector
 from lockstep.experiment import Experiment
-from lockstep.learn import Filled, Learner
+from lockstep.learning.learner import Filled, Learner
 from lockstep.ledger import state_digest
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena

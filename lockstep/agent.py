@@ -14,9 +14,9 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
+from lockstep.models.normalize import Normalizers
+from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import PRECISIONS
-from lockstep.normalize import Normalizers
-from lockstep.parameters import FlatParameters
 from lockstep.settings import SettingsError
 
 

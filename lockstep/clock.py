@@ -2,7 +2,7 @@
 
 Version v is the state after v iterations. A scheme's lag k says that rollout i of every shard is collected with version
 max(0, i - k), and learned from in iteration i. Nothing of that depends on time. Where timing decides instead
-(lockstep.freerun), the ledger records what it decided, and a Recorded clock says it again.
+(lockstep.handover.freerun), the ledger records what it decided, and a Recorded clock says it again.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from typing import Any
 from lockstep import ledger
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.clock import Clock, Recorded
-from lockstep.consistency import edited_settings, platform_warning
 from lockstep.experiment import Experiment
-from lockstep.freerun import Pace
+from lockstep.handover.freerun import Pace
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
+from lockstep.records.consistency import edited_settings, platform_warning
 from lockstep.run import RunFolder, RunOptions
 from lockstep.settings import SettingsError
 

@@ -21,24 +21,26 @@ from typing import Literal
 
 import torch
 
-from lockstep import envs, warm_start
+from lockstep import envs
 from lockstep.agent import Agent, Version
-from lockstep.book import Book, Resumed, part_of
 from lockstep.clock import Clock, Recorded, Versions
-from lockstep.collect import Collectors
+from lockstep.collecting.collectors import Collectors
+from lockstep.collecting.preemption import preemption
 from lockstep.envs import opponents
 from lockstep.experiment import Experiment
-from lockstep.graphs import cuda_graph
-from lockstep.handover import OwnRollouts, Rollouts, slabs_of
+from lockstep.handover.mail import Collection, MailedRollouts
+from lockstep.handover.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
+from lockstep.handover.rollouts import OwnRollouts, Rollouts, slabs_of
 from lockstep.layout import Layout
+from lockstep.learning.worker import Worker
 from lockstep.ledger import state_digest
-from lockstep.mail import Collection, MailedRollouts
-from lockstep.preemption import preemption
-from lockstep.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
-from lockstep.resumption import other_platform, resumable
+from lockstep.records import warm_start
+from lockstep.records.book import Book, Resumed, part_of
+from lockstep.records.resumption import other_platform, resumable
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.channels import Link
+from lockstep.runtime.graphs import cuda_graph
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
@@ -46,7 +48,6 @@ from lockstep.runtime.supervisor import Seat, StopRequest, is_unattended, run_in
 from lockstep.settings import SettingsError, check_values
 from lockstep.shard import block
 from lockstep.storage import memory
-from lockstep.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep import ledger
-from lockstep.consistency import edited_settings, newest_checkpoint_difference, platform_warning
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
+from lockstep.records.consistency import edited_settings, newest_checkpoint_difference, platform_warning
 from lockstep.replay import recorded_clock, require_memory
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint

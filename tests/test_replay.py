@@ -24,7 +24,7 @@ from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.clock import Clock, Recorded
 from lockstep.experiment import Experiment, NormalizeConfig
-from lockstep.freerun import Pace
+from lockstep.handover.freerun import Pace
 from lockstep.layout import Layout
 from lockstep.ledger import LedgerError
 from lockstep.replay import replay

@@ -68,7 +68,7 @@ def _serve(number: int, orders: Any, answers: Any) -> None:
         os.chdir(folder)
         learners, answer = _learners(job), None
         try:
-            with mock.patch("lockstep.worker.TreeSum", tree):
+            with mock.patch("lockstep.learning.worker.TreeSum", tree):
                 group = Group() if ends is None else LocalGroup(ends)
                 if tree is AllReduce:
                     group = GlooGroup(f"file://{folder}/{order}.store", number, learners)

@@ -1,0 +1,1 @@
+"""What a policy is worth: scores, statistics, pictures and reports."""

@@ -24,7 +24,7 @@ from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.experiment import Experiment
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
-from lockstep.normalize import Normalizers
+from lockstep.models.normalize import Normalizers
 from lockstep.rng import stream
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint, find, open_checkpoint

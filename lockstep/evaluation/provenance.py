@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep import ledger
-from lockstep.consistency import edited_settings, newest_checkpoint_difference
 from lockstep.evaluation import page
 from lockstep.evaluation.page import Html
 from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
 from lockstep.layout import Layout
+from lockstep.records.consistency import edited_settings, newest_checkpoint_difference
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import list_checkpoints
 from lockstep.runtime.supervisor import WorkerError

@@ -17,7 +17,7 @@ from lockstep.evaluation.policy import Player, load_policy, torch_threads
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
-from lockstep.normalize import Normalizers
+from lockstep.models.normalize import Normalizers
 from lockstep.runtime.display import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lockstep.arrays import map_structure
-from lockstep.graphs import Capture, Graph
 from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.runtime.graphs import Capture, Graph
 
 
 class Inference:

@@ -1,0 +1,1 @@
+"""What runs a job where: processes, shared memory, pipes, Ray, checkpoints, and the display."""

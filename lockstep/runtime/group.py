@@ -31,7 +31,7 @@ class Group:
     shared: SharedMemory | None = None
     """Memory that all map, for what learners do without waiting for each other; None if they cannot have any."""
     collected: SharedMemory | None = None
-    """The same for what they collect (lockstep.preemption)."""
+    """The same for what they collect (lockstep.collecting.preemption)."""
 
     def __init__(self) -> None:
         self.waited = 0.0

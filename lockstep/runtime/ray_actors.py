@@ -10,7 +10,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from lockstep.mail import Collection, Mailbox, Parcel, Published, State
+from lockstep.handover.mail import Collection, Mailbox, Parcel, Published, State
 from lockstep.run import is_run
 from lockstep.runtime.group import GlooGroup, Group, meeting_point
 from lockstep.runtime.supervisor import Seat, StopRequest, Work

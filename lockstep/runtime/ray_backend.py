@@ -36,7 +36,7 @@ def run_ray(work: Work, job: Job) -> Result:
         SettingsError: the cluster is too small.
         WorkerError: a process raised or stalled, or more were lost than the layout allows.
     """
-    from lockstep.resumption import resumable
+    from lockstep.records.resumption import resumable
 
     stop, losses = StopRequest(), 0
     told = dataclasses.replace(

@@ -30,7 +30,7 @@ from lockstep.settings import SettingsError
 from lockstep.tree import partners
 
 if TYPE_CHECKING:
-    from lockstep.mail import Mailbox
+    from lockstep.handover.mail import Mailbox
     from lockstep.train import Job, Result
 
 Work = Callable[["Job", "Seat", "StopRequest"], "Result | None"]

@@ -16,10 +16,10 @@ from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.arrays import map_structure
-from lockstep.collect import Collector
+from lockstep.collecting.collectors import Collector
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.learn import UpdateRule
+from lockstep.learning.learner import UpdateRule
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena
 from lockstep.shard import block

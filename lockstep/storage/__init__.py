@@ -1,0 +1,1 @@
+"""Memory for what was collected: rollouts, replay, and the batches that are learned from."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from lockstep.normalize import Normalizers
+from lockstep.models.normalize import Normalizers
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.storage.rollout import Rollout
 

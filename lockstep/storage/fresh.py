@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
 from lockstep.arrays import map_structure
-from lockstep.normalize import Normalizers
+from lockstep.models.normalize import Normalizers
 from lockstep.rng import stream
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.storage.batches import Filled, Slice

@@ -15,7 +15,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms.base import Batch, Intrinsic
 from lockstep.algorithms.rnd import curiosity_of, intrinsic_targets
 from lockstep.arrays import map_structure, read
-from lockstep.normalize import RunningMoments, batch_sums, discounted_returns
+from lockstep.models.normalize import RunningMoments, batch_sums, discounted_returns
 from lockstep.rng import stream
 from lockstep.runtime.checkpoint import Checkpoint, write_part
 from lockstep.storage.batches import Filled

@@ -15,9 +15,9 @@ class Rollout(ArrayTuple):
     A slot whose observation was the last of its episode holds the step that the environment spent on its reset:
     its action and reward mean nothing, and valid_t is False.
 
-    A rollout that was cut (lockstep.preemption) holds copies of its last observation behind it, and of the action on
-    that. valid_t is False there, and truncated_t True at its last step, which is bootstrapped from that observation,
-    although the episode goes on in the next rollout.
+    A rollout that was cut (lockstep.collecting.preemption) holds copies of its last observation behind it, and of the
+    action on that. valid_t is False there, and truncated_t True at its last step, which is bootstrapped from that
+    observation, although the episode goes on in the next rollout.
     """
 
     obs: Any

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter
 
 from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.runs import SCORES, X_LABELS
-from lockstep.recorder import WINDOW
+from lockstep.records.recorder import WINDOW
 from lockstep.runtime.files import writing
 from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.search import OneOf

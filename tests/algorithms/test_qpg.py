@@ -25,11 +25,11 @@ from lockstep.algorithms import LossOutput, ParameterGroup
 from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.algorithms.sac import SACConfig
-from lockstep.learn import UpdateRule
+from lockstep.learning.learner import UpdateRule
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.distributions import standard_normal
 from lockstep.models.mlps import MLPs
-from lockstep.parameters import FlatParameters
+from lockstep.models.parameters import FlatParameters
 from lockstep.settings import SettingsError
 from lockstep.storage.transitions import Transitions
 from lockstep.train import train

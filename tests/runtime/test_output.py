@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.cli.common import say_json
 from lockstep.cli.main import main
-from lockstep.collect import Collector
+from lockstep.collecting.collectors import Collector
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.runtime.display import LiveDisplay

@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep import Experiment, Layout, recipes
 from lockstep.agent import Agent
 from lockstep.clock import Clock
-from lockstep.collect import Collector
+from lockstep.collecting.collectors import Collector
 from lockstep.envs import ShardEnv, StepResult
-from lockstep.handover import slabs_of
-from lockstep.learn import Filled, Learner
+from lockstep.handover.rollouts import slabs_of
+from lockstep.learning.learner import Filled, Learner
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena
 from lockstep.train import prepare
@@ -190,7 +190,7 @@ def test_one_more_operation_a_step_is_noticed() -> None:
         act(self, t, actor)
         sign.add(1)
 
-    with mock.patch("lockstep.collect.ActingBatch.act", slower):
+    with mock.patch("lockstep.collecting.collectors.ActingBatch.act", slower):
         found = cost_of_collecting(mlp)
     assert found.operations == plain.operations + 1 and found.allocations == plain.allocations + 1
     assert plain.calls < found.calls <= plain.calls + 3

@@ -20,10 +20,10 @@ from torch.optim.rmsprop import rmsprop
 from lockstep.agent import Agent, below
 from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
 from lockstep.experiment import Experiment
-from lockstep.graphs import Capture, Graph
 from lockstep.ledger import fast_digest
-from lockstep.normalize import Normalizers
-from lockstep.parameters import FlatParameters
+from lockstep.models.normalize import Normalizers
+from lockstep.models.parameters import FlatParameters
+from lockstep.runtime.graphs import Capture, Graph
 from lockstep.storage.batches import Batches, Filled
 from lockstep.tree import TreeSum
 

@@ -11,8 +11,8 @@ from tiny import EXPERIMENTS, options
 
 from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Versions
+from lockstep.handover.mail import Collection, Mailbox, MailedRollouts, Parcel, Published
 from lockstep.layout import Layout
-from lockstep.mail import Collection, Mailbox, MailedRollouts, Parcel, Published
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.group import Group
 from lockstep.settings import SettingsError

@@ -4,7 +4,7 @@
 Rollouts and parameters lie in memory that both sides map, and messages say what is ready. Nobody can overwrite what
 another still reads: with a lag of k there are k + 1 slabs and k + 1 places for versions, and rollout i, which takes the
 slab of rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for. Free-running
-processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag (lockstep.freerun).
+processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag (lockstep.handover.freerun).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Fill, Versions
-from lockstep.collect import Collectors, Delivery
-from lockstep.freerun import Admission, Pace, may_take
-from lockstep.handover import Arrival, Parts, acting_with, restore_shards, save_shards, slabs_of
+from lockstep.collecting.collectors import Collectors, Delivery
+from lockstep.handover.freerun import Admission, Pace, may_take
+from lockstep.handover.rollouts import Arrival, Parts, acting_with, restore_shards, save_shards, slabs_of
 from lockstep.runtime.channels import Link
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.runtime.group import Group

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.acting import ActingBatch, ShardSeat
 from lockstep.agent import Agent, Version
 from lockstep.arrays import named_leaves
 from lockstep.clock import Acting, Fill
+from lockstep.collecting.acting import ActingBatch, ShardSeat
+from lockstep.collecting.preemption import Preemption
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
-from lockstep.graphs import Capture, cuda_graph
 from lockstep.layout import Layout
 from lockstep.ledger import structure_digests
 from lockstep.models.capture import Inference
-from lockstep.preemption import Preemption
 from lockstep.rng import stream
+from lockstep.runtime.graphs import Capture, cuda_graph
 from lockstep.runtime.output import tell
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import Slabs

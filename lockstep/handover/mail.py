@@ -21,8 +21,8 @@ import torch
 
 from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Fill, Versions
-from lockstep.collect import Collectors, Delivery
-from lockstep.handover import Arrival, Parts, save_shards
+from lockstep.collecting.collectors import Collectors, Delivery
+from lockstep.handover.rollouts import Arrival, Parts, save_shards
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lockstep import recipes
 from lockstep.clock import Clock, Fill
-from lockstep.collect import Delivery
-from lockstep.freerun import Admission, Pace, may_take
-from lockstep.remote import RemoteRollouts
+from lockstep.collecting.collectors import Delivery
+from lockstep.handover.freerun import Admission, Pace, may_take
+from lockstep.handover.remote import RemoteRollouts
 from lockstep.runtime.shared import SharedMemory
 
 ITERATIONS = 12
@@ -317,7 +317,7 @@ def test_with_replay_a_slow_collector_is_waited_for_only_when_it_has_to_be() -> 
 
 
 def test_first_come_first_served_would_leave_no_place_for_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.remote.may_take", lambda _, __, ___, places, ____: places > 0)
+    monkeypatch.setattr("lockstep.handover.remote.may_take", lambda _, __, ___, places, ____: places > 0)
     with pytest.raises(AssertionError, match="deadlock"):
         run(*fast_and_slow(max_lag=2, slow=1000.0))
 
@@ -332,7 +332,7 @@ def test_what_is_checked_can_be_broken(wrong: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Learner, "too_patient", 1)
         match = "too old"
     else:
-        monkeypatch.setattr("lockstep.remote.may_take", lambda deadline, *_: deadline > 3)
+        monkeypatch.setattr("lockstep.handover.remote.may_take", lambda deadline, *_: deadline > 3)
         match = "deadlock"
     with pytest.raises(AssertionError, match=match):
         run(world, learning)

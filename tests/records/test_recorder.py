@@ -16,7 +16,7 @@ from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.recipes import RECIPES, ppo_cartpole
-from lockstep.recorder import IterationReport, Recorder
+from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
 
 EXPERIMENT: Experiment = ppo_cartpole()
@@ -215,7 +215,7 @@ def test_every_metric_is_documented(folder: RunFolder) -> None:
         algorithm = with_curiosity(recipe().algorithm.build())
         names |= set(algorithm.summarize(dict.fromkeys(algorithm.metric_names, 1.0)))
         names |= {f"hyper/{name}" for name in algorithm.hyperparameters(0.0)}
-    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert not {name for name in names if f"`{name}`" not in page}
 
 
@@ -238,8 +238,8 @@ def test_tensorboard_drops_what_an_interrupted_run_wrote_after_its_checkpoint(fo
 def test_a_wasteful_layout_is_named_once_and_not_before_it_has_settled(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lockstep.recorder.cores", lambda: 4)
-    monkeypatch.setattr("lockstep.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr("lockstep.records.recorder.cores", lambda: 4)
+    monkeypatch.setattr("lockstep.records.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
     recorder = Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"))
     for iteration in range(1, 5):
         recorder.record(report(iteration, seconds=3.3))

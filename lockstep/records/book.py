@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.collect import Delivery
+from lockstep.collecting.collectors import Delivery
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
-from lockstep.freerun import Pace
-from lockstep.handover import Arrival
-from lockstep.lags import Lags
+from lockstep.handover.freerun import Pace
+from lockstep.handover.rollouts import Arrival
 from lockstep.layout import Layout
-from lockstep.learn import LearningReport, Update
+from lockstep.learning.learner import LearningReport, Update
+from lockstep.learning.worker import Worker
 from lockstep.ledger import Ledger, fast_digest, ledger_head
-from lockstep.recorder import IterationReport, Recorder
+from lockstep.records.lags import Lags
+from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.display import PARTS
-from lockstep.worker import Worker
 
 
 @dataclass

@@ -7,8 +7,8 @@ parameters are by then. It waits for no other until the iteration ends: when all
 
 A gradient that was computed with the parameters after b updates, and is applied after u, is u - b updates behind. That
 may be scheme.max_gradient_lag at most. So every gradient in flight has a deadline, and another one may only be applied,
-or begun, if all of them can still be in time (earliest deadline first, as in lockstep.freerun). The one with the
-earliest deadline always may.
+or begun, if all of them can still be in time (earliest deadline first, as in lockstep.handover.freerun). The one with
+the earliest deadline always may.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.graphs import Capture
-from lockstep.learn import Learner, LearningReport, Update, UpdateRule
+from lockstep.learning.learner import Learner, LearningReport, Update, UpdateRule
 from lockstep.ledger import fast_digest
+from lockstep.runtime.graphs import Capture
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import Arena
 from lockstep.storage.batches import Filled

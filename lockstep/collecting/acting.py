@@ -16,10 +16,10 @@ from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import OffPolicy, drifting
 from lockstep.arrays import map_structure
 from lockstep.clock import Fill
+from lockstep.collecting.preemption import Preemption
 from lockstep.envs.base import ShardEnv
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
-from lockstep.preemption import Preemption
 from lockstep.rng import stream
 from lockstep.storage.slabs import ActingGroup, Slab
 

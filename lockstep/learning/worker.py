@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep import warm_start
 from lockstep.agent import Agent, Version, below
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import RND
-from lockstep.asynchronous import AsyncLearner
 from lockstep.clock import Recorded, Versions
-from lockstep.graphs import Capture
-from lockstep.handover import Arrival, Rollouts
-from lockstep.learn import Learner, LearningReport
+from lockstep.handover.rollouts import Arrival, Rollouts
+from lockstep.learning.asynchronous import AsyncLearner
+from lockstep.learning.learner import Learner, LearningReport
+from lockstep.records import warm_start
 from lockstep.runtime.checkpoint import Checkpoint, write_part
+from lockstep.runtime.graphs import Capture
 from lockstep.runtime.group import Group
 from lockstep.runtime.output import tell
 from lockstep.shard import block

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lockstep.clock import Acting
-from lockstep.collect import Delivery
+from lockstep.collecting.collectors import Delivery
 from lockstep.experiment import Experiment
-from lockstep.lags import Lags
 from lockstep.recipes import ppo_cartpole
+from lockstep.records.lags import Lags
 from lockstep.scheme import Scheme
 
 ASYNC = {"gradient_lag": "async", "max_gradient_lag": 3}

@@ -18,13 +18,13 @@ from lockstep.agent import Agent
 from lockstep.algorithms import IMPALAConfig
 from lockstep.algorithms.returns import gae, n_step_returns, vtrace
 from lockstep.clock import Clock, Fill, Recorded
-from lockstep.collect import Collector, Delivery
+from lockstep.collecting.collectors import Collector, Delivery
+from lockstep.collecting.preemption import RecordedCuts, Stragglers, preemption
 from lockstep.experiment import Experiment, NormalizeConfig
-from lockstep.handover import slabs_of
+from lockstep.handover.rollouts import slabs_of
 from lockstep.layout import Layout
 from lockstep.ledger import LedgerError
 from lockstep.models.rnd import RNDConfig
-from lockstep.preemption import RecordedCuts, Stragglers, preemption
 from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.runtime.shared import PrivateArena, SharedMemory

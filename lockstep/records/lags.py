@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import fmean
 
-from lockstep.collect import Delivery
+from lockstep.collecting.collectors import Delivery
 from lockstep.experiment import Experiment
 
 _MOST = 16

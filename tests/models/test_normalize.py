@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockstep import envs, recipes
 from lockstep.experiment import NormalizeConfig
 from lockstep.models import StandardModel
-from lockstep.normalize import Normalizers, RunningMoments, batch_sums, discounted_returns
+from lockstep.models.normalize import Normalizers, RunningMoments, batch_sums, discounted_returns
 from lockstep.storage.rollout import Rollout
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.learn import UpdateRule
+from lockstep.learning.learner import UpdateRule
 from lockstep.models import PolicyModel, StandardModelConfig
-from lockstep.parameters import FlatParameters
+from lockstep.models.parameters import FlatParameters
 
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 

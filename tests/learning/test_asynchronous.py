@@ -29,12 +29,12 @@ from workers import Ran, ran_of
 from lockstep import ledger, recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.algorithms.base import LossOutput, ParameterGroup
-from lockstep.asynchronous import AsyncLearner, SharedParameters, in_time
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.learn import Learner, Update, UpdateRule
+from lockstep.learning.asynchronous import AsyncLearner, SharedParameters, in_time
+from lockstep.learning.learner import Learner, Update, UpdateRule
 from lockstep.ledger import LedgerError
-from lockstep.parameters import FlatParameters
+from lockstep.models.parameters import FlatParameters
 from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint

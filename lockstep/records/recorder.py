@@ -50,8 +50,8 @@ class IterationReport:
     seconds: float
     """Wall time of this iteration."""
     lags: dict[str, float]
-    """How old its data was: `policy_versions` and, where timing decides, more (see lockstep.lags). Empty without new
-    data."""
+    """How old its data was: `policy_versions` and, where timing decides, more (lockstep.records.lags). Empty without
+    new data."""
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
     own."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lockstep import ledger
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.consistency import checkpoint_difference, edited_settings
 from lockstep.experiment import Experiment
+from lockstep.records.consistency import checkpoint_difference, edited_settings
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.runtime.output import tell

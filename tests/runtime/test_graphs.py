@@ -17,10 +17,10 @@ from tiny import EXPERIMENTS, options
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.graphs import Graph
 from lockstep.layout import Layout
 from lockstep.models import StandardModelConfig
 from lockstep.models.capture import Inference
+from lockstep.runtime.graphs import Graph
 from lockstep.settings import SettingsError
 from lockstep.train import train
 
@@ -115,7 +115,7 @@ def test_learning_has_the_same_bits(name: str, tmp_path: Path) -> None:
 
     with (
         mock.patch("lockstep.train.cuda_graph", capture),
-        mock.patch("lockstep.collect.cuda_graph", capture),
+        mock.patch("lockstep.collecting.collectors.cuda_graph", capture),
         mock.patch.object(Layout, "check", lambda self: None),
     ):
         graphed = train(EXPERIMENTS[name](), replace(Layout(), graphs=1), options(tmp_path / "graphed"))

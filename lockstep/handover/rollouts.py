@@ -1,5 +1,5 @@
 """How rollouts get to learners, and versions to collectors: in one process (OwnRollouts) that is a call; between
-processes it is shared memory and messages (lockstep.remote)."""
+processes it is shared memory and messages (lockstep.handover.remote)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent, Version
 from lockstep.clock import Acting, Clock, Fill, Recorded, Versions
-from lockstep.collect import Collectors, Delivery
+from lockstep.collecting.collectors import Collectors, Delivery
 from lockstep.runtime.checkpoint import Checkpoint, write_part
 from lockstep.runtime.shared import Arena
 from lockstep.storage.batches import Filled

@@ -1,0 +1,1 @@
+"""Collecting: environments and policy, filling rollouts."""
