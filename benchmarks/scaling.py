@@ -33,7 +33,9 @@ from lockstep.agent import Agent
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.train import derived_facts
 from lockstep.experiment import Experiment
+from lockstep.job import Job
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.group import GlooGroup
 from lockstep.runtime.supervisor import Seat, StopRequest
@@ -41,7 +43,7 @@ from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError
 from lockstep.speed.projection import Network, Projected, Work, project, tree_seconds
 from lockstep.speed.trial import Slot, Trial
-from lockstep.train import Job, prepare, work
+from lockstep.train import work
 from lockstep.tree import TreeSum
 
 RESULTS = Path(__file__).parent / "scaling"

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from lockstep.experiment import Experiment as Experiment
     from lockstep.experiment import NormalizeConfig as NormalizeConfig
     from lockstep.experiment import WarmStart as WarmStart
+    from lockstep.job import Result as Result
     from lockstep.layout import Layout as Layout
     from lockstep.replay import replay as replay
     from lockstep.run import RunOptions as RunOptions
     from lockstep.scheme import Scheme as Scheme
     from lockstep.settings import SettingsError as SettingsError
-    from lockstep.train import Result as Result
     from lockstep.train import resume as resume
     from lockstep.train import train as train
     from lockstep.verify import diff as diff
@@ -38,7 +38,7 @@ _HOME = {
     "RunOptions": "lockstep.run",
     "Scheme": "lockstep.scheme",
     "SettingsError": "lockstep.settings",
-    "Result": "lockstep.train",
+    "Result": "lockstep.job",
     "train": "lockstep.train",
     "resume": "lockstep.train",
     "evaluate": "lockstep.evaluation.scores",

@@ -8,32 +8,30 @@ collect() is what a collector runs that has a process of its own.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from lockstep import envs
 from lockstep.agent import Agent, Version
-from lockstep.clock import Clock, Recorded, Versions
+from lockstep.clock import Recorded, Versions
 from lockstep.collecting.collectors import Collectors
 from lockstep.collecting.preemption import preemption
-from lockstep.envs import opponents
 from lockstep.experiment import Experiment
 from lockstep.handover.mail import Collection, MailedRollouts
 from lockstep.handover.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
 from lockstep.handover.rollouts import OwnRollouts, Rollouts, slabs_of
+from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
 from lockstep.ledger import state_digest
+from lockstep.prepare import leads, prepare, prepare_options, require_memory
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, part_of
 from lockstep.records.resumption import other_platform, resumable
@@ -45,46 +43,8 @@ from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, is_unattended, run_inline, run_processes, run_torchrun
-from lockstep.settings import SettingsError, check_values
+from lockstep.settings import SettingsError
 from lockstep.shard import block
-from lockstep.storage import memory
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run ended with."""
-
-    run: Path
-    digest: str
-    """SHA-256 over parameters, normalisers and optimizer state: equal for equal experiments on any layout."""
-    iterations: int
-    score: float | None
-    """Mean raw score of the last 100 training episodes."""
-    stopped: bool
-    """Whether a signal ended the run before total_steps; resume continues it."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every worker is told."""
-
-    folder: RunFolder
-    experiment: Experiment
-    layout: Layout
-    options: RunOptions
-    checkpoint: Path | None = None
-    stop_after: int | None = None
-    recorded: Recorded | None = None
-    """What a run recorded of what timing decided, to be repeated."""
-
-    @property
-    def clock(self) -> Clock:
-        return self.recorded or Clock.of(self.experiment)
-
-    @property
-    def free(self) -> bool:
-        """Whether timing decides."""
-        return self.experiment.scheme.free_running and self.recorded is None
 
 
 def train(
@@ -112,9 +72,9 @@ def train(
     """
     layout, options = _layout(layout) or Layout(), options or RunOptions()
     experiment = prepare(experiment, layout, recorded)
-    memory.require(experiment, _shards_here(experiment, layout))
-    options = _prepared(options, experiment)
-    begun_with = warm_start.weights(experiment, weights) if _leads(layout) else {}
+    require_memory(experiment, layout)
+    options = prepare_options(options, experiment)
+    begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
         agent = Agent(experiment)
@@ -154,12 +114,12 @@ def resume(
         )
     layout, options = _layout(layout) or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
-    memory.require(experiment, _shards_here(experiment, layout))
-    options = _prepared(options, experiment)
+    require_memory(experiment, layout)
+    options = prepare_options(options, experiment)
     with _writing(folder, layout):
-        path = resumable(folder, from_checkpoint, experiment) if _leads(layout) else None
+        path = resumable(folder, from_checkpoint, experiment) if leads(layout) else None
         begin = checkpoint.iteration_of(path)
-        if _leads(layout) and begin < experiment.iterations:
+        if leads(layout) and begin < experiment.iterations:
             here = layout.backend != "ray"  # which computes elsewhere
             differs = other_platform(folder) if begin and here else ()
             folder.note_resumption(begin, layout, options, differs)
@@ -170,107 +130,9 @@ def _layout(given: Layout | str | None) -> Layout | None:
     return Layout.parse(given) if isinstance(given, str) else given
 
 
-def _leads(layout: Layout) -> bool:
-    """Whether this process prepares the run's folder: torchrun calls train and resume in every process."""
-    return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
-
-
-def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
-    """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
-    if not isinstance(experiment, Experiment):
-        raise SettingsError(
-            f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
-        )
-    check_values(experiment)  # before anybody uses them to resolve others
-    env = envs.resolve(experiment.env)
-    env = dataclasses.replace(env, opponents=opponents.resolved(env, env.opponents))
-    experiment = dataclasses.replace(experiment, env=env)
-    experiment.validate()
-    envs.check_matches(env, experiment.envs_per_shard)
-    layout.validate(experiment.scheme.shards)
-    _check_layout(experiment, layout, recorded)
-    Clock.of(experiment)  # which refuses a schedule that cannot be kept
-    return warm_start.resolved(experiment) if _leads(layout) else experiment
-
-
-def _prepared(options: RunOptions, experiment: Experiment) -> RunOptions:
-    options.validate()
-    named = opponents.resolved(experiment.env, options.eval_opponents)
-    return dataclasses.replace(options, eval_opponents=named)
-
-
-def check(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: a replay that
-    does not fit into memory, and what the model refuses."""
-    memory.require(experiment, _shards_here(experiment, layout))
-    check_model(experiment)
-
-
-def check_model(experiment: Experiment) -> None:
-    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with."""
-    agent = Agent(experiment)
-    agent.check()
-    warm_start.load(agent, warm_start.weights(experiment))
-
-
-def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
-    """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
-    if layout.env_processes and experiment.env.adapter != "gymnasium":
-        raise SettingsError(
-            f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
-            f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
-            "(another result)."
-        )
-    if layout.env_threads > 1 and experiment.env.adapter == "gymnasium":
-        raise SettingsError(
-            f"Layout {layout}: env_threads is for native adapters, but {experiment.env.id} is served by gymnasium, "
-            "which steps environments one after the other: use env_processes=N instead."
-        )
-    free = experiment.scheme.free_running
-    if free and recorded is None and layout.backend != "split":
-        raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own. Use "
-            "--layout cpu:a1-l1 (one collector, one learner) or more of them, or --scheme.lag 1, which overlaps "
-            "collecting and learning too and gives the same result on any layout."
-        )
-    if free and recorded is not None and layout.backend not in ("inline", "split"):
-        raise SettingsError(
-            f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
-            "cpu:aC-lL with C collectors and L learners."
-        )
-    if experiment.scheme.preempt < 1 and layout.backend not in ("inline", "processes", "split"):
-        raise SettingsError(
-            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: who is late shows in memory that "
-            "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
-            "or leave --scheme.preempt out."
-        )
-    if experiment.scheme.gradient_lag == "async":
-        if layout.backend not in ("inline", "processes", "split"):
-            raise SettingsError(
-                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in memory "
-                "that they share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
-                "or --scheme.gradient-lag 1, which gives stale gradients on any layout."
-            )
-        if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
-            raise SettingsError(
-                f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
-                "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
-            )
-
-
-def _shards_here(experiment: Experiment, layout: Layout) -> int:
-    """Shards on this machine at the least; torchrun spreads them over several, evenly, and Ray as it likes."""
-    machines = 1
-    if layout.backend == "torchrun":
-        machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if layout.backend == "ray":
-        machines = layout.learning
-    return -(-experiment.scheme.shards // max(1, machines))
-
-
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
     """Hold the run's lock, in the one process that prepares its folder."""
-    return folder.locked() if _leads(layout) else contextlib.nullcontext()
+    return folder.locked() if leads(layout) else contextlib.nullcontext()
 
 
 def _start(job: Job) -> Result:

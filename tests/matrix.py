@@ -18,9 +18,10 @@ from workers import Workers, ran_of
 import lockstep.train
 from lockstep import recipes
 from lockstep.experiment import Experiment
+from lockstep.job import Job
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import RunFolder
-from lockstep.train import Job, prepare
 
 LAYOUTS = (
     *("processes:2", "processes:3", "processes:4"),

@@ -17,12 +17,13 @@ from lockstep import ledger
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli.main import VERBS, main
 from lockstep.experiment import Experiment
+from lockstep.job import Job
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import RunFolder, RunOptions
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, load_object
 from lockstep.storage.replay import ReplayBatches
-from lockstep.train import Job, prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = (

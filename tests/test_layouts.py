@@ -19,9 +19,10 @@ from workers import TIMEOUT, AllReduce, Ran, Workers, ran_of
 import lockstep.train
 from lockstep import ledger
 from lockstep.cli.main import main
+from lockstep.job import Job
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import RunFolder
-from lockstep.train import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 COLOCATED = ("processes:2", "processes:3", "processes:4")
@@ -50,7 +51,7 @@ def _libraries_write_their_logs_to_the_current_folder(tmp_path: Path, monkeypatc
 def job(name: str, run: Path, layout: str) -> Job:
     """A run, its folder made."""
     parsed = Layout.parse(layout)
-    experiment = lockstep.train.prepare(EXPERIMENTS[name](), parsed)
+    experiment = prepare(EXPERIMENTS[name](), parsed)
     return Job(RunFolder.create(experiment, parsed, options(run)), experiment, parsed, options(run))
 
 

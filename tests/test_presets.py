@@ -18,13 +18,14 @@ from lockstep import presets, recipes
 from lockstep.algorithms import A2CConfig, IMPALAConfig
 from lockstep.cli.main import main
 from lockstep.experiment import Experiment
+from lockstep.job import Result
 from lockstep.layout import Layout
 from lockstep.presets import PRESETS, CollectorSet, Composed, LearnerSet, Updates, compose
 from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError
-from lockstep.train import Result, train
+from lockstep.train import train
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("processes_are_there_already", "own_folder")]
 

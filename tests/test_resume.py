@@ -22,11 +22,12 @@ from lockstep import ledger, recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.experiment import Experiment
+from lockstep.job import Result
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError
-from lockstep.train import Result, resume, train
+from lockstep.train import resume, train
 from lockstep.verify import verify
 
 ITERATIONS = 150

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lockstep.train
+from lockstep.job import Job, Result
 from lockstep.run import RunFolder
 from lockstep.runtime import children
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import GlooGroup, Group
 from lockstep.runtime.local import LocalGroup, join
 from lockstep.runtime.supervisor import Seat, StopRequest
-from lockstep.train import Job, Result
 from lockstep.tree import TreeSum, partners
 
 MOST = 4

@@ -110,7 +110,7 @@ def submit(arguments: list[str]) -> int:
 
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     """The job, after checking all that can be checked before it runs."""
-    from lockstep.train import prepare
+    from lockstep.prepare import prepare
 
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:

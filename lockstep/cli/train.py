@@ -25,7 +25,7 @@ from lockstep.runtime.output import reader_gone, tell
 from lockstep.settings import SettingsError, check_values, flat, load_value, to_json
 
 if TYPE_CHECKING:
-    from lockstep.train import Result
+    from lockstep.job import Result
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 
 
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
-    from lockstep.train import check_model, prepare
+    from lockstep.prepare import check_model, prepare
 
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)

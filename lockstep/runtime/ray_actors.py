@@ -17,7 +17,7 @@ from lockstep.runtime.supervisor import Seat, StopRequest, Work
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
-    from lockstep.train import Job, Result
+    from lockstep.job import Job, Result
 
 
 class _Process:

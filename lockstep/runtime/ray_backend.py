@@ -21,7 +21,7 @@ from lockstep.runtime.supervisor import StopRequest, Work, stopping_on_signals
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
-    from lockstep.train import Job, Result
+    from lockstep.job import Job, Result
 
 _PREFIX, _LOCK = "lockstep-ray-", "lock"
 _PATIENCE = 10.0

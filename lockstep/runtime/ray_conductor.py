@@ -32,7 +32,7 @@ from lockstep.settings import SettingsError
 from lockstep.shard import block, holder
 
 if TYPE_CHECKING:
-    from lockstep.train import Job, Result
+    from lockstep.job import Job, Result
 
 _POLL = 1.0
 """Seconds between two questions to every process whether it makes progress."""

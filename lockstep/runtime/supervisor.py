@@ -31,7 +31,7 @@ from lockstep.tree import partners
 
 if TYPE_CHECKING:
     from lockstep.handover.mail import Mailbox
-    from lockstep.train import Job, Result
+    from lockstep.job import Job, Result
 
 Work = Callable[["Job", "Seat", "StopRequest"], "Result | None"]
 

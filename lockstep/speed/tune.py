@@ -14,12 +14,12 @@ import torch
 from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
+from lockstep.prepare import check, prepare
 from lockstep.runtime.display import cores
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import OutOfTime, Trial
-from lockstep.train import check, prepare
 
 _ENDING = 4.0
 """Seconds of the budget that are kept for ending all processes."""

@@ -16,10 +16,10 @@ import numpy as np
 
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError, from_json, load_value, to_json
 from lockstep.storage.memory import replay_bytes
-from lockstep.train import prepare
 
 if TYPE_CHECKING:
     from lockstep.sweep.population import Population

@@ -13,10 +13,10 @@ from lockstep.cli.main import main
 from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
 from lockstep.cli.unused import _NEEDS
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.prepare import prepare
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder
 from lockstep.settings import flat, from_json, to_json
-from lockstep.train import prepare
 
 Captured = pytest.CaptureFixture[str]
 SMALL = (

@@ -25,13 +25,14 @@ from lockstep.handover.rollouts import slabs_of
 from lockstep.layout import Layout
 from lockstep.ledger import LedgerError
 from lockstep.models.rnd import RNDConfig
+from lockstep.prepare import prepare
 from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.runtime.shared import PrivateArena, SharedMemory
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, to_json
 from lockstep.storage.rollout import Rollout
-from lockstep.train import prepare, resume, train
+from lockstep.train import resume, train
 from lockstep.verify import verify
 
 STEPS = 16

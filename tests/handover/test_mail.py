@@ -12,11 +12,13 @@ from tiny import EXPERIMENTS, options
 from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Versions
 from lockstep.handover.mail import Collection, Mailbox, MailedRollouts, Parcel, Published
+from lockstep.job import Job
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.group import Group
 from lockstep.settings import SettingsError
-from lockstep.train import Job, collection, prepare, train
+from lockstep.train import collection, train
 
 SHARDS = [0, 1, 2, 3]
 

@@ -19,12 +19,13 @@ from lockstep.evaluation.runs import labels
 from lockstep.experiment import Experiment, NormalizeConfig, WarmStart
 from lockstep.layout import Layout
 from lockstep.ledger import state_digest
+from lockstep.prepare import prepare
 from lockstep.records.warm_start import load, weights
 from lockstep.replay import replay
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError, flat, from_json, to_json
-from lockstep.train import prepare, resume, train
+from lockstep.train import resume, train
 from lockstep.verify import verify
 from tests.tiny import EXPERIMENTS, cut
 

@@ -28,9 +28,9 @@ from lockstep.collecting.collectors import Collector
 from lockstep.envs import ShardEnv, StepResult
 from lockstep.handover.rollouts import slabs_of
 from lockstep.learning.learner import Filled, Learner
+from lockstep.prepare import prepare
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena
-from lockstep.train import prepare
 from lockstep.tree import TreeSum
 
 

@@ -13,10 +13,10 @@ from tiny import EXPERIMENTS
 
 from lockstep import Experiment, Layout, SettingsError, envs
 from lockstep.cli.main import main
+from lockstep.prepare import prepare
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.speed.parts import PartsWorkers
 from lockstep.speed.trial import OutOfTime, Slot, Trial
-from lockstep.train import prepare
 
 
 def cartpole() -> Experiment:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.run import version
 from lockstep.runtime.display import cores
 from lockstep.settings import SettingsError
@@ -24,7 +25,6 @@ from lockstep.speed.peers.installed import PeerError, python_of
 from lockstep.speed.peers.systems import PEERS, Peer, Task, find
 from lockstep.speed.peers.task import comparable, task_of
 from lockstep.speed.trial import Trial
-from lockstep.train import prepare
 
 __all__ = ["PEERS", "Comparison", "PeerError", "System", "compare"]
 

@@ -1,0 +1,121 @@
+"""Before a run starts: what depends on this machine is resolved, and all that can be checked is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from lockstep import envs
+from lockstep.agent import Agent
+from lockstep.clock import Clock, Recorded
+from lockstep.envs import opponents
+from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.records import warm_start
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError, check_values
+from lockstep.storage import memory
+
+
+def leads(layout: Layout) -> bool:
+    """Whether this process prepares the run's folder: torchrun calls train and resume in every process."""
+    return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
+
+
+def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
+    """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
+    if not isinstance(experiment, Experiment):
+        raise SettingsError(
+            f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
+        )
+    check_values(experiment)  # before anybody uses them to resolve others
+    env = envs.resolve(experiment.env)
+    env = dataclasses.replace(env, opponents=opponents.resolved(env, env.opponents))
+    experiment = dataclasses.replace(experiment, env=env)
+    experiment.validate()
+    envs.check_matches(env, experiment.envs_per_shard)
+    layout.validate(experiment.scheme.shards)
+    _check_layout(experiment, layout, recorded)
+    Clock.of(experiment)  # which refuses a schedule that cannot be kept
+    return warm_start.resolved(experiment) if leads(layout) else experiment
+
+
+def prepare_options(options: RunOptions, experiment: Experiment) -> RunOptions:
+    """The same for how a run is kept and shown."""
+    options.validate()
+    named = opponents.resolved(experiment.env, options.eval_opponents)
+    return dataclasses.replace(options, eval_opponents=named)
+
+
+def check(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: a replay that
+    does not fit into memory, and what the model refuses."""
+    require_memory(experiment, layout)
+    check_model(experiment)
+
+
+def check_model(experiment: Experiment) -> None:
+    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with."""
+    agent = Agent(experiment)
+    agent.check()
+    warm_start.load(agent, warm_start.weights(experiment))
+
+
+def require_memory(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError if what a run remembers does not fit into this machine's memory."""
+    memory.require(experiment, _shards_here(experiment, layout))
+
+
+def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
+    """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
+    if layout.env_processes and experiment.env.adapter != "gymnasium":
+        raise SettingsError(
+            f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
+            f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
+            "(another result)."
+        )
+    if layout.env_threads > 1 and experiment.env.adapter == "gymnasium":
+        raise SettingsError(
+            f"Layout {layout}: env_threads is for native adapters, but {experiment.env.id} is served by gymnasium, "
+            "which steps environments one after the other: use env_processes=N instead."
+        )
+    free = experiment.scheme.free_running
+    if free and recorded is None and layout.backend != "split":
+        raise SettingsError(
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own. Use "
+            "--layout cpu:a1-l1 (one collector, one learner) or more of them, or --scheme.lag 1, which overlaps "
+            "collecting and learning too and gives the same result on any layout."
+        )
+    if free and recorded is not None and layout.backend not in ("inline", "split"):
+        raise SettingsError(
+            f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
+            "cpu:aC-lL with C collectors and L learners."
+        )
+    if experiment.scheme.preempt < 1 and layout.backend not in ("inline", "processes", "split"):
+        raise SettingsError(
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: who is late shows in memory that "
+            "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+            "or leave --scheme.preempt out."
+        )
+    if experiment.scheme.gradient_lag == "async":
+        if layout.backend not in ("inline", "processes", "split"):
+            raise SettingsError(
+                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in memory "
+                "that they share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+                "or --scheme.gradient-lag 1, which gives stale gradients on any layout."
+            )
+        if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
+            raise SettingsError(
+                f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
+                "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
+            )
+
+
+def _shards_here(experiment: Experiment, layout: Layout) -> int:
+    """Shards on this machine at the least; torchrun spreads them over several, evenly, and Ray as it likes."""
+    machines = 1
+    if layout.backend == "torchrun":
+        machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if layout.backend == "ray":
+        machines = layout.learning
+    return -(-experiment.scheme.shards // max(1, machines))
