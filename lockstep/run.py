@@ -21,8 +21,8 @@ from typing import Any, Literal
 from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.runtime.display import cores
 from lockstep.runtime.files import locked_within, read_objects, write_whole, writing
+from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, from_json, look_for_files_in, require, to_json
 

@@ -19,7 +19,7 @@ import torch
 from lockstep.cli.common import parse, say, say_json
 from lockstep.envs.base import EnvConfig
 from lockstep.run import version
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError
 
 EXTRAS = {

@@ -28,7 +28,7 @@ from lockstep.envs.convert import ActionLog, Seeds
 from lockstep.envs.gym import episode_state
 from lockstep.envs.registry import python_shard, whole_matches
 from lockstep.runtime import children
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.runtime.shared import Arena, SharedMemory
 from lockstep.settings import SettingsError
 

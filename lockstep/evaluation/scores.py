@@ -18,7 +18,7 @@ from lockstep.evaluation.statistics import Interval, bootstrap_interval, readabl
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime.display import PARTS, Display, Status, cores, make_display, waste
+from lockstep.runtime.display import PARTS, Display, make_display
+from lockstep.runtime.machine import cores
+from lockstep.runtime.status import Status, waste
 from lockstep.settings import to_json
 
 if TYPE_CHECKING:

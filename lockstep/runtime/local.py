@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.runtime.children import allow_files
-from lockstep.runtime.display import cores
 from lockstep.runtime.group import Group
+from lockstep.runtime.machine import cores
 from lockstep.runtime.shared import Arena, SharedMemory
 
 if TYPE_CHECKING:

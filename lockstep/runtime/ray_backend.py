@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
 from lockstep.runtime.checkpoint import iteration_of
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.runtime.ray_conductor import Conductor, Lost, allow, cpus, say
 from lockstep.runtime.supervisor import StopRequest, Work, stopping_on_signals
 from lockstep.settings import SettingsError

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import check, prepare
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, parts_of
 from lockstep.speed.trial import Trial
 

@@ -15,7 +15,7 @@ from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import check, prepare
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.speed.bench import load_of_others

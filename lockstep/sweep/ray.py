@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError, require
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.layout import Layout
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError
 from lockstep.sweep import child
 from lockstep.sweep.claims import Claims

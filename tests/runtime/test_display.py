@@ -10,7 +10,8 @@ from rich.console import Console
 
 from lockstep.layout import Layout
 from lockstep.runtime import display
-from lockstep.runtime.display import Status, bottleneck, duration, number, panel, plain_line, sparkline, waste
+from lockstep.runtime.display import duration, number, panel, plain_line, sparkline
+from lockstep.runtime.status import Status, bottleneck, waste
 
 
 def status(**changes: Any) -> Status:

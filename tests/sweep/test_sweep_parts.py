@@ -23,7 +23,7 @@ from rich.console import Console
 from lockstep import recipes
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError, from_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.sweep import Run, grid

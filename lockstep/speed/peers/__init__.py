@@ -18,7 +18,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import prepare
 from lockstep.run import version
-from lockstep.runtime.display import cores
+from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.peers.installed import PeerError, python_of
