@@ -65,6 +65,8 @@ class RunOptions:
     """Iterations between evaluations on environments of their own; 0 switches them off."""
     eval_episodes: int = 10
     """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
+    eval_greedy: bool = False
+    """Have evaluations take the most likely action, as published scores of SAC and MPO do, instead of drawing one."""
     eval_opponents: tuple[str, ...] = ()
     """Who plays the other agents in evaluations, as env.opponents has it; by default, who plays them in training."""
     display: Literal["auto", "live", "plain", "none"] = "auto"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -59,7 +59,8 @@ def report(arguments: list[str]) -> int:
         written = write(runs, out, metric=given.metric, verify=given.verify)
     if given.json:
         proofs = [{"run": name, "ok": proof.ok, "verdict": proof.verdict} for name, proof in written.proofs]
-        say_json({"file": str(out), "bytes": out.stat().st_size, "left_out": list(written.left_out), "proofs": proofs})
+        known = {"file": str(out), "bytes": out.stat().st_size, "left_out": list(written.left_out)}
+        say_json({**known, "scores": [asdict(each) for each in written.scores], "proofs": proofs})
     else:
         if written.left_out:
             say(f"left out, since they have no {given.metric}: {', '.join(written.left_out)}")

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.evaluation.page import COLORS, plain
-from lockstep.evaluation.statistics import Curve, Estimate, readable, thinned
+from lockstep.evaluation.statistics import Curve, Estimate, outlined, readable
 
 _WIDTH, _HEIGHT = 400, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 38
+_NAMES, _LETTERS = 118, 18
+"""Width of the names beside intervals, and how long they may be."""
 _POINTS = 160
 """Points of a line that are drawn."""
 
@@ -61,7 +63,7 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, ends: tuple
                 x, y = across.place(float(curve[0][-1])), up.place(float(curve[1][-1]))
                 parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{3 if kind == "line" else 1.5}"/>')
             elif len(curve[0]):
-                parts.append(f'<polyline class="{kind}" points="{_points(thinned(curve, _POINTS), across, up)}"/>')
+                parts.append(f'<polyline class="{kind}" points="{_points(outlined(curve, _POINTS), across, up)}"/>')
         parts.append("</g>")
     return "".join([*parts, "</svg>"])
 
@@ -70,7 +72,7 @@ def interval_chart(rows: Sequence[tuple[str, int, Estimate]], label: str) -> str
     """A dot and a bar, the interval, for each (name, color, estimate)."""
     height = 24 * len(rows) + 34
     ends = [end for _, _, each in rows for end in (each.value, *(each.interval or ()))]
-    across = _Axis.around(np.array(ends), 12, _WIDTH - 12)
+    across = _Axis.around(np.array(ends), _NAMES if len(rows) > 1 else 12, _WIDTH - 12)
     parts = [_svg(_WIDTH, height, label)]
     for tick, name in across.ticks():
         x = across.place(tick)
@@ -79,6 +81,9 @@ def interval_chart(rows: Sequence[tuple[str, int, Estimate]], label: str) -> str
     for number, (name, color, each) in enumerate(rows):
         y = 16 + 24 * number
         parts.append(f'<g class="c{color % COLORS}"><title>{plain(name)}: {each}</title>')
+        if len(rows) > 1:
+            short = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
+            parts.append(f'<text x="{_NAMES - 8}" y="{y + 4}" class="end">{plain(short)}</text>')
         if each.interval:
             low, high = (across.place(end) for end in each.interval)
             parts.append(f'<path class="interval" d="M{low:.1f} {y}H{max(high, low + 0.5):.1f}"/>')

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.evaluation import atari, page
-from lockstep.evaluation.findings import ENOUGH, TOO_FEW, diverged, normalize
+from lockstep.evaluation.findings import diverged, few, normalize, protocol
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.report import read_runs, write_page
 from lockstep.evaluation.runs import (
@@ -23,12 +23,16 @@ from lockstep.evaluation.runs import (
     Run,
     at_equal_budget,
     differing,
+    held_back,
     labels,
     seeds_again,
     tasks,
 )
-from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement
+from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement, readable
 from lockstep.settings import SettingsError
+
+_RULES = ("env.protocol", "env.options", "env.num_levels", "env.start_level", "env.opponents")
+"""Settings that make another task of the same env.id."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Comparison:
     """Over all tasks; None if there is one."""
     notes: tuple[str, ...]
     """What to bear in mind."""
+    protocol: str = ""
+    """How the scores came about, if the metric is one."""
 
     @property
     def rows(self) -> tuple[Contrast, ...]:
@@ -68,10 +74,13 @@ class Comparison:
 
     def at(self, contrast: Contrast) -> str:
         """The budget in words."""
-        return "" if contrast.budget is None else f"{contrast.budget:,.0f}{' s' if self.x == 'time' else ''}"
+        if contrast.budget is None:
+            return ""
+        return f"{readable(contrast.budget)} s" if self.x == "time" else f"{contrast.budget:,.0f}"
 
     def __str__(self) -> str:
         lines = [f"{self.metric} at equal {X_LABELS[self.x].lower()}: interquartile mean over runs (95% interval)"]
+        lines += [self.protocol] if self.protocol else []
         for each in self.rows:
             at = self.at(each)
             lines.append(f"{each.task} at {at}" if at else each.task)
@@ -130,9 +139,21 @@ def compare(
             f"The two sets have no task in common: {', '.join(tasks(sets[0]))} in the first, "
             f"{', '.join(tasks(sets[1]))} in the second. Runs are only compared on the same env.id."
         )
-    found = [_contrast(task, sets, metric, x) for task in named]
+    found, notes = [], []
+    for task in named:
+        try:
+            found.append(_contrast(task, sets, metric, x))
+        except SettingsError as error:
+            if len(named) == 1:
+                raise
+            notes.append(f"{task} was left out: {error}")
+    if not found:
+        raise SettingsError(" ".join(notes))
+    compared = [each.task for each in found]
+    notes += _notes(sets, compared, metric, x, left_out, (a, b))
     overall = _overall(found, metric) if len(found) > 1 else None
-    comparison = Comparison(metric, x, tuple(found), overall, tuple(_notes(sets, named, metric, left_out, (a, b))))
+    how = protocol([*sets[0], *sets[1]], metric).strip()
+    comparison = Comparison(metric, x, tuple(found), overall, tuple(notes), how)
     if out is not None:
         groups = [Method(_shared(runs), runs) for runs in sets]
         for letter, group, label in zip("AB", groups, labels([group.settings for group in groups])):
@@ -166,16 +187,30 @@ def _notes(
     sets: Sequence[Sequence[Run]],
     named: Sequence[str],
     metric: str,
+    x: str,
     left_out: Sequence[Sequence[Run]],
     given: Sequence[Sequence[Path | str]],
 ) -> list[str]:
-    notes = []
+    notes = [
+        text
+        for task in named
+        if (text := held_back([run for runs in sets for run in runs if run.task == task], metric, x))
+    ]
+    tasks_differ = [name for name in differing([_shared(runs) for runs in sets]) if name.startswith(_RULES)]
+    if tasks_differ:
+        notes.append(f"A and B were not set the same task, since they differ in {', '.join(tasks_differ)}.")
+    if x == "time":
+        facts = [
+            {(run.facts.get("layout"), run.facts.get("platform"), run.facts.get("cores")) for run in s} for s in sets
+        ]
+        if facts[0] != facts[1]:
+            notes.append("A and B had other layouts or machines, on which time depends as much as on what was trained.")
     for letter, runs, without, paths in zip("AB", sets, left_out, given):
         by_task = [[run.settings for run in runs if run.task == task] for task in tasks(runs)]
         mixed = sorted({name for settings in by_task for name in differing(settings)})
         if mixed:
             notes.append(f"the runs of {letter} differ in more than seed and task: {', '.join(mixed[:5])}.")
-        alone = [task for task in tasks(runs) if task not in named]
+        alone = [task for task in tasks(runs) if not all(task in tasks(other) for other in sets)]
         if alone:
             notes.append(f"only {letter} has runs of {', '.join(alone)}; they were left out.")
         if without:
@@ -197,12 +232,7 @@ def _notes(
     notes += diverged([run for runs in sets for run in runs if run.task in named], metric)
     if both := [run.name for run in sets[0] if run in sets[1]]:
         notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
-    counts = [sum(run.task == task for run in runs) for runs in sets for task in named]
-    if min(counts) == 1:
-        notes.append("of a task with one run in a set there is no interval, as it says nothing of other seeds.")
-    elif min(counts) < ENOUGH:
-        notes.append(f"with fewer than {ENOUGH} runs of a task in a set, {TOO_FEW}")
-    return notes
+    return notes + few([sum(run.task == task for run in runs) for runs in sets for task in named])
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
@@ -228,7 +258,7 @@ def _section(comparison: Comparison) -> Section:
         f"{comparison.metric} at the largest number of {comparison.x} that all runs of a task reached: interquartile "
         "mean over runs with 95% bootstrap intervals. P(A > B) is the probability that a run of A scores higher "
         "than a run of B on the same task; an interval that contains 0.5 decides nothing, nor does one of the "
-        "difference that contains 0."
+        f"difference that contains 0. {comparison.protocol}"
     )
     notes = "".join(page.paragraph(f"Note: {note}", "warning") for note in comparison.notes)
     return Section("verdict", "A against B", page.table(header, rows) + page.paragraph(text, "note") + notes)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from lockstep.evaluation import atari, page, statistics
 from lockstep.evaluation.charts import Line, interval_chart, line_chart
-from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, at_equal_budget, seeds_again, tasks, time_unit
-from lockstep.evaluation.statistics import Curve, Scores, efficiency_curve, estimate, iqm, readable
+from lockstep.evaluation.runs import (
+    SCORES,
+    X_LABELS,
+    Method,
+    Run,
+    at_equal_budget,
+    held_back,
+    seeds_again,
+    tasks,
+    time_unit,
+)
+from lockstep.evaluation.statistics import Curve, Estimate, Scores, align, efficiency_curve, estimate, iqm, readable
+from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 
 ENOUGH = 5
@@ -19,6 +31,27 @@ TOO_FEW = "intervals are too narrow, and exclude what is true too often: train m
 _MAX_PAIRS = 15
 _THRESHOLDS = 101
 """Human-normalized scores at which a performance profile is computed, from the lowest to the highest."""
+_HIGHEST = 8.0
+"""Where profiles end: a game or two are played at 70 times a human's score, beside which nothing else could be read."""
+_ELSEWHERE = ("score", "eval", "time", "speed", "lag", "wait")
+"""Kinds of metrics that the page shows in other sections, if at all."""
+_MOST_CHARTS = 120
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the runs of a method scored on a task."""
+
+    task: str
+    method: str
+    runs: int
+    samples: tuple[float, float]
+    """Of the shortest run and of the longest."""
+    score: Estimate
+    """Interquartile mean over runs."""
+    lowest: float
+    highest: float
+    human_normalized: float | None
 
 
 def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
@@ -31,8 +64,7 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
                 "independent of each other, so intervals are too narrow."
             )
     counts = [len(group.on(task)) for group in groups for task in tasks(group.runs)]
-    if any(1 < count < ENOUGH for count in counts):
-        texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
+    texts += few(counts)
     texts += diverged([run for group in groups for run in group.runs], metric)
     unfinished = [
         f"{run.name} ({run.last('samples'):,.0f} of {run.settings.get('total_steps', 0):,})"
@@ -45,6 +77,14 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
     return "".join(page.paragraph(text, "warning") for text in texts)
 
 
+def few(counts: Sequence[int]) -> list[str]:
+    """Sentences about the intervals of so many runs of a task."""
+    texts = ["Of a task with one run there is no interval, as it says nothing of other seeds."] if 1 in counts else []
+    if any(1 < count < ENOUGH for count in counts):
+        texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
+    return texts
+
+
 def diverged(runs: Sequence[Run], metric: str) -> list[str]:
     """A sentence for each run whose metric, or a loss, is no number any more."""
     ends = [(run.name, run.diverged(metric)) for run in runs]
@@ -55,29 +95,70 @@ def diverged(runs: Sequence[Run], metric: str) -> list[str]:
     ]
 
 
-def scores(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
-    """A row for each task and method."""
-    normalized = metric in SCORES and any(map(atari.game, named))
-    rows = []
+def scored(groups: Sequence[Method], named: Sequence[str], metric: str) -> list[Scored]:
+    """One for each task and method that has runs of it."""
+    every = []
     for task, group in itertools.product(named, groups):
-        runs = group.on(task)
-        if not runs:
-            continue
-        found = np.array([run.last(metric) for run in runs])
-        samples = sorted(run.curve("samples", metric)[0][-1] for run in runs)
-        budget = " to ".join(dict.fromkeys(f"{count:,.0f}" for count in (samples[0], samples[-1])))
-        row = [task, group.label, str(len(runs)), budget]
-        row += [str(estimate(iqm, [found])), f"{readable(found.min())} and {readable(found.max())}"]
-        game = atari.game(task)
+        if runs := group.on(task):
+            found = np.array([run.last(metric) for run in runs])
+            samples = sorted(float(run.curve("samples", metric)[0][-1]) for run in runs)
+            score, game = estimate(iqm, [found]), atari.game(task) if metric in SCORES else None
+            human = atari.human_normalized(game, score.value) if game else None
+            ends = (samples[0], samples[-1])
+            every.append(
+                Scored(task, group.label, len(runs), ends, score, float(found.min()), float(found.max()), human)
+            )
+    return every
+
+
+def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> str:
+    """A row for each task and method."""
+    normalized = any(each.human_normalized is not None for each in found)
+    rows = []
+    for each in found:
+        budget = " to ".join(dict.fromkeys(f"{count:,.0f}" for count in each.samples))
+        row = [each.task, each.method, str(each.runs), budget, str(each.score)]
+        row.append(f"{readable(each.lowest)} and {readable(each.highest)}")
         if normalized:
-            row.append(f"{100 * atari.human_normalized(game, float(iqm([found]))):,.1f}%" if game else "")
+            row.append("" if each.human_normalized is None else f"{100 * each.human_normalized:,.1f}%")
         rows.append(row)
     header = ["Task", "Method", "Runs", "Samples", "Score (95% interval)", "Lowest and highest run"]
+    how = protocol([run for group in groups for run in group.runs], metric)
     text = (
-        f"A run's score is the last value of {metric}. Of several runs: the interquartile mean (of fewer than four the "
-        "mean) with its 95% bootstrap interval over runs. One run has none, as it says nothing of other seeds."
+        f"A run's score is the last value of {metric}. {how}"
+        "Of several runs: the interquartile mean (of fewer than four the mean) with its 95% bootstrap interval over "
+        "runs. One run has none, as it says nothing of other seeds."
     )
+    if any(each.samples[0] < 0.9 * each.samples[1] for each in found):
+        text += " Runs of unequal length count with what each of them reached."
     return page.table(header + ["Human-normalized"] * normalized, rows) + page.paragraph(text, "note")
+
+
+def protocol(runs: Sequence[Run], metric: str) -> str:
+    """A sentence that says how scores came about, and a space; nothing of other metrics."""
+    if metric not in SCORES:
+        return ""
+    if metric == "eval/score":
+        text = _evaluations(runs)
+    elif metric == "score/mean":
+        text = "That is the mean raw score of the last 100 training episodes, exploration included"
+    else:
+        text = "That is a raw score of training episodes, exploration included"
+    rules = {str(run.settings.get("env.protocol", "none")) for run in runs} - {"none"}
+    return text + f" (Atari protocol: {', '.join(sorted(rules))})" * bool(rules) + ". "
+
+
+def _evaluations(runs: Sequence[Run]) -> str:
+    default, options = RunOptions(), [run.facts.get("options", {}) for run in runs]
+    counts = sorted({each.get("eval_episodes", default.eval_episodes) for each in options})
+    episodes = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
+    greedy = {each.get("eval_greedy", default.eval_greedy) for each in options}
+    acting = {(True,): "the most likely actions", (False,): "actions as the policy draws them"}
+    how = acting.get(tuple(greedy), "the most likely actions in some runs and drawn ones in others")
+    text = f"That is the mean raw score of {episodes} episodes on environments of their own, with {how}"
+    text += ", on levels that training does not see" * any(run.settings.get("env.num_levels") for run in runs)
+    against = {str(name).partition("#")[0] for each in options for name in each.get("eval_opponents", ())}
+    return text + f", against {', '.join(sorted(against))}" * bool(against)
 
 
 def curves(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
@@ -92,11 +173,42 @@ def curves(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
                 charts.append(_chart(groups, [[each] for each in known], x, metric, singles=True))
         parts += [page.heading(task) if len(named) > 1 else "", page.figures(charts)]
     text = (
-        "Thin lines are single runs as recorded. Thick ones are the interquartile mean over runs, with its pointwise "
-        "95% bootstrap interval, as far as all runs of the method reached. Time is that of iterations, without "
+        "Thin lines are single runs, drawn at their lowest and highest points. Thick ones are the interquartile mean "
+        "over runs, with its pointwise 95% bootstrap interval, as far as all runs of the method reached; where they "
+        "share no stretch, there is none. Time is that of iterations, without "
         "checkpoints and evaluations; it depends on the machine and the layout."
     )
     return "".join(parts) + page.paragraph(text, "note")
+
+
+def diagnostics(groups: Sequence[Method], named: Sequence[str]) -> str:
+    """Whatever else learning recorded and that changed, such as losses, folded: means over runs, over samples."""
+    every = [run for group in groups for run in group.runs]
+    names = dict.fromkeys(name for run in every for name in run.names(""))
+    kept = [name for name in names if name == "gradient_norm" or name.partition("/")[0] not in (*_ELSEWHERE, name)]
+    parts, drawn = [legend(groups)], 0
+    for task in named:
+        charts = []
+        for metric in kept:
+            singles = [[_curve(run, "samples", metric) for run in group.on(task)] for group in groups]
+            known = [[curve for curve in each if len(curve[0])] for each in singles]
+            values = [y for each in known for _, y in each]
+            if not values or min(y.min() for y in values) == max(y.max() for y in values):
+                continue
+            lines = [Line(g.label, n, _mean(each)) for n, (g, each) in enumerate(zip(groups, known)) if each]
+            charts.append(page.figure(metric, line_chart(lines, X_LABELS["samples"], metric)))
+        if charts and drawn + len(charts) <= _MOST_CHARTS:
+            drawn += len(charts)
+            parts += [page.heading(task) if len(named) > 1 else "", page.figures(charts)]
+    if not drawn:
+        return ""
+    return page.details("Losses and other numbers of learning, means over runs", "".join(parts))
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    """As far as all reached."""
+    grid, values = align(curves, 150)
+    return curves[0] if len(curves) == 1 else (grid, values.mean(axis=0))
 
 
 def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: str = "samples") -> str:
@@ -117,7 +229,8 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         scores_of = [[found[task][n] for task in games] for n in range(len(groups))]
         parts.append(_normalized(groups, games, metric, scores_of))
     elif len(named) > 1:
-        why = "scores are only normalized for Atari games" if shared else "no task has runs of every method"
+        why = "scores are only normalized for Atari games" if metric in SCORES else f"{metric} is no score"
+        why = why if shared else "no task has runs of every method"
         if len(games) == 1:
             why = f"{games[0]} is the only game that can be compared"
         text = f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
@@ -142,6 +255,9 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
         text = f"In this section the runs of a task are compared at an equal number of {x}, which all reached: {at}."
         parts.append(page.paragraph(text, "note"))
+        for task in named:
+            if text := held_back([run for group in groups for run in group.on(task)], metric, x):
+                parts.append(page.paragraph(text, "warning"))
     return "".join(parts)
 
 
@@ -198,7 +314,9 @@ def _profile(
     """A performance profile of each method."""
     lines = []
     every = np.concatenate([scores for each in found for scores in each])
-    thresholds = np.linspace(min(0.0, every.min()), max(1.0, every.max()), _THRESHOLDS)
+    highest = float(max(1.0, every.max()))
+    caption += f", up to {_HIGHEST:g}" * (highest > _HIGHEST)
+    thresholds = np.linspace(min(0.0, every.min()), min(_HIGHEST, highest), _THRESHOLDS)
     for number, (group, each) in enumerate(zip(groups, found)):
         share, low, high = statistics.bootstrap(lambda sample: kind(sample, thresholds), each, resamples=1_000)
         lines.append(Line(group.label, number, (thresholds, share), None if np.isnan(low).any() else (low, high)))

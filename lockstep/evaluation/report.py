@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.evaluation import findings, page, provenance
+from lockstep.evaluation.findings import Scored
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
 from lockstep.evaluation.runs import Method, Run, methods, tasks, tell_apart, title
@@ -24,6 +25,8 @@ class Report:
     path: Path
     left_out: tuple[str, ...]
     """Runs without a value of the metric."""
+    scores: tuple[Scored, ...]
+    """What each method scored on each task."""
     proofs: tuple[tuple[str, Proof], ...]
     """What each run's ledger says, of those that are left out too."""
 
@@ -95,11 +98,13 @@ def write_page(
     names = tuple(run.name for run in left_out)
     every = [*runs, *left_out]
     proofs = [provenance.prove(run, verify) for run in every]
+    scored = findings.scored(groups, named, metric)
     sections = [
         *([verdict] if verdict else []),
-        Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, named, metric)),
+        Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, scored, metric)),
         Section("curves", "Learning curves", findings.curves(groups, named, metric)),
         Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric, x)),
+        Section("diagnostics", "Diagnostics", findings.diagnostics(groups, named)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
         Section("lag", "Policy lag", provenance.lag(runs)),
         Section("settings", "Settings", provenance.settings(groups)),
@@ -113,4 +118,4 @@ def write_page(
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text.encode(errors="replace"))  # a folder's name may be of another encoding
-    return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)))
+    return Report(out, names, tuple(scored), tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)))

@@ -59,17 +59,17 @@ class Run:
             SettingsError: the folder is no run.
         """
         path = Path(path)
-        for name in ("metrics.jsonl", "experiment.json"):
-            if not (path / name).is_file():
-                raise SettingsError(
-                    f"{path} is not a run folder: it has no {name}. Give the folder that train printed."
-                )
+        if not (path / "experiment.json").is_file():
+            raise SettingsError(
+                f"{path} is not a run folder: it has no experiment.json. Give the folder that train printed."
+            )
         folder = RunFolder(path)
+        records = folder.records() if folder.metrics.is_file() else []  # none before it has started
         settings = {name: value for name, value in flat(folder.read("experiment.json")).items() if value != {}}
         seed, steps = settings.pop("seed", None), settings.get("total_steps", 0)
         if not isinstance(seed, int) or not isinstance(steps, int):
             raise folder.damaged("experiment.json", "it holds no experiment")
-        return Run(path, seed, settings, folder.facts() if (path / "run.json").is_file() else {}, folder.records())
+        return Run(path, seed, settings, folder.facts() if (path / "run.json").is_file() else {}, records)
 
     @property
     def name(self) -> str:
@@ -183,7 +183,8 @@ def methods(runs: Sequence[Run], *, across_tasks: bool = False) -> list[Method]:
     found: dict[str, Method] = {}
     for run in runs:
         shared = {name: value for name, value in run.settings.items() if not (across_tasks and name == TASK)}
-        found.setdefault(json.dumps(shared, sort_keys=True), Method(shared)).runs.append(run)
+        given = {name: value for name, value in shared.items() if value is not None}  # older runs may not have the name
+        found.setdefault(json.dumps(given, sort_keys=True), Method(shared)).runs.append(run)
     groups = list(found.values())
     for method, label in zip(groups, labels([method.settings for method in groups]), strict=True):
         method.label = label
@@ -206,6 +207,18 @@ def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tup
                 "train the shorter run for longer."
             )
     return budget, np.array([np.interp(budget, *curve) for curve in curves])
+
+
+def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | None:
+    """A sentence if one run of a task is so short that at_equal_budget compares all far from where most of them end."""
+    ends = sorted(((float(run.curve(x, metric)[0][-1]), run) for run in runs), key=lambda end: end[0])
+    (budget, shortest), (usual, _) = ends[0], ends[(len(ends) - 1) // 2]
+    if budget >= 0.9 * usual:
+        return None
+    return (
+        f"{shortest.name} has its last {metric} at {budget:,.0f} {x}, where all runs of {runs[0].task} are therefore "
+        f"compared, though most of them reached {usual:,.0f}. Leave it out to compare the others further on."
+    )
 
 
 def tell_apart(paths: Sequence[Path]) -> list[str]:

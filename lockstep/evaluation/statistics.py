@@ -8,6 +8,7 @@ Shape legend: R runs of a task, T tasks, P points of a curve, K thresholds, N re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,10 +38,22 @@ def median(scores: Scores) -> np.ndarray:
 
 def iqm(scores: Scores) -> np.ndarray:
     """Interquartile mean, [...]: the mean of all runs of all tasks without the lowest and the highest quarter
-    (rounded down: nothing is left out of fewer than four). Section 4.3 of the paper recommends it."""
-    pooled = np.sort(np.concatenate(scores, axis=-1), axis=-1)
-    cut = pooled.shape[-1] // 4
-    return pooled[..., cut : pooled.shape[-1] - cut].mean(axis=-1)
+    (rounded down: nothing is left out of fewer than four). Section 4.3 of the paper recommends it.
+
+    Where tasks have unequal numbers of runs, which the paper does not have, a run weighs the less the more its task
+    has, so that tasks count alike, and exactly a quarter of the weight is left out at either end.
+    """
+    pooled = np.concatenate(scores, axis=-1)
+    counts = [task.shape[-1] for task in scores]
+    if len(set(counts)) == 1:
+        pooled = np.sort(pooled, axis=-1)
+        cut = pooled.shape[-1] // 4
+        return pooled[..., cut : pooled.shape[-1] - cut].mean(axis=-1)
+    order = np.argsort(pooled, axis=-1)
+    weight = np.repeat(1.0 / np.array(counts), counts)[order] / len(counts)
+    until = np.cumsum(weight, axis=-1)
+    kept = np.maximum(np.minimum(until, 0.75) - np.maximum(until - weight, 0.25), 0.0)
+    return (np.take_along_axis(pooled, order, axis=-1) * kept).sum(axis=-1) / kept.sum(axis=-1)
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
@@ -63,10 +76,9 @@ def probability_of_improvement(a: Scores, b: Scores) -> np.ndarray:
 
 
 def run_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
-    """Share of runs, of all tasks, that score above each of K thresholds: [K, ...] (score distributions, section
+    """Share of runs, mean over tasks, that score above each of K thresholds: [K, ...] (score distributions, section
     4.1)."""
-    pooled = np.concatenate(scores, axis=-1)
-    return np.stack([(pooled > threshold).mean(axis=-1) for threshold in thresholds])
+    return np.stack([np.mean([(task > k).mean(axis=-1) for task in scores], axis=0) for k in thresholds])
 
 
 def task_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
@@ -188,6 +200,20 @@ def thinned(curve: Curve, points: int) -> Curve:
     return x[kept], y[kept]
 
 
+def outlined(curve: Curve, points: int) -> Curve:
+    """At most so many of a curve's points: the lowest and the highest of each of equal stretches, so that what sticks
+    out stays, and always the first and the last."""
+    x, y = curve
+    if len(x) <= points:
+        return curve
+    edges = np.linspace(0, len(x), (points - 2) // 2 + 1).astype(int)
+    kept = {0, len(x) - 1}
+    for begin, end in itertools.pairwise(edges.tolist()):
+        kept |= {begin + int(np.argmin(y[begin:end])), begin + int(np.argmax(y[begin:end]))}
+    places = np.array(sorted(kept))
+    return x[places], y[places]
+
+
 def align(curves: Sequence[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray]:
     """Interpolate curves (x [n_i], y [n_i]) linearly onto the range of x that all of them share.
 
@@ -226,11 +252,11 @@ def efficiency_curve(
 
 
 def readable(value: float) -> str:
-    """Short, with three or four telling digits: 0.000123, 0.123, 12.3, 1,234."""
+    """Short, with three or four telling digits: 0.000123, 0.123, 12.3, 1,234, 1.23e+09."""
     if not np.isfinite(value):
         return "not finite"
     size = abs(value)
-    if 0 < size < 0.1:
+    if 0 < size < 0.1 or size >= 1e9:
         return f"{value:.3g}"
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
     text = f"{value:,.{digits}f}"

@@ -171,6 +171,7 @@ class Book:
                 agent.model,
                 self._experiment,
                 options.eval_episodes,
+                options.eval_greedy,
                 opponents=options.eval_opponents,
                 normalizers=agent.normalizers,
                 alive=self._alive,

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.evaluation import atari, statistics
-from lockstep.evaluation.statistics import Scores, bootstrap, efficiency_curve, estimate, iqm, readable, thinned
+from lockstep.evaluation.statistics import (
+    Scores,
+    bootstrap,
+    efficiency_curve,
+    estimate,
+    iqm,
+    outlined,
+    readable,
+    thinned,
+)
 
 DATA = Path(__file__).parent / "data"
 AGGREGATES: dict[str, Callable[[Scores], np.ndarray]] = {
@@ -71,6 +80,27 @@ def test_profiles_by_hand() -> None:
     assert statistics.task_profile(TASKS, thresholds).tolist() == pytest.approx([1.0, 2 / 3, 1 / 3, 0.0])
 
 
+def test_tasks_count_alike_however_many_runs_they_have() -> None:
+    """Twelve runs of one task that is solved, and two of each of three that are not."""
+    scores = [np.ones(12), np.zeros(2), np.zeros(2), np.array([0.0, 0.5])]
+    # A quarter of the weight is the first task's, and is cut off; of the rest, 0.5 has an eighth, and so the last one.
+    assert iqm(scores) == pytest.approx(0.5 * 0.125 / 0.5)
+    assert statistics.run_profile(scores, np.array([0.2])) == pytest.approx([(1 + 0 + 0 + 0.5) / 4])
+    several = [np.stack([task, task[::-1]]) for task in scores]
+    assert iqm(several).tolist() == pytest.approx([0.125, 0.125]), "for each of several samples"
+
+
+def test_outlines_keep_what_sticks_out_and_both_ends() -> None:
+    x, y = np.arange(3000.0), np.sin(np.arange(3000.0) / 200)
+    peaks, dips = np.arange(150, 3000, 300), np.arange(275, 3000, 300)
+    y[peaks], y[dips] = 100, -100
+    kept, drawn = outlined((x, y), 160)
+    assert len(kept) <= 160 and (np.diff(kept) > 0).all() and (kept[0], kept[-1]) == (0, 2999)
+    assert (drawn == 100).sum() == len(peaks) and (drawn == -100).sum() == len(dips)
+    assert (drawn == y[kept.astype(int)]).all()
+    assert outlined((x[:160], y[:160]), 160)[0] is not None and len(outlined((x[:160], y[:160]), 160)[0]) == 160
+
+
 @pytest.mark.parametrize(("length", "points"), [(1, 5), (4, 5), (5, 5), (1000, 5), (7, 2)])
 def test_thinned_curves_keep_both_ends(length: int, points: int) -> None:
     x = np.arange(length)
@@ -103,6 +133,9 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 def slow_iqm(scores: Sequence[np.ndarray]) -> float:
     pooled = sorted(float(score) for task in scores for score in task)
+    if len(set(map(len, scores))) > 1:  # every run so often that all tasks have equally many, in four quarters
+        often = 4 * math.lcm(*map(len, scores))
+        pooled = sorted(float(score) for task in scores for score in task for _ in range(often // len(task)))
     cut = math.floor(len(pooled) / 4)
     middle = pooled[cut:-cut] if cut else pooled
     return sum(middle) / len(middle)
@@ -142,7 +175,7 @@ def test_aggregates_agree_with_loops(both: tuple[list[np.ndarray], list[np.ndarr
     gap = sum(sum(1 - min(x, 1.0) for x in task.tolist()) / len(task) for task in a) / len(a)
     assert statistics.optimality_gap(a) == pytest.approx(gap)
     assert statistics.probability_of_improvement(a, b) == pytest.approx(slow_improvement(a, b))
-    above = [sum(x > 1 for task in a for x in task.tolist()) / sum(map(len, a))]
+    above = [sum(sum(x > 1 for x in task.tolist()) / len(task) for task in a) / len(a)]
     assert statistics.run_profile(a, np.array([1.0])) == pytest.approx(above)
 
 

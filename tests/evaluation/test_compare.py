@@ -31,6 +31,8 @@ def test_one_task_by_hand(tmp_path: Path) -> None:
     assert task.improvement.value == pytest.approx((0 + 2.5 + 4 + 4 + 4) / 25)
     assert task.difference.interval and task.difference.interval[0] < 0 < task.difference.interval[1]
     assert found.notes == ()
+    assert found.protocol == "That is the mean raw score of the last 100 training episodes, exploration included."
+    assert found.protocol in str(found).splitlines()
     back = compare(b, a).tasks[0]
     assert back.improvement.value == pytest.approx(1 - task.improvement.value)
 
@@ -86,7 +88,45 @@ def test_what_weakens_a_comparison_is_noted(tmp_path: Path) -> None:
     young = write_run(tmp_path / "young", iterations=2)
     assert "of B were left out, since they have no score/mean: young." in compare(b, [*b, young]).notes
     assert "fewer than 5 runs" in notes
+    assert "with one run" not in notes
+    alone = " ".join(compare([*b, *runs_of(tmp_path, "e", [3], "Acrobot-v1")], a).notes)
+    assert "task with one run" in alone and "fewer than 5 runs" in alone, "of another task"
     assert "A has several runs of a task with seed 0" in notes and "B has several" not in notes
+
+
+def test_one_short_run_is_named_as_what_moves_the_budget(tmp_path: Path) -> None:
+    a, b = runs_of(tmp_path, "a", [1] * 3), runs_of(tmp_path, "b", [2] * 2)
+    short = write_run(tmp_path / "short", seed=9, task="CartPole-v1", iterations=20)
+    found = compare(a, [*b, short], out=tmp_path / "c.html")
+    assert found.tasks[0].budget == 20 * SAMPLES
+    (note,) = (note for note in found.notes if note.startswith("short has its last score/mean at 327,680 samples"))
+    assert "most of them reached 983,040" in note and note in (tmp_path / "c.html").read_text()
+    longer = [write_run(tmp_path / f"c{i}", seed=i, task="CartPole-v1", iterations=120) for i in range(3)]
+    assert "Leave it out" not in " ".join(compare(a, longer).notes), "a set of shorter runs is what was asked for"
+
+
+def test_a_task_that_cannot_be_compared_is_left_out(tmp_path: Path) -> None:
+    late = write_run(tmp_path / "late", iterations=60, task="Pong")
+    lines = (late / "metrics.jsonl").read_text().splitlines()
+    (late / "metrics.jsonl").write_text("\n".join(lines[40:]) + "\n")
+    a, b = runs_of(tmp_path, "a", [1, 2]), runs_of(tmp_path, "b", [3, 4])
+    short = write_run(tmp_path / "short", iterations=10, task="Pong")
+    found = compare([*a, late], [*b, short])
+    assert [each.task for each in found.tasks] == ["CartPole-v1"] and found.overall is None
+    assert any(note.startswith("Pong was left out: late has its first score/mean") for note in found.notes)
+
+
+def test_other_rules_and_machines_are_noted(tmp_path: Path) -> None:
+    a, b = runs_of(tmp_path, "a", [1, 2]), runs_of(tmp_path, "b", [3, 4])
+    for run in b:
+        settings, facts = (json.loads((run / name).read_text()) for name in ("experiment.json", "run.json"))
+        settings["env"]["protocol"] = "classic"
+        (run / "experiment.json").write_text(json.dumps(settings))
+        (run / "run.json").write_text(json.dumps({**facts, "cores": 64}))
+    notes = compare(a, b).notes
+    assert "A and B were not set the same task, since they differ in env.protocol." in notes
+    assert not any("machines" in note for note in notes)
+    assert any("other layouts or machines" in note for note in compare(a, b, x="time").notes)
 
 
 def test_a_run_is_the_same_however_its_folder_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

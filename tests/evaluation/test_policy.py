@@ -114,10 +114,11 @@ def test_evaluating_during_training_changes_no_bit_of_it(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["td3", "sac-discrete", "iqn", "r2d2-uniform-lag-1", "mpc-lag-1", "ppo-rnd"])
 def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: Path) -> None:
     settings = EXPERIMENTS[name]()
-    options = RunOptions(run=str(tmp_path), eval_every=settings.iterations, eval_episodes=1, **QUIET)
+    often = settings.iterations
+    options = RunOptions(run=str(tmp_path), eval_every=often, eval_episodes=1, eval_greedy=True, **QUIET)
     train(settings, options=options)
     scores, final = RunData.read(tmp_path).curve("samples", "eval/score")[1], load_policy(tmp_path)
-    assert list(scores) == [evaluate_policy(final.model, final.experiment, 1).mean]
+    assert list(scores) == [evaluate_policy(final.model, final.experiment, 1, greedy=True).mean]
 
 
 def test_what_had_diverged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

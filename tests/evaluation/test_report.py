@@ -92,10 +92,10 @@ def test_twenty_runs_in_one_light_page(tmp_path: Path) -> None:
     page = report(runs, tmp_path / "new" / "report.html")
     assert page.stat().st_size < 2_000_000
     reader = read(page)
-    assert list(reader.sections)[-9:] == [
-        *("scores", "curves", "aggregates", "speed", "lag", "settings", "proof", "machines", "videos")
+    assert list(reader.sections)[-10:] == [
+        *("scores", "curves", "aggregates", "diagnostics", "speed", "lag", "settings", "proof", "machines", "videos")
     ]
-    assert sum(tag == "svg" for tag, _ in reader.tags) == 3
+    assert sum(tag == "svg" for tag, _ in reader.tags) == 3 + 1, "and one of loss/value"
     (header, *scores) = rows(page, "scores")
     assert header[:4] == ["Task", "Method", "Runs", "Samples"] and header[-1] == "Human-normalized"
     assert [row[1:4] for row in scores] == [[f"lag={lag}", "5", "6,553,600"] for lag in range(4)]
@@ -194,6 +194,52 @@ def change_lines(run: Path, change: Callable[[int, dict[str, Any]], dict[str, An
     lines = (run / "metrics.jsonl").read_text().splitlines()
     changed = (json.dumps(change(number, json.loads(line))) for number, line in enumerate(lines))
     (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in changed))
+
+
+def test_the_protocol_of_scores_is_stated(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed, metrics={"eval/score": 3.0}) for seed in (1, 2)]
+    for run in runs:
+        settings, facts = (json.loads((run / name).read_text()) for name in ("experiment.json", "run.json"))
+        settings["env"] |= {"protocol": "sticky", "num_levels": 200}
+        options = {"eval_episodes": 30, "eval_greedy": True, "eval_opponents": ["random"]}
+        (run / "experiment.json").write_text(json.dumps(settings))
+        (run / "run.json").write_text(json.dumps(facts | {"options": options}))
+    told = read(report(runs, tmp_path / "r.html")).sections["scores"]
+    assert "mean raw score of the last 100 training episodes, exploration included (Atari protocol: sticky)." in told
+    told = read(report(runs, tmp_path / "r.html", metric="eval/score")).sections["scores"]
+    for words in ("30 episodes on", "with the most likely actions", "levels that training does not", "against random"):
+        assert words in told
+    assert "episodes" not in read(report(runs, tmp_path / "r.html", metric="loss/value")).sections["scores"]
+
+
+def test_a_run_that_has_just_been_made_is_left_out(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
+    (runs[0] / "metrics.jsonl").unlink()
+    assert "Left out, since they have no score/mean: 0." in read(report(runs, tmp_path / "r.html")).sections["scores"]
+    with pytest.raises(SettingsError, match="no values of 'score/mean' yet"):
+        report(runs[:1], tmp_path / "r.html")
+
+
+def test_a_setting_that_older_runs_do_not_have_makes_no_method_of_its_own(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    settings = json.loads((runs[0] / "experiment.json").read_text())
+    (runs[0] / "experiment.json").write_text(json.dumps(settings | {"new": None}))
+    (row,) = rows(report(runs, tmp_path / "r.html"), "scores")[1:]
+    assert row[2] == "2"
+
+
+def test_profiles_end_where_they_can_be_read(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / game, task=game, score=lambda done: 2000.0) for game in ("Pong", "Breakout")]
+    text = report(runs, tmp_path / "r.html").read_text()
+    assert "Share of runs that score above τ, up to 8" in text
+
+
+def test_names_stand_beside_intervals(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{game}-{lag}", task=game, lag=lag) for game in ("Pong", "Breakout") for lag in (0, 1)
+    ]
+    text = report(runs, tmp_path / "r.html").read_text()
+    assert re.findall(r'<text x="110" y="\d+" class="end">lag=(\d)</text>', text) == ["0", "1"] * 4
 
 
 def test_few_seeds_are_warned_of_and_enough_are_not(tmp_path: Path) -> None:
