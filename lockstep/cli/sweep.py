@@ -19,7 +19,7 @@ from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
 from lockstep.sweep.claims import Claims
 from lockstep.sweep.options import LASTING, SweepOptions
-from lockstep.sweep.queue import SEARCH, Entry, Queue, read_json, write_json
+from lockstep.sweep.queue import SEARCH, Entry, Queue, State, read_json, write_json
 from lockstep.sweep.runner import Runner, needs_of
 from lockstep.sweep.slots import Machine, Needs, Place
 from lockstep.sweep.stopping import Curve
@@ -57,6 +57,8 @@ def sweep(arguments: list[str]) -> int:
         raise SettingsError(f"{folder} holds a population, which nothing else goes with. Choose another folder.")
     _check(folder, searched, population, options)
     with progress_to_stderr(options.json):
+        if search is not None:
+            search.validate()
         for run in search.runs if search else runs:
             run.validate(here=not (options.slurm or options.ray))
         new = bool(runs or search)
@@ -192,6 +194,11 @@ def _check(folder: Path, searched: bool, population: bool, options: SweepOptions
             f"--stop-early {options.stop_early} would end members of a population, which gives up the worst itself. "
             "Leave it out."
         )
+    if population and options.retry_stopped:
+        raise SettingsError(
+            f"--retry-stopped: what {folder}, a population, has given up is part of its result, and others succeed it. "
+            "Leave it out."
+        )
     if options.slurm_options and not options.slurm:
         raise SettingsError("--slurm-options describes jobs of Slurm's. Add --slurm, or leave it out.")
     if (options.retry_failed or options.retry_stopped) and (options.status or options.dry_run):
@@ -217,9 +224,9 @@ def _refuse_second_job(queue: Queue) -> None:
 
 def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> None:
     """Raise SettingsError if a run that waits on Ray would itself want Ray."""
-    again = {"failed"} if options.retry_failed else set[str]()
-    again |= {"stopped"} if options.retry_stopped else set()
-    outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs))
+    asked: dict[State, bool] = {"failed": options.retry_failed, "stopped": options.retry_stopped}
+    again = [state for state, wanted in asked.items() if wanted]
+    outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs, again=again))
     layouts = [layout for layout, outcome in outcomes if outcome is None or outcome.state in again]
     layouts += [run.layout for run in (trials.search.runs if trials else ())]
     if nested := next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None):
@@ -237,16 +244,16 @@ def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: 
         say(f"dropped {', '.join(drop(options.drop))}")
     if options.ray:
         _refuse_nested(queue, runs, trials, options)
+    if options.retry_failed:  # before they are added, which gives those that wait the layout and options of now
+        say(f"{queue.retry('failed')} failed runs wait again")
+    if options.retry_stopped:
+        say(f"{queue.retry('stopped')} stopped runs wait again")
     with writing(queue.folder):
         write_json(queue.folder / "sweep.json", {name: getattr(options, name) for name in LASTING})
         queue.add(runs)
     entries = queue.entries()
     if not entries and trials is None:
         say("nothing is left in the queue")
-    if options.retry_failed:
-        say(f"{queue.retry('failed')} failed runs wait again")
-    if options.retry_stopped:
-        say(f"{queue.retry('stopped')} stopped runs wait again")
     if trials is not None:
         trials.begin()
         entries = queue.entries()
@@ -305,7 +312,7 @@ def _show(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None, opt
         digest = (document["digest"] or "")[:12]
         say(f"{document['state']:<8} {document['done']:>4.0%} {score:>9}  {digest:<12}  {document['name']}")
         if document["reason"]:
-            say("    " + document["reason"].splitlines()[-1])
+            say("    " + _gist(document["reason"]))
     if trials is not None:
         for name, space in trials.search.space.items():
             say(f"{name}: {space}")
@@ -320,6 +327,12 @@ def _show(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None, opt
         from lockstep.sweep.slurm import submit
 
         submit(queue, entries, options, say, dry_run=True)
+
+
+def _gist(reason: str) -> str:
+    """The line of a reason that says most: the last of a traceback, the first of what else tells of an end."""
+    lines = reason.splitlines()
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
 
 
 def _submit_search(queue: Queue, trials: Proposals[Any], options: SweepOptions) -> None:

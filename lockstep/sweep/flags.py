@@ -179,13 +179,16 @@ def _alternatives(group: list[str]) -> list[list[str]]:
     if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text)):
         return [group]
     found: list[list[str]] = []
+    merged = _normal(flag) in MERGED
     for part in map(str.strip, text.split(",")):
         numbers = _RANGE.fullmatch(part)
         begin, end = map(int, numbers.groups()) if numbers else (0, 0)
         if not part or begin > end:
             what = f"the range {part} is empty" if part else "a value is missing beside a comma"
             raise SettingsError(f"{flag} {text}: {what}. Write a list as 1,2,3 or whole numbers as 1..3.")
-        if numbers:
+        if merged and "=" not in part and found:  # NAME=1,2
+            found.append([*found[-1][:-1], f"{found[-1][-1].partition('=')[0]}={part}"])
+        elif numbers:
             found += [[flag, str(number)] for number in range(begin, end + 1)]
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])

@@ -18,8 +18,8 @@ import numpy as np
 from lockstep.envs.pettingzoo import agents_of
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.settings import SettingsError, to_json
-from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_space, is_whole
-from lockstep.sweep.spec import Run, changed, setting
+from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_objective, check_space, is_whole
+from lockstep.sweep.spec import Run, changed, holds, setting
 
 _STEP = 0.1
 """Of its range, by which a number is moved."""
@@ -67,6 +67,7 @@ class Population:
 
     def validate(self) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs."""
+        check_kinds("A population", self.runs, self.space)
         if self.members < 2 or self.generations < 1 or not self.space:
             raise SettingsError(
                 f"A population needs two members (--population {self.members}), a generation (--generations "
@@ -75,7 +76,7 @@ class Population:
             )
         if not 0 < self.share <= 0.5:
             raise SettingsError(f"A population's share={self.share} must lie above 0 and not above 0.5.")
-        check_kinds("A population", self.runs, self.space)
+        check_objective(self.objective, self.runs)
         experiment = self.run.experiment
         if self.rivals and not agents_of(experiment.env):
             raise SettingsError(
@@ -139,8 +140,12 @@ class Population:
                 name: anew[name] if random.random() < _ANEW else self._moved(name, values[name], random)
                 for name in self.space
             }
-            if found != values and _holds(self._with(found)):
+            if found != values and holds(self._with(found)):
                 return found
+        for name in self.space:  # of few listed values, draws may all have been the same
+            for value in self._others(name, values[name]):
+                if holds(self._with(found := {**values, name: value})):
+                    return found
         return dict(values)
 
     def member(
@@ -191,7 +196,7 @@ class Population:
                     found[name] = space.values[int(random.integers(len(space.values)))]
                 else:
                     found[name] = self._at(name, space, float(random.random()))
-            if _holds(self._with(found)):
+            if holds(self._with(found)):
                 return found
         self._with(found).validate()  # which says what contradicts what
         return found
@@ -206,6 +211,13 @@ class Population:
         moved = self._at(name, space, (now - low) / (high - low) + up * _STEP)
         return value + up if moved == value else moved  # of whole numbers a step may be less than one
 
+    def _others(self, name: str, value: Any) -> list[Any]:
+        """The values of a setting that lists them, from the one behind the given on."""
+        space = self.space[name]
+        listed = list(space.values) if isinstance(space, OneOf) else []
+        place = listed.index(value) if value in listed else 0
+        return [*listed[place + 1 :], *listed[:place]]
+
     def _at(self, name: str, space: Between, place: float) -> Any:
         """The number at a place of its range, 0 to 1; that of its nearest end outside."""
         place = min(max(place, 0.0), 1.0)
@@ -214,12 +226,3 @@ class Population:
         value = math.exp(value) if space.log else value
         whole = is_whole(space, setting(self.run.experiment, name))
         return min(max(round(value), int(space.low)), int(space.high)) if whole else space.near(value)
-
-
-def _holds(experiment: Experiment) -> bool:
-    """Whether settings do not contradict each other."""
-    try:
-        experiment.validate()
-    except SettingsError:
-        return False
-    return True

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -174,14 +174,19 @@ class Queue:
                 write_json(self._queue / f"{entry.name}.json", dataclasses.asdict(entry))
 
     def with_runs(
-        self, runs: Sequence[Run], directory: str | None = None, command: Sequence[str] | None = None
+        self,
+        runs: Sequence[Run],
+        directory: str | None = None,
+        command: Sequence[str] | None = None,
+        again: Collection[State] = (),
     ) -> list[Entry]:
-        """What would be queued if these runs were added."""
+        """What would be queued if these runs were added, and those that have ended so were to wait again."""
         known = {entry.identity: entry for entry in self.entries()}
         for run in runs:
             identity = run.experiment.identity()
             old = known.get(identity)
-            if old is not None and self.outcome(old.name) is not None:
+            ended = self.outcome(old.name) if old is not None else None
+            if ended is not None and ended.state not in again:
                 continue
             known[identity] = Entry(
                 name=old.name if old else run.name,

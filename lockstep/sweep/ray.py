@@ -61,6 +61,8 @@ class Bundle:
 
     cpus: int
     gpus: float
+    memory: int = 0
+    """Bytes of replay."""
 
     def __str__(self) -> str:
         return f"Ray, {self.cpus} CPU{'s' * (self.cpus != 1)}" + (f", {self.gpus:g} GPU" if self.gpus else "")
@@ -71,7 +73,8 @@ class RayProcess:
 
     def __init__(self, ray: Any, queue: Queue, name: str, bundle: Bundle) -> None:
         # Two threads, so that a run can be told to stop.
-        kind = ray.remote(num_cpus=bundle.cpus, num_gpus=bundle.gpus, max_restarts=0, max_concurrency=2)(SweepRun)
+        wanted = {"num_cpus": bundle.cpus, "num_gpus": bundle.gpus, "memory": bundle.memory or None}
+        kind = ray.remote(**wanted, max_restarts=0, max_concurrency=2)(SweepRun)
         self._ray, self._log, self._actor = ray, queue.log(name), kind.remote()
         self._begun, self._ended = self._actor.__ray_ready__.remote(), self._actor.run.remote(str(queue.folder), name)
         self._placed = False
@@ -140,7 +143,8 @@ class RayCluster:
         there, bundle = self._ray.cluster_resources(), self._bundle(wanted)
         cpus = there.get("CPU", 0) - sum(taken.cpus for taken in self._taken)
         gpus = there.get("GPU", 0) - sum(taken.gpus for taken in self._taken)
-        return cpus >= bundle.cpus > 0 and gpus > bundle.gpus - _ROUNDING
+        memory = there.get("memory", 0) - sum(taken.memory for taken in self._taken)
+        return cpus >= bundle.cpus > 0 and gpus > bundle.gpus - _ROUNDING and memory >= bundle.memory
 
     def take(self, wanted: Needs) -> Bundle | None:
         """Cores and GPUs of one node; None while too few are free. A run for more cores than any node has gets all of
@@ -165,7 +169,9 @@ class RayCluster:
     def _bundle(self, wanted: Needs) -> Bundle:
         # Ray shares out single GPUs only, by ten-thousandths.
         gpus = 10_000 // self._runs_per_gpu / 10_000 if wanted.gpus == 1 else float(wanted.gpus)
-        return Bundle(min(wanted.cores, int(self._largest("CPU"))), gpus)
+        # A run alone on the largest node is left to find out whether its memory suffices.
+        memory = min(wanted.memory, int(self._largest("memory")))
+        return Bundle(min(wanted.cores, int(self._largest("CPU"))), gpus, memory)
 
     def _largest(self, resource: str) -> float:
         """What the best node has."""

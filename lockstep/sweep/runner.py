@@ -297,15 +297,17 @@ class Runner:
 
     def _stop(self) -> None:
         """An end with checkpoints; if the user asks once more, an end."""
-        if self._asked > (1 if self._stopping is None else self._stopping):
-            for running in self._running:
-                running.process.kill()
-        elif self._stopping is None:
-            self._stopping = self._asked
+        if self._stopping is None:
+            self._stopping = min(self._asked, 1)  # even if more came at once: first, all are told
             for running in self._running:
                 running.tell()
             if self._running:
-                self._overview.message("checkpoint and stop after each run's iteration; a further Ctrl-C stops at once")
+                why = f"{self._trouble}: " if self._trouble else ""
+                text = f"{why}checkpoint and stop after each run's iteration; a further Ctrl-C stops at once"
+                self._overview.message(text)
+        elif self._asked > self._stopping:
+            for running in self._running:
+                running.process.kill()
 
     def _picture(self) -> Picture:
         counts: Counter[State] = Counter(self._states.values())

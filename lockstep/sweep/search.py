@@ -32,7 +32,11 @@ class Between:
 
     def near(self, value: float) -> float:
         """The number with few digits that a value stands for."""
-        return value if isinstance(value, int) else min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
+        if isinstance(value, int):
+            return value
+        # Of discounts and the like, what counts is how far they are from 1.
+        short = round(1 - float(f"{1 - value:.{_DIGITS}g}"), 15) if 0.9 < value < 1 else float(f"{value:.{_DIGITS}g}")
+        return min(max(short, self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -65,17 +69,19 @@ class Search:
 
     def validate(self) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs."""
+        check_kinds("A search", self.runs, self.space)
         if self.trials < 1 or not self.space or not self.runs:
             raise SettingsError(
                 f"A search needs at least one trial (--trials {self.trials}), a run ({len(self.runs)} given) and a "
                 f"setting to search ({len(self.space)} given), as in --search algorithm.learning_rate=log:1e-5..1e-3."
             )
-        check_kinds("A search", self.runs, self.space)
+        check_objective(self.objective, self.runs)
         first = self.runs[0].experiment
         for name, space in self.space.items():
             check_space(name, space, setting(first, name))
-            for value in space.values if isinstance(space, OneOf) and len(self.space) == 1 else ():
-                replaced(first, name, value).validate()
+            if len(self.space) == 1:  # of several, only combinations tell
+                for value in _sure_to_be_tried(space, setting(first, name)):
+                    replaced(first, name, value).validate()
         if any(run.experiment.replace(seed=first.seed) != first for run in self.runs):
             raise SettingsError(
                 "The runs of a search may differ in their seeds alone: scores of other tasks or settings do not add up "
@@ -154,17 +160,38 @@ def _number(text: str) -> float:
 
 def is_whole(space: Between, value: Any) -> bool:
     """Whether only whole numbers of a range are tried, for a setting whose value is known."""
-    return isinstance(space.low, int) and isinstance(space.high, int) and not isinstance(value, float)
+    return isinstance(space.low, int) and isinstance(space.high, int) and isinstance(value, int)
+
+
+def _sure_to_be_tried(space: Between | OneOf, value: Any) -> Sequence[Any]:
+    """Values that have to fit. Of whole numbers those between the ends may, where others divide by them."""
+    if isinstance(space, OneOf):
+        return space.values
+    return () if is_whole(space, value) else (space.low, space.high)
 
 
 def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | OneOf]) -> None:
     """Raise SettingsError if the parts of a search, or of a population, are something else."""
+    if not isinstance(runs, Sequence) or not isinstance(space, Mapping):
+        raise SettingsError(
+            f"{what} has runs={runs!r} and space={space!r}: runs is a list of lockstep.sweep.Run, and space maps "
+            "settings to what is tried, as in [Run(experiment)] and {'algorithm.epochs': OneOf((2, 4))}."
+        )
     for each, kind in (*((run, Run) for run in runs), *((each, (Between, OneOf)) for each in space.values())):
         if not isinstance(each, kind):
             raise SettingsError(
                 f"{what} has {each!r} where it takes a lockstep.sweep.Run, or a Between or OneOf for a setting, as in "
                 "Run(experiment) and {'algorithm.learning_rate': Between(1e-5, 1e-3, log=True)}."
             )
+
+
+def check_objective(objective: str, runs: Sequence[Run]) -> None:
+    """Raise SettingsError if runs will never measure what they are to be judged by."""
+    if objective.startswith("eval/") and not all(run.options.eval_every for run in runs):
+        raise SettingsError(
+            f"--objective {objective} is measured by evaluations during training, which these runs do not have: add "
+            "--eval-every N, in iterations."
+        )
 
 
 def check_space(name: str, space: Between | OneOf, value: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ from lockstep.sweep.slots import Needs
 
 _SLOTS = 4
 """Runs of a search at a time: more end sooner, and learn less from each other."""
+_ARRAY = 1000
+"""Jobs of an array at most: Slurm takes 1001 unless it is told otherwise (MaxArraySize)."""
+_BESIDE = 3 * 2**30
+"""Bytes that a run takes beside its replay: torch in some processes, and environments."""
 _REFUSED = 2
 """Exit code of a command that finds a mistake in its settings."""
 _ENDING = 60.0
@@ -84,7 +88,7 @@ class SearchJob:
 def submit(
     queue: Queue, entries: list[Entry], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool = False
 ) -> int:
-    """Hand every run that waits, and has no job yet, to Slurm: one array of jobs for each number of cores and GPUs.
+    """Hand every run that waits, and has no job yet, to Slurm: an array of jobs for those with equal needs.
 
     Args:
         entries: of the queue.
@@ -98,15 +102,20 @@ def submit(
     Raises:
         SettingsError: submitit or Slurm is missing, or refuses the options.
     """
-    known = set() if dry_run else _queued_jobs()
+    known = _known_jobs(queue) if dry_run else _queued_jobs()
     by_needs: dict[Needs, list[Entry]] = {}
     for entry in entries:
         if queue.state(entry.name) == "waiting" and _job(queue, entry.name) not in known:
             by_needs.setdefault(needs_of(entry), []).append(entry)
     options = {"array_parallelism": sweep.slots} if sweep.slots else {}
     options |= sweep.slurm_options
-    for wanted, waiting in by_needs.items():
-        made = executor(queue.folder / "slurm", _settings(queue, wanted), options, dry_run=dry_run)
+    arrays = [
+        (wanted, waiting[begin : begin + _ARRAY])
+        for wanted, waiting in by_needs.items()
+        for begin in range(0, len(waiting), _ARRAY)
+    ]
+    for wanted, waiting in arrays:
+        made = executor(queue.folder / "slurm", _settings(queue, wanted, options), options, dry_run=dry_run)
         if dry_run:
             count = f"{len(waiting)} job{'s' * (len(waiting) != 1)}"
             if 0 < sweep.slots < len(waiting):
@@ -137,8 +146,10 @@ def submit_search(
     """
     slots = sweep.slots or _SLOTS
     cores, gpus = max(run.cores for run in runs), max(run.gpus for run in runs)
-    wanted = Needs(slots * cores, max(gpus, -(-slots * gpus // sweep.runs_per_gpu)))
-    made = executor(queue.folder / "slurm", _settings(queue, wanted), sweep.slurm_options, dry_run=dry_run)
+    memory = slots * max(run.memory for run in runs)
+    wanted = Needs(slots * cores, max(gpus, -(-slots * gpus // sweep.runs_per_gpu)), memory)
+    settings = _settings(queue, wanted, sweep.slurm_options, slots)
+    made = executor(queue.folder / "slurm", settings, sweep.slurm_options, dry_run=dry_run)
     if dry_run:
         say(f"1 job, which runs {slots} at a time:")
         say(script(made))
@@ -176,9 +187,22 @@ def abandoned(queue: Queue) -> dict[str, str]:
     }
 
 
-def _settings(queue: Queue, wanted: Needs) -> dict[str, Any]:
-    gpus = {"gpus_per_node": wanted.gpus} if wanted.gpus else {}
-    return {"job_name": queue.folder.name, "cpus_per_task": wanted.cores, **gpus}
+def _settings(queue: Queue, wanted: Needs, given: Mapping[str, Any], runs: int = 1) -> dict[str, Any]:
+    """What a job asks for, unless the user says otherwise: memory only for replay, else the cluster's default."""
+    asked: dict[str, Any] = {"job_name": queue.folder.name, "cpus_per_task": wanted.cores}
+    if wanted.gpus:
+        asked["gpus_per_node"] = wanted.gpus
+    if wanted.memory and not any(name.startswith("mem") for name in given):
+        asked["mem"] = f"{-(-(wanted.memory + runs * _BESIDE) // 2**20)}M"
+    return asked
+
+
+def _known_jobs(queue: Queue) -> set[str]:
+    """The same where Slurm need not be there, as long as nothing was handed to it."""
+    try:
+        return _queued_jobs() if _jobs(queue).exists() else set()
+    except SettingsError:
+        return set()
 
 
 def _queued_jobs() -> set[str]:

@@ -178,6 +178,15 @@ def changed(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
+def holds(experiment: Experiment) -> bool:
+    """Whether its settings do not contradict each other."""
+    try:
+        experiment.validate()
+    except SettingsError:
+        return False
+    return True
+
+
 def _path(name: str) -> list[str]:
     return name.replace("-", "_").split(".")
 

@@ -13,12 +13,13 @@ import numpy as np
 from lockstep.evaluation.runs import SCORES
 from lockstep.settings import SettingsError, from_json, require, to_json
 from lockstep.sweep.proposals import Proposals
-from lockstep.sweep.queue import Entry, read_json, write_json
+from lockstep.sweep.queue import Entry, Outcome, read_json, write_json
 from lockstep.sweep.search import Between, Search, is_whole, mean, measured, reached
-from lockstep.sweep.spec import setting
+from lockstep.sweep.spec import changed, holds, setting
 
 _DRAWS = 20
-"""Draws at most until a trial has values that were not tried yet: a small space may have no others."""
+"""Draws at most until a trial has values that were not tried yet and do not contradict each other: a small space may
+have no others."""
 _OF_EPISODES = {"score/length", *SCORES} - {"eval/score"}
 """Metrics that every run has once some episodes have ended."""
 
@@ -49,6 +50,11 @@ class Trials(Proposals[Search]):
     its number alone."""
 
     key, parts = "search", "trials"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ended: dict[int, tuple[list[Outcome | None], Trial]] = {}
+        """Trials that have ended, with the outcomes of their runs: reading what long runs measured takes seconds."""
 
     def begin(self) -> None:
         """As any.
@@ -122,10 +128,14 @@ class Trials(Proposals[Search]):
         states = {outcome.state for outcome in outcomes if outcome is not None}
         if None in outcomes or not states:
             return Trial(number, values, names, "running")
+        if number in self._ended and self._ended[number][0] == outcomes:
+            return self._ended[number][1]
         ends = [reached(measured(self._queue.metrics(name)), self.search.objective) for name in names]
         state = "failed" if "failed" in states else "stopped" if "stopped" in states else "done"
         value = None if state == "failed" else mean([value for value, _ in ends])
-        return Trial(number, values, names, state, value, min(samples for _, samples in ends))
+        trial = Trial(number, values, names, state, value, min(samples for _, samples in ends))
+        self._ended[number] = outcomes, trial
+        return trial
 
     def _proposed(self, number: int, trials: list[Trial]) -> dict[str, Any]:
         """The values that Optuna would try next.
@@ -144,8 +154,9 @@ class Trials(Proposals[Search]):
         values: dict[str, Any] = {}
         for seed in seeds.tolist():
             values = self._drawn(seed, trials)
-            if values not in tried:
-                break  # else it would be done as soon as it began, and nobody would know more
+            # Else it would be done as soon as it began, or refused, and nobody would know more.
+            if values not in tried and holds(changed(self.search.runs[0].experiment, values)):
+                break
         return values
 
     def _drawn(self, seed: int, trials: list[Trial]) -> dict[str, Any]:

@@ -376,6 +376,21 @@ def test_what_nobody_foresaw_has_runs_checkpoint_and_is_shown_as_it_is(
     assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
 
 
+def test_two_ctrl_cs_at_once_are_an_end_and_no_failure(queue: Queue) -> None:
+    """Both arrive before the sweep looks: it tells the runs first, and then ends them."""
+    queue.add(seeds(1))
+    runner: Runner
+
+    class Hurried(Machine):
+        def start(self, queue: Queue, name: str, share: Share) -> Process:
+            runner._asked = 2
+            return subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 100 & wait"])
+
+    runner = Runner(queue, Hurried([0]), SweepOptions(overview="plain"))
+    assert not runner.run()
+    assert queue.state(queue.entries()[0].name) == "waiting"
+
+
 class Held(Instant):
     """A place whose first process finds its run held by another one, which dies later."""
 

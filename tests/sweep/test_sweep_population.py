@@ -167,6 +167,12 @@ def test_settings_that_contradict_each_other_are_not_tried() -> None:
         of.member(2, 0, of.explored(2, 0, values), None).experiment.validate()
 
 
+def test_something_changes_where_only_values_are_listed_too() -> None:
+    of, values = population({"algorithm.epochs": OneOf((2, 4))}), {"algorithm.epochs": 2}
+    found = [of.explored(generation, member, values) for generation in range(2, 40) for member in range(4)]
+    assert all(each == {"algorithm.epochs": 4} for each in found)
+
+
 def test_other_seeds_begin_with_other_settings() -> None:
     other = Population(dataclasses.replace(RUN, experiment=RUN.experiment.replace(seed=2)), ALL)
     assert population().begun() == population().begun() != other.begun()
@@ -337,6 +343,8 @@ def test_a_population_from_flags() -> None:
         ((*FLAGS, "--population", "4", "--trials", "3"), "Give a population --generations"),
         ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "gives up the worst itself"),
         ((*FLAGS, "--population", "4", "--drop", "x"), "of a population what failed can be dropped"),
+        ((*FLAGS, "--population", "4", "--retry-stopped"), "has given up is part of its result"),
+        ((*FLAGS, "--population", "4", "--objective", "eval/score"), "add --eval-every N"),
         ((*FLAGS, "--rivals"), "--rivals is for populations"),
         ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
         (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),

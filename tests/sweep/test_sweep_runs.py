@@ -22,7 +22,9 @@ from lockstep.cli.main import main
 from lockstep.runtime import checkpoint
 from lockstep.settings import from_json
 from lockstep.sweep import grid
-from lockstep.sweep.queue import Queue
+from lockstep.sweep.flags import runs_of
+from lockstep.sweep.options import SweepOptions
+from lockstep.sweep.queue import Outcome, Queue
 from lockstep.train import train
 
 KILLS = int(os.environ.get("LOCKSTEP_KILLS", "2"))
@@ -155,6 +157,20 @@ def test_a_failing_run_is_shown_and_can_be_retried(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert "1 failed runs wait again" in captured.err
     assert [run["state"] for run in json.loads(captured.out)["runs"]] == ["done", "done"]
+
+
+def test_what_failed_goes_on_with_the_layout_and_options_of_the_retry(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]
+    queue = Queue.make(Path("set"))
+    queue.add(runs_of({"ppo-cartpole": recipes.ppo_cartpole()}, [*SMALL, *SHORT], "set", SweepOptions())[0])
+    (entry,) = queue.entries()
+    queue.end(entry.name, Outcome("failed", reason="The run's process was ended by SIGKILL: memory.\nit printed this"))
+    assert main(["sweep", "set", "--status"]) == 0
+    assert "    The run's process was ended by SIGKILL: memory.\n" in capsys.readouterr().out
+    assert main([*command, "--layout", "inline,stall_timeout=900", "--checkpoint-every", "7", "--retry-failed"]) == 0
+    (entry,) = queue.entries()
+    assert (entry.layout, entry.options["checkpoint_every"]) == ("inline,stall_timeout=900", 7)
+    assert json.loads((queue.run(entry.name) / "run.json").read_text())["layout"] == "inline,stall_timeout=900"
 
 
 def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:

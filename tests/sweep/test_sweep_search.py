@@ -28,6 +28,7 @@ from lockstep.sweep.flags import search_of
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
+from lockstep.sweep.search import measured
 from lockstep.sweep.slots import Machine
 from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
@@ -85,6 +86,42 @@ def test_a_search_learns_from_its_trials() -> None:
     )
     assert low[:10] == high[:10], "drawn blindly"
     assert statistics.fmean(low[10:]) < -3.5 < -2.5 < statistics.fmean(high[10:])
+
+
+def test_settings_that_contradict_each_other_are_not_tried() -> None:
+    space = {"algorithm.discount": Between(0.9, 1.5), "algorithm.epochs": Between(1, 8)}
+    queue = Queue.make(Path("set"))
+    trials = Trials.make(queue, search(space, trials=8))
+    trials.begin()
+    while not trials.complete:
+        trials.next()
+        end(queue, trials.all()[-1], 1.0)
+    discounts = [trial.values["algorithm.discount"] for trial in trials.all()]
+    assert len({*discounts}) == 8 and all(0.9 <= discount <= 1 for discount in discounts)
+
+
+def test_numbers_near_one_keep_their_distance_from_it() -> None:
+    near = Between(0.9, 0.99999).near
+    assert [near(x) for x in (0.99987654321, 0.987654321, 0.9)] == [0.9998765, 0.98765, 0.9]
+    assert Between(0.1, 0.9).near(0.123456) == 0.1235 and Between(0.9, 2.0).near(1.23456) == 1.235
+    assert near(0.9999999) == 0.99999, "within its range"
+
+
+def test_what_ended_trials_measured_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, read = Queue.make(Path("set")), list[Path]()
+    whole = measured
+    monkeypatch.setattr("lockstep.sweep.trials.measured", lambda path: (read.append(path), whole(path))[1])
+    trials = Trials.make(queue, search(trials=5))
+    trials.begin()
+    while not trials.complete:
+        trials.next()
+        end(queue, trials.all()[-1], 1.0)
+    assert len(trials.all()) == 5 and trials.best() and len(read) == 5
+    (name,) = trials.all()[1].runs
+    queue.retry("done")  # type: ignore[arg-type]
+    assert trials.all()[1].state == "running"
+    queue.end(name, Outcome("failed"))
+    assert trials.all()[1].state == "failed"
 
 
 def test_trials_stay_within_their_space() -> None:
@@ -185,11 +222,11 @@ def test_lists_are_values_and_values_that_never_fit_are_found_before_anything_ru
 
 def test_an_objective_that_no_run_has() -> None:
     queue = Queue.make(Path("set"))
-    trials = Trials.make(queue, search(objective="eval/score"))
+    trials = Trials.make(queue, search(objective="loss/nothing"))
     trials.begin()
     trials.next()
     end(queue, trials.all()[0], 1.0)
-    with pytest.raises(SettingsError, match=r"has the metric eval/score .*--eval-every"):
+    with pytest.raises(SettingsError, match=r"has the metric loss/nothing .*--eval-every"):
         trials.next()
 
 
@@ -267,7 +304,7 @@ def test_another_search_in_the_same_folder() -> None:
     queue = Queue.make(Path("set"))
     Trials.make(queue, search()).begin()
     assert Trials.make(queue, search(trials=30)).search.trials == 30
-    for other in (search(RATE), search(seed=1), search(seeds=(1, 2)), search(objective="eval/score")):
+    for other in (search(RATE), search(seed=1), search(seeds=(1, 2)), search(objective="loss/nothing")):
         with pytest.raises(SettingsError, match="holds another search"):
             Trials.make(queue, other)
 
@@ -312,6 +349,10 @@ def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> N
         ({"space": {"algorithm.learning_rate": [1e-3, 1e-4]}}, "where it takes a lockstep.sweep.Run, or a Between"),
         ({"runs": [recipes.ppo_cartpole()]}, "where it takes a lockstep.sweep.Run, or a Between"),
         ({"space": {"seed": Between(1, 9)}}, "would search for luck"),
+        ({"runs": Run(recipes.ppo_cartpole())}, "runs is a list of lockstep.sweep.Run"),
+        ({"space": [OneOf((1, 2))]}, "space maps settings to what is tried"),
+        ({"space": {"algorithm.discount": Between(0.9, 1.5)}}, "discount"),
+        ({"objective": "eval/score"}, "add --eval-every N"),
         ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "differ in their seeds alone"),
     ],
 )

@@ -58,6 +58,24 @@ def test_jobs_are_shown_before_they_are_submitted(cluster: Path, capsys: pytest.
     assert not (cluster / "set").exists() and not (cluster / "submitted").exists()
 
 
+def test_arrays_are_as_long_as_slurm_takes(
+    cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.sweep.slurm._ARRAY", 2)
+    assert main(["sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..5", *SUBMIT, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^(\d) jobs?: ", shown, re.MULTILINE) == ["2", "2", "1"]
+
+
+def test_replay_asks_for_memory(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "set", "dqn-cartpole", "--algorithm.replay.capacity", "1M", "--slurm", "--dry-run"]
+    assert main(command) == 0
+    (asked,) = re.findall(r"#SBATCH --mem=(\d+)M", capsys.readouterr().out)
+    assert 3072 < int(asked) < 4096
+    assert main([*command, "--slurm-options", "mem_per_cpu=9G"]) == 0
+    assert "--mem=" not in capsys.readouterr().out
+
+
 def test_what_free_running_runs_ask_for_and_what_no_machine_could_run(
     cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
