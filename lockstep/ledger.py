@@ -87,8 +87,13 @@ _ARITHMETIC_VARIABLES = (
     "DNNL_MAX_CPU_ISA",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_THREAD_LIMIT",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
 _LIBRARIES = (
     *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco", "pettingzoo"),

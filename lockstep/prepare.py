@@ -29,6 +29,12 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
         )
     check_values(experiment)  # before anybody uses them to resolve others
+    if experiment.torch_threads > 1 and os.environ.get("OMP_DYNAMIC", "").strip().lower() in ("true", "1"):
+        raise SettingsError(
+            f"--torch-threads {experiment.torch_threads} with OMP_DYNAMIC={os.environ['OMP_DYNAMIC']} set: OpenMP "
+            "takes fewer threads while the machine is busy, and results would depend on that. Unset OMP_DYNAMIC, or "
+            "use --torch-threads 1."
+        )
     env = envs.resolve(experiment.env)
     env = dataclasses.replace(env, opponents=opponents.resolved(env, env.opponents))
     experiment = dataclasses.replace(experiment, env=env)

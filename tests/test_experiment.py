@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -10,7 +11,10 @@ from typing import Any, Optional, Union
 
 import pytest
 
+from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.layout import Layout
+from lockstep.prepare import prepare
 from lockstep.recipes import RECIPES
 from lockstep.settings import SettingsError, check_values, parse_count
 
@@ -125,3 +129,11 @@ def test_settings_of_users_own_are_checked_as_far_as_their_kinds_are_known() -> 
         with pytest.raises(SettingsError, match=f"{next(iter(wrong))}=.* must be "):
             check_values(Unusual(**wrong))
         check_values(Unreadable(**wrong))
+
+
+def test_threads_that_depend_on_the_load_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = recipes.ppo_cartpole()
+    for value, threads, refused in (("true", 2, True), ("TRUE", 1, False), ("false", 2, False)):
+        monkeypatch.setenv("OMP_DYNAMIC", value)
+        with pytest.raises(SettingsError, match="Unset OMP_DYNAMIC") if refused else contextlib.nullcontext():
+            prepare(experiment.replace(torch_threads=threads), Layout())

@@ -225,7 +225,7 @@ def _refuse_second_job(queue: Queue) -> None:
 def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> None:
     """Raise SettingsError if a run that waits on Ray would itself want Ray."""
     asked: dict[State, bool] = {"failed": options.retry_failed, "stopped": options.retry_stopped}
-    again = [state for state, wanted in asked.items() if wanted]
+    again: list[State] = [state for state, wanted in asked.items() if wanted]
     outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs, again=again))
     layouts = [layout for layout, outcome in outcomes if outcome is None or outcome.state in again]
     layouts += [run.layout for run in (trials.search.runs if trials else ())]

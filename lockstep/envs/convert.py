@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.envs.base import Observation
+from lockstep.models.observations import ACTION_MASK
 from lockstep.rng import derive_seed, stream
 from lockstep.settings import SettingsError
 
@@ -118,6 +119,8 @@ def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Le
 
 def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
     where = f" {key!r}" if key else ""
+    if key == ACTION_MASK and isinstance(space, spaces.MultiDiscrete) and (space.nvec == 2).all():
+        space = spaces.MultiBinary(space.nvec.shape)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         column = np.repeat(np.arange(sizes.size), sizes)
@@ -140,7 +143,7 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
             "one of these, and give that as --env.id file.py:make."
         )
     shape = tuple(space.shape)
-    if space.dtype == np.uint8 and len(shape) >= 2:
+    if space.dtype == np.uint8 and len(shape) >= 2 and key != ACTION_MASK:
         return _image_conversion(shape)
     target = shape or (1,)
 

@@ -313,4 +313,4 @@ def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j:
     (x,) = parts
     if isinstance(space, spaces.Discrete):
         return int(x[j])
-    return x[j].astype(space.dtype).reshape(space.shape)
+    return np.asarray(x[j], space.dtype).reshape(space.shape)  # also of an action that is a single number

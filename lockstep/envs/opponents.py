@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstep.runtime.checkpoint import Checkpoint
 
 RANDOM = "random"
-"""The opponent that draws each action, uniformly where there are finitely many, from those that are allowed."""
+"""The opponent that draws each action from those that are allowed, uniformly wherever there are bounds."""
 
 
 def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:

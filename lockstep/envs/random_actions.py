@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.envs.base import Observation, ShardEnv, StepResult
+from lockstep.models.distributions import bounded
 from lockstep.rng import stream
 from lockstep.settings import SettingsError
 
@@ -92,7 +93,7 @@ def _sample(space: gymnasium.Space[Any], draw: np.random.Generator) -> np.ndarra
     if isinstance(space, spaces.MultiBinary):
         return draw.integers(0, 2, (_CHUNK, *space.shape)).astype(space.dtype)
     assert isinstance(space, spaces.Box)
-    if space.is_bounded():
+    if bounded(space):
         return draw.uniform(space.low, space.high, (_CHUNK, *space.shape)).astype(space.dtype)
     normal = draw.standard_normal((_CHUNK, *space.shape))
     return np.clip(normal, space.low, space.high).astype(space.dtype)

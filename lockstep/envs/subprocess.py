@@ -97,6 +97,7 @@ class SteppingPool:
 
     def request(self, stepper: _Stepper, shard: int, name: str, *arguments: Any) -> None:
         """Ask for something; at most one thing at a time for each shard."""
+        stepper.started |= name == "step"
         try:
             stepper.pipe.send((shard, name, *arguments))
         except OSError:
@@ -120,7 +121,6 @@ class SteppingPool:
             except (EOFError, OSError):
                 self._bury(stepper)
             stepper.answers[answered] = kind, value
-            stepper.started = True
         kind, value = stepper.answers.pop(shard)
         if kind == "mistake":
             raise SettingsError(value)
@@ -171,7 +171,7 @@ class _Stepper:
         """By shard, (kind, value): what arrived while another shard was waited for."""
         self.num_envs = 0
         self.started = False
-        """Whether it has answered anything yet."""
+        """Whether all environments have been made and it has been asked for steps: until then it may take longer."""
 
 
 def _end(steppers: list[_Stepper]) -> None:

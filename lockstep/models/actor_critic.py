@@ -20,7 +20,7 @@ from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
-from lockstep.models.observations import ObservationLayout
+from lockstep.models.observations import NO_MASKS, ObservationLayout
 from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_initial_std
 from lockstep.settings import SettingsError
 
@@ -154,7 +154,7 @@ class ActorCriticConfig(TrunkConfig):
         self.validate()
         distribution = self._distribution(action_space)
         if ObservationLayout.of(observation_space).mask_size:
-            raise SettingsError("This model knows no action masks. Remove action_mask from the observation.")
+            raise SettingsError(f"This model knows no action masks. {NO_MASKS}")
         discrete = isinstance(distribution, Categorical)
 
         def encoder() -> nn.Module:

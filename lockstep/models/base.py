@@ -71,7 +71,7 @@ class PolicyModel(nn.Module, ABC):
     """Encoder, core and heads. Feed-forward models ignore state and return it as it came."""
 
     distribution: ActionDistribution
-    state_size: int
+    state_size: int = 0
     """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
     variables: nn.ParameterDict
     """What an algorithm learns beside the model, where there is something: see Algorithm.variables."""

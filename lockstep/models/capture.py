@@ -205,7 +205,8 @@ class _Program:
         if isinstance(x, Tensor):
             return self._name(x)
         if isinstance(x, (list, tuple)) and next(_tensors(x), None) is not None:
-            return "[" + ", ".join(self._text(y) for y in x) + "]"
+            inner = "".join(f"{self._text(y)}, " for y in x)  # a tuple stays one: as an index, a list means another
+            return f"[{inner}]" if isinstance(x, list) else f"({inner})"
         return self._constant(x)
 
     def _constant(self, x: Any) -> str:

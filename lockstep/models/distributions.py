@@ -253,6 +253,15 @@ class Gaussian(Distribution):
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         return params
 
+    def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Anything between the bounds alike; without bounds, a standard normal distribution."""
+        if not bounded(self.space):
+            return super().at_random(noise, allowed)
+        if self.squash:
+            return torch.atanh(2 * noise.clamp(_TINY, 1 - _TINY) - 1)
+        low, high = (torch.from_numpy(end.reshape(-1).astype(np.float32)) for end in (self.space.low, self.space.high))
+        return low + noise * (high - low)
+
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = params.split(self.size, -1)
         return mean, log_std.clamp(*_LOG_STD_RANGE)
@@ -287,6 +296,11 @@ class Joint(Distribution):
         noises = noise.split(self.noise_sizes, -1)
         return self._join([d.sample(p, n) for d, p, n in zip(self.parts, self._split(params), noises, strict=True)])
 
+    def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
+        masks = [None] * len(self.parts) if allowed is None else self._masks(allowed)
+        noises = noise.split(self.noise_sizes, -1)
+        return self._join([d.at_random(n, m) for d, n, m in zip(self.parts, noises, masks, strict=True)])
+
     def mode(self, params: Tensor) -> Tensor:
         return self._join([d.mode(p) for d, p in zip(self.parts, self._split(params), strict=True)])
 
@@ -315,11 +329,14 @@ class Joint(Distribution):
         return torch.cat([d.encode(a) for d, a in zip(self.parts, self._actions(action), strict=True)], -1)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
-        masks = allowed.split([part.num_logits for part in self.parts], -1)
-        return torch.cat([d.mask(p, m) for d, p, m in zip(self.parts, self._split(params), masks, strict=True)], -1)
+        triples = zip(self.parts, self._split(params), self._masks(allowed), strict=True)
+        return torch.cat([d.mask(p, m) for d, p, m in triples], -1)
 
     def _split(self, params: Tensor) -> tuple[Tensor, ...]:
         return params.split(self.param_sizes, -1)
+
+    def _masks(self, allowed: Tensor) -> tuple[Tensor, ...]:
+        return allowed.split([part.num_logits for part in self.parts], -1)
 
     def _join(self, actions: list[Tensor]) -> Tensor:
         flat = [a if d.action_shape else a.unsqueeze(-1) for d, a in zip(self.parts, actions, strict=True)]

@@ -242,6 +242,11 @@ class ObservationEncoder(nn.Module):
             features.append(self.vectors(self._vector(obs)))
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Normalize with these from now on."""
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+
     def _vector(self, obs: Any) -> Tensor:
         parts = []
         if self.layout.vectors:
@@ -255,11 +260,10 @@ class ObservationEncoder(nn.Module):
 
 
 def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor) -> None:
-    """Let every encoder of a model normalize with these: see PolicyModel.set_observation_statistics."""
+    """Let every encoder of a model that can normalize do so with these: see PolicyModel.set_observation_statistics."""
     for module in model.modules():
-        if isinstance(module, ObservationEncoder):
-            module.mean.copy_(mean)
-            module.std.copy_(std)
+        if module is not model and hasattr(module, "set_observation_statistics"):
+            module.set_observation_statistics(mean, std)  # type: ignore[operator]
 
 
 def _flatten(x: Tensor) -> Tensor:

@@ -16,6 +16,11 @@ from lockstep.settings import SettingsError
 
 ACTION_MASK = "action_mask"
 """The entry of a Dict observation that says which discrete actions are allowed; it is not observed."""
+NO_MASKS = (
+    "Remove action_mask from the observation, or use PPO, IMPALA or A2C, as for environments whose agents take turns, "
+    "which are given one by lockstep."
+)
+"""What to do where a model cannot forbid actions."""
 PLAIN = ""
 """The key of a space that is not a Dict."""
 

@@ -21,7 +21,7 @@ from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy, standard_normal
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import linear, reproducible_initialization
-from lockstep.models.observations import ObservationLayout
+from lockstep.models.observations import NO_MASKS, ObservationLayout
 from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
 from lockstep.settings import SettingsError
 
@@ -249,7 +249,7 @@ class QModelConfig(TrunkConfig):
                 "environment with Discrete actions, or an algorithm for continuous ones."
             )
         if ObservationLayout.of(observation_space).mask_size:
-            raise SettingsError("Q-networks know no action masks yet. Remove action_mask from the observation.")
+            raise SettingsError(f"Q-networks know no action masks yet. {NO_MASKS}")
         distribution = EpsilonGreedy(action_space)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         core, dtype = {"none": None, "gru": GRU, "lstm": LSTM}[self.core], PRECISIONS[precision]

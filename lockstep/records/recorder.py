@@ -17,7 +17,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.display import PARTS, Display, make_display
-from lockstep.runtime.machine import cores
+from lockstep.runtime.machine import cores_of_the_run
 from lockstep.runtime.status import Status, waste
 from lockstep.settings import to_json
 
@@ -236,7 +236,7 @@ class Recorder:
         if self._judged or len(self._recent) < iterations or self._totals.seconds - self._began < seconds:
             return
         self._judged = True
-        text = waste(status, cores(), self._busy_cores)
+        text = waste(status, cores_of_the_run(), self._busy_cores)
         if text is not None:
             self.message(text)
 

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.runtime.machine import cores
+from lockstep.runtime.machine import cores_of_the_run
 from lockstep.runtime.output import PatientConsole, on_terminal, tell
 from lockstep.runtime.status import Status, bottleneck
 
@@ -120,7 +120,7 @@ class LiveDisplay:
         self._folder = folder
         self._status: Status | None = None
         self._updated = time.monotonic()
-        self._cores = cores()
+        self._cores = cores_of_the_run()
         self._console = console or PatientConsole()
         self._live = Live(
             get_renderable=self._render, console=self._console, refresh_per_second=2, redirect_stderr=True

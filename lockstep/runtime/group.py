@@ -73,6 +73,14 @@ def meeting_point(host: str, port: int = 0) -> tuple[Store, tuple[str, int]]:
     return store, (host, store.port)
 
 
+CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+"""What errors say whose cause is that another process is gone."""
+
+
+class PeerGone(RuntimeError):
+    """Another process of the group is gone, or cannot be reached any more."""
+
+
 class GlooGroup(Group):
     """Processes joined by torch.distributed's gloo backend, point to point.
 
@@ -82,6 +90,7 @@ class GlooGroup(Group):
 
     Raises:
         RuntimeError: not all of them came, within MEETING.
+        PeerGone: one of them was gone later.
     """
 
     def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
@@ -138,6 +147,10 @@ class GlooGroup(Group):
         self.waiting = True
         try:
             yield
+        except RuntimeError as error:
+            if any(phrase in str(error) for phrase in CONSEQUENCES):
+                raise PeerGone(str(error)) from error
+            raise
         finally:
             self.waiting = False
             self.waited += time.perf_counter() - begin

@@ -21,7 +21,7 @@ import torch
 
 from lockstep.runtime.children import allow_files
 from lockstep.runtime.group import Group
-from lockstep.runtime.machine import cores
+from lockstep.runtime.machine import cores_of_the_run
 from lockstep.runtime.shared import Arena, SharedMemory
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ class LocalGroup(Group):
         super().__init__()
         self.rank, self.size = ends.rank, ends.size
         self.shared, self.collected = ends.shared, ends.collected
+        spin = _SPIN if self.size <= cores_of_the_run() else 0.0
         self._peers = {
-            rank: _Peer(pipe, ends.outgoing[rank], ends.incoming[rank], _SPIN if self.size <= cores() else 0.0)
-            for rank, pipe in ends.pipes.items()
+            rank: _Peer(pipe, ends.outgoing[rank], ends.incoming[rank], spin) for rank, pipe in ends.pipes.items()
         }
 
     def send(self, value: Tensor, to: int) -> None:

@@ -7,6 +7,8 @@ import math
 import os
 from pathlib import Path
 
+_of_the_run: int | None = None
+
 
 def cores() -> int:
     """CPU cores that this process may use, of which a container's quota may allow fewer than it shows."""
@@ -15,3 +17,14 @@ def cores() -> int:
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
         return min(allowed, max(1, math.ceil(quota / period)))
     return allowed
+
+
+def belongs_to_a_run_with(count: int) -> None:
+    """Say that this process is one of several, which share so many cores."""
+    global _of_the_run
+    _of_the_run = count
+
+
+def cores_of_the_run() -> int:
+    """The same for all processes of a run of this machine together, of which each may be kept to a part of them."""
+    return cores() if _of_the_run is None else _of_the_run

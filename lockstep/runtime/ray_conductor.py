@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.checkpoint import iteration_of
+from lockstep.runtime.group import PeerGone
 from lockstep.runtime.output import tell
 from lockstep.runtime.ray_actors import RayCollector, RayLearner
-from lockstep.runtime.supervisor import CONSEQUENCES, StopRequest, Work, WorkerError
+from lockstep.runtime.supervisor import StopRequest, Work, WorkerError
 from lockstep.settings import SettingsError
 from lockstep.shard import block, holder
 
@@ -283,7 +284,7 @@ class Conductor:
         raised = self._raised(error)
         if raised is None:
             raise Lost(f"{name} was lost ({_short(error)})")
-        if not any(phrase in str(raised) for phrase in CONSEQUENCES):
+        if not isinstance(getattr(raised, "cause", None), PeerGone):
             self._fail(name, raised)
         if self._broken is None:  # others know more: whoever raised, or Ray of whoever is gone
             self._broken = time.monotonic(), f"{name} has lost its connection to another one"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.layout import Layout
-from lockstep.runtime import children
+from lockstep.runtime import children, machine
 from lockstep.runtime.channels import Link, links
-from lockstep.runtime.group import GlooGroup, Group
+from lockstep.runtime.group import CONSEQUENCES, MEETING, GlooGroup, Group
 from lockstep.runtime.local import Ends, LocalGroup, join
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
@@ -45,8 +45,6 @@ _VISIBLE = 60.0
 """Seconds that a new file may take to be seen on other hosts: NFS remembers for a while what is in a folder."""
 
 _fail: Callable[[str], Any] | None = None
-
-CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 
 
 class WorkerError(RuntimeError):
@@ -193,8 +191,18 @@ def run_torchrun(work: Work, job: Job) -> Result:
     stop = StopRequest()
     layout = dataclasses.replace(job.layout, workers=size)
     layout.validate(job.experiment.scheme.shards)
+
+    def fail(reason: str) -> None:
+        tell(f"Process {rank} of {size}: {reason}", sys.stderr)
+        os._exit(1)  # which torchrun ends the others for
+
+    late = (
+        "it has waited in vain for the others, of which one ended while they met, or cannot be reached through the "
+        "network interface that gloo took (GLOO_SOCKET_IFNAME names another)."
+    )
     try:
-        group = GlooGroup("env://", rank, size)
+        with _watched(lambda _: fail(late), stop, 3 * MEETING.total_seconds()):
+            group = GlooGroup("env://", rank, size)
     except RuntimeError as error:
         raise WorkerError(
             f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before, and said "
@@ -208,11 +216,6 @@ def run_torchrun(work: Work, job: Job) -> Result:
             folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
             job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
         job = dataclasses.replace(job, layout=layout)
-
-        def fail(reason: str) -> None:
-            tell(f"Process {rank} of {size}: {reason}", sys.stderr)
-            os._exit(1)  # which torchrun ends the others for
-
         with stopping_on_signals(stop), _watched(fail, stop, layout.stall_timeout, group):
             return _result(work(job, Seat(group), stop))
     finally:
@@ -247,6 +250,8 @@ class _Place:
 
     name: str
     """For people."""
+    cores: int
+    """Of the whole run; pinned, it sees only its own."""
     ends: Ends | None = None
     """What joins it to those."""
     link: Link | None = None
@@ -255,17 +260,18 @@ class _Place:
 
 def _places(layout: Layout, shards: int, context: Any) -> list[_Place]:
     """Every process of a layout, the one with the result first."""
+    available = machine.cores()
     collectors, learners = len(layout.collectors), layout.learning
     joined = join(context, learners, partners(shards, learners))
     if layout.backend == "processes":
-        return [_Place(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
+        return [_Place(f"Worker {ends.rank} of {learners}", available, ends) for ends in joined]
     of_learners, of_collectors = links(context, collectors, learners)
     return [
         *(
-            _Place(f"Learner {ends.rank} of {learners}", ends, link)
+            _Place(f"Learner {ends.rank} of {learners}", available, ends, link)
             for ends, link in zip(joined, of_learners, strict=True)
         ),
-        *(_Place(f"Collector {i} of {collectors}", link=link) for i, link in enumerate(of_collectors)),
+        *(_Place(f"Collector {i} of {collectors}", available, link=link) for i, link in enumerate(of_collectors)),
     ]
 
 
@@ -398,6 +404,7 @@ def _child(work: Work, place: _Place, pipe: Connection, stop: StopRequest) -> No
     children.report_losses(lambda text: end("error", f"failed: {text}"))
     try:
         job = pipe.recv()
+        machine.belongs_to_a_run_with(place.cores)
         group = Group() if place.ends is None else LocalGroup(place.ends)
         result = work(job, Seat(group, place.link), stop)
         pipe.send(("result", result))

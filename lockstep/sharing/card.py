@@ -20,6 +20,8 @@ from lockstep.verify import checkpoint_digest
 
 VIDEO, CURVE = "replay.mp4", "learning-curve.png"
 """Names that the Hub's pages show."""
+_FOLDERS, _KEPT = re.compile(r"(^|=)(?:~|\.{1,2})?/.*/"), r"\1"
+"""What stands before a file's name, and what is kept of that."""
 _PRIVATE = ("run", "wandb", "trackio", "eval_opponents")
 """Options that name folders and accounts."""
 
@@ -31,6 +33,7 @@ def card(
     evaluations: Sequence[Evaluation],
     checkpoints: Sequence[Checkpoint],
     shown: Sequence[str],
+    foreign: Sequence[str] = (),
 ) -> str:
     """The README.md of a run's repository, in Markdown with the Hub's metadata at its head.
 
@@ -41,6 +44,7 @@ def card(
         evaluations: of one checkpoint; the first one is the score in the metadata.
         checkpoints: those that are uploaded, newest first.
         shown: the pictures and videos that are uploaded.
+        foreign: code from outside lockstep that the run needs, and that is not uploaded.
     """
     experiment = folder.experiment()
     head, lines = ledger.read(folder.ledger)
@@ -56,13 +60,17 @@ def card(
     samples = f"{collected:,} samples" + (f" of {wanted:,}" if collected < wanted else "")
     command = _indented(facts.get("command", "unknown"))
     cpu = head["platform"]["cpu"]["model"]
+    trust, needed = "", ""
+    if foreign:
+        named = ", ".join(f"`{_FOLDERS.sub(_KEPT, each)}`" for each in foreign)
+        trust, needed = " --trust", f" It needs code that is not here, in the same place: {named}."
     return f"""---
 {_metadata(name, experiment, evaluations[0])}
 ---
 
 # {name}
 
-Trained with lockstep: everything here can be repeated, bit by bit.
+Trained with lockstep: everything here can be repeated, bit by bit.{needed}
 
 | score (95% interval) | protocol |
 |---|---|
@@ -71,7 +79,7 @@ Trained with lockstep: everything here can be repeated, bit by bit.
 {pictures}{film}## Use it
 
     pip install ".[hub]"    # in a checkout of lockstep
-    lockstep pull {repo} --to run
+    lockstep pull {repo} --to run{trust}
     lockstep eval run --episodes 30
     lockstep record run
 
@@ -116,7 +124,7 @@ def public_command(command: str) -> str:
         flag, given, _ = word.partition("=")
         several = flag in ("--slurm-options", "--eval-opponents")
         if not several and flag not in [f"--{name}" for name in _PRIVATE]:
-            kept.append(re.sub(r"(^|=)(?:~|\.{1,2})?/\S*/", r"\1", word))
+            kept.append(_FOLDERS.sub(_KEPT, word))
             continue
         values = 0 if given else len(words) if several else 1
         while words and values and not words[0].startswith("--"):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.envs.opponents import RANDOM
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
 from lockstep.evaluation.scores import check_episodes, evaluate
@@ -107,7 +108,8 @@ def push(
     levels = ("test", "train") if experiment.env.num_levels else ("train",)
     name = f"{scored.iteration:08d}"
     scores = [evaluate(run, episodes=episodes, greedy=greedy, checkpoint=name, levels=each) for each in levels]
-    files["README.md"] = card(folder, repo, facts, scores, checkpoints, list(files)).encode()
+    foreign = foreign_code(folder.read("experiment.json"))
+    files["README.md"] = card(folder, repo, facts, scores, checkpoints, list(files), foreign).encode()
     with _explained(repo):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -223,9 +225,9 @@ def foreign_code(settings: Any) -> list[str]:
 def _is_plain(name: str, value: Any) -> bool:
     """Whether an environment's option is a number or a word. Others may name files and programs: EnvPool's Doom runs
     the one that vzd_path says, and writes where game_args say."""
-    if _OF_FILES.search(name):
-        return False
-    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and bool(re.fullmatch(r"[\w-]*", value)))
+    if isinstance(value, str):
+        return not _OF_FILES.search(name) and bool(re.fullmatch(r"[\w-]*", value))
+    return isinstance(value, (bool, int, float))
 
 
 def _is_ours(name: str) -> bool:
@@ -268,6 +270,11 @@ def _files(
         notes.append(f"no {folder.weights.name}, which the run began with: others cannot verify it")
     if Path(begun_with).is_absolute():
         notes.append(f"experiment.json names {begun_with}, which the run began with")
+    env = folder.experiment().env
+    runs = [name.partition("#")[0] for name in env.opponents if name != RANDOM and ":" not in name]
+    notes += [f"no {name}, against which it plays: others cannot evaluate or verify it" for name in runs]
+    named = [name for name in (env.id, *env.opponents) if Path(name).is_absolute()]
+    notes += [f"experiment.json names {name}" for name in named]
     for each in checkpoints:
         files |= {f"checkpoints/{each.path.name}/{path.name}": path for path in sorted(each.path.iterdir())}
     with tempfile.TemporaryDirectory() as scratch:

@@ -44,6 +44,23 @@ def test_conversions(space: spaces.Space, batch: np.ndarray, expected: np.ndarra
     assert writer.space.contains(out[0])
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 1, (2, 2, 3), np.uint8),
+        spaces.Box(0, 1, (2, 2, 3), np.int8),
+        spaces.MultiBinary((2, 2, 3)),
+        spaces.MultiDiscrete(np.full((2, 2, 3), 2)),
+    ],
+)
+def test_an_action_mask_is_no_image_and_keeps_its_order(space: spaces.Space) -> None:
+    writer = ObservationWriter(spaces.Dict({"action_mask": space, "seen": spaces.Discrete(2)}))
+    mask = (np.arange(12).reshape(2, 2, 3) % 5 == 1).astype(np.int8)
+    out = {key: np.zeros((1, *part.shape), part.dtype) for key, part in writer.space.items()}  # type: ignore[union-attr]
+    writer.write_list([{"action_mask": mask, "seen": 1}], out)
+    assert np.flatnonzero(out["action_mask"]).tolist() == [1, 6, 11]
+
+
 def test_nested_spaces_become_one_flat_dict() -> None:
     inner = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)})
     writer = ObservationWriter(spaces.Tuple((inner, spaces.Box(0, 1, (2,), np.float32))))

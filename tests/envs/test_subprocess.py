@@ -210,6 +210,17 @@ def test_an_exception_arrives_with_its_traceback_and_the_pool_serves_on(
     other.close()
 
 
+def test_until_environments_are_stepped_they_may_take_longer(pools: dict[int, SteppingPool]) -> None:
+    (stepper,) = pools[1]._steppers
+    stepper.started = False
+    env = make(next(iter(CASES.values())), pools[1])
+    reset(env)
+    assert not stepper.started, "others may still have to be made"
+    play(env, random_actions(env, 1))
+    assert stepper.started
+    env.close()
+
+
 def test_mistakes_of_the_user_stay_such(pools: dict[int, SteppingPool]) -> None:
     with pytest.raises(SettingsError, match=r"^env\.options names 'lenght'"):
         make(EnvConfig(id="CartPole-v1", adapter="gymnasium", options={"lenght": 2}), pools[2])

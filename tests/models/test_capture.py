@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,26 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+def test_tuples_of_tensors_stay_tuples() -> None:
+    """A list means something else as an index: parameters of several kinds of action are put in order by one."""
+    space = spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Discrete(3)))
+    model = (
+        StandardModelConfig().build(VECTOR, space, precision="fp32", normalize_observations=False, seed=1).for_acting()
+    )
+    inference = Inference(model)
+    with torch.inference_mode():
+        for seed in range(3):
+            given = inputs(model, VECTOR, seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                torch.set_warn_always(True)
+                try:
+                    results = flat(inference(*given))
+                finally:
+                    torch.set_warn_always(False)
+            assert all(torch.equal(a, b) for a, b in zip(results, flat(model(*given)), strict=True))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -151,6 +151,28 @@ def test_extreme_noise_gives_finite_actions(space: spaces.Space, noise: float) -
     assert torch.isfinite(distribution.log_prob(params, action)).all()
 
 
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize(("low", "high"), [(-100.0, 100.0), (10.0, 20.0), (0.0, 1.0)])
+def test_actions_at_random_come_from_all_of_a_space_alike(low: float, high: float, squash: bool) -> None:
+    distribution = make_distribution(spaces.Box(low, high, (2,)), squash=squash)
+    sent = distribution.to_env(distribution.at_random(uniform(4000, 2)).numpy())
+    quantiles = np.quantile((sent - low) / (high - low), [0.01, 0.25, 0.5, 0.75, 0.99], axis=0)
+    assert np.abs(quantiles - np.array([[0.01], [0.25], [0.5], [0.75], [0.99]])).max() < 0.03
+
+
+def test_joint_actions_at_random_are_those_of_their_parts() -> None:
+    space = spaces.Tuple((spaces.Discrete(3, start=2), spaces.Box(5, 6, (2,)), spaces.MultiBinary(2)))
+    distribution = make_distribution(space)
+    allowed = torch.tensor([True, False, True, *[True] * 4]).expand(500, 7)
+    discrete, box, binary = distribution.to_env(
+        distribution.at_random(uniform(500, distribution.noise_size), allowed).numpy()
+    )
+    assert set(discrete.tolist()) == {2, 4} and set(binary.ravel().tolist()) == {0, 1}
+    assert box.min() < 5.05 and box.max() > 5.95
+    unbounded = make_distribution(spaces.Box(-np.inf, np.inf, (1,)))
+    assert unbounded.at_random(uniform(4000, 1)).std() == pytest.approx(1, abs=0.05)
+
+
 def test_masked_actions_are_impossible_in_every_respect() -> None:
     distribution = make_distribution(spaces.Discrete(4))
     params = normal(2000, 4).requires_grad_()

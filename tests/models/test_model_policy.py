@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.models import MLP, ObservationLayout, StandardModel, StandardModelConfig
+from lockstep.models.base import PolicyModel
 from lockstep.models.layers import PixelConv2d
 from lockstep.settings import SettingsError, from_json, to_json
 
@@ -265,6 +266,34 @@ def test_a_users_encoder_of_plain_layers_works_in_bf16(core: Any) -> None:
     with torch.inference_mode():
         for a, b in zip(run(model, obs), run(model.for_acting(), obs), strict=True):
             assert torch.equal(a, b)
+
+
+class Normalizing(Flat):
+    """An encoder that takes statistics."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        self.mean.copy_(mean)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalizingConfig(StandardModelConfig):
+    def build_encoder(self, observation_space: spaces.Space, **_: Any) -> nn.Module:
+        return Normalizing()
+
+
+def test_a_users_encoder_is_given_statistics() -> None:
+    model = NormalizingConfig().build(VECTOR, spaces.Discrete(2), precision="fp32", normalize_observations=True, seed=1)
+    for each in (model, model.for_acting()):
+        each.set_observation_statistics(torch.arange(5.0), torch.ones(5))
+        (encoder,) = (module for module in each.modules() if isinstance(module, Normalizing))
+        assert torch.equal(encoder.mean, torch.arange(5.0))
+    assert PolicyModel.state_size == 0, "of models without memory, which need not say so"
 
 
 def test_settings_survive_json() -> None:

@@ -141,6 +141,14 @@ def test_an_environment_that_raises(tmp_path: Path, cluster: None) -> None:
     until(lambda: not actors(), "all actors to end")
 
 
+def test_a_connection_of_an_environment_s_own_is_no_lost_peer(tmp_path: Path, cluster: None) -> None:
+    """Nothing is begun again, and the traceback is shown."""
+    (tmp_path / "env.py").write_text(FAILING.replace('OverflowError("it fell off")', 'BrokenPipeError("Broken pipe")'))
+    experiment = cut(recipes.ppo_cartpole, env={"id": f"{tmp_path}/env.py:make", "adapter": "auto"})
+    with pytest.raises(WorkerError, match=r"Worker 0 of 1 failed:(.|\n)*env.py(.|\n)*BrokenPipeError: Broken pipe"):
+        on_ray(experiment, "ray:1")
+
+
 def test_a_cluster_that_is_too_small(cluster: None) -> None:
     with pytest.raises(SettingsError, match=r"needs 8 CPUs, and the Ray cluster has 4 in all"):
         on_ray(EXPERIMENTS["cartpole-8-shards"](), "ray:8")

@@ -24,10 +24,12 @@ from lockstep.cli.main import main
 from lockstep.layout import Layout
 from lockstep.runtime import children, supervisor
 from lockstep.runtime.group import Group, meeting_point
+from lockstep.runtime.machine import cores
 from lockstep.runtime.supervisor import StopRequest, WorkerError, _first_cause
 from lockstep.settings import SettingsError
 from lockstep.train import resume, train
 
+ROOT = Path(__file__).parents[2]
 ENV = """
 import os, signal, time
 from pathlib import Path
@@ -172,6 +174,43 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     done = subprocess.run([sys.executable, "-c", makes_ends], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 2048, "a pipe for each pair alone has as many ends"
+
+
+def test_a_meeting_that_hangs_in_gloo_ends() -> None:
+    """As where one ends between saying that it is here and connecting."""
+    code = (
+        "import os, time\n"
+        "from datetime import timedelta\n"
+        "from lockstep import recipes\n"
+        "from lockstep.runtime import children, supervisor\n"
+        "children._STARTUP, supervisor.MEETING = 0.5, timedelta(seconds=0.5)\n"
+        "supervisor.GlooGroup = lambda *_: time.sleep(600)\n"
+        "os.environ |= {'RANK': '1', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2'}\n"
+        "supervisor.run_torchrun(None, type('Job', (), {'layout': supervisor.Layout('torchrun'), \n"
+        "    'experiment': recipes.ppo_cartpole()}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 1 and "Process 1 of 2: it has waited in vain for the others" in done.stderr, done.stderr
+
+
+def test_pinned_processes_know_the_cores_of_the_whole_run(tmp_path: Path) -> None:
+    """Or each would take its own share for the machine, and call the layout a waste."""
+    (tmp_path / "env.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "from lockstep.runtime.machine import cores, cores_of_the_run\n"
+        "class Seeing(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        seen = f'{cores()} {cores_of_the_run()}'\n"
+        "        Path(__file__).with_name(f'seen-{os.getpid()}').write_text(seen)\n"
+        "        return super().step(action)\n"
+    )
+    experiment = cut(recipes.ppo_cartpole, env={"id": f"{tmp_path}/env.py:Seeing", "adapter": "gymnasium"})
+    train(experiment, "processes:2,pin=1", options(tmp_path / "run"))
+    seen = [tuple(map(int, path.read_text().split())) for path in tmp_path.glob("seen-*")]
+    assert len(seen) == 2 and all(whole == cores() for _, whole in seen)
+    assert cores() < 2 or all(own < whole for own, whole in seen)
 
 
 @pytest.mark.parametrize("agent", [False, True])

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from hub_server import READER, TOKEN, StandIn
 import lockstep
 from lockstep import recipes
 from lockstep.cli.main import main
+from lockstep.evaluation.scores import evaluate
 from lockstep.experiment import WarmStart
 from lockstep.layout import Layout
 from lockstep.recipes import RECIPES
 from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime.checkpoint import latest, open_checkpoint
 from lockstep.settings import SettingsError, to_json
 from lockstep.sharing import hub
-from lockstep.sharing.card import public_command
+from lockstep.sharing.card import card, public_command
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning")  # by huggingface_hub itself
 REPO = "me/cartpole"
@@ -229,6 +232,25 @@ def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) ->
     settings["model"]["$type"] = "theirs.py:Model"
     assert hub.foreign_code(settings) == ["os:system", "theirs.py:Model"]
     assert hub.foreign_code({"env": {"opponents": ["random", "runs/a@3#0f", "os:system"]}}) == ["os:system"]
+    numbers = {"agent_start_dir": 0, "profile": 2.0, "direction": True}
+    assert hub.foreign_code({"env": {"id": "MiniGrid-Empty-5x5-v0", "options": numbers}}) == []
+
+
+def test_the_card_says_what_is_needed_and_not_uploaded(run: Path, tmp_path: Path) -> None:
+    folder, saved = RunFolder.open(run), open_checkpoint(latest(run / "checkpoints"))
+    told = partial(card, folder, REPO, folder.facts(), [evaluate(run, episodes=1)], [saved], [])
+    text = told(["/home/al ice/p/env.py:make"])
+    assert f"lockstep pull {REPO} --to run --trust" in text
+    assert "It needs code that is not here, in the same place: `env.py:make`." in text
+    assert "--trust" not in told() and "It needs" not in told()
+
+    other = RunFolder(shutil.copytree(run, tmp_path / "match"))
+    settings = json.loads((other.path / "experiment.json").read_text())
+    settings["env"]["opponents"] = ["random", "/srv/runs/a@3#0f", "mine.py:play"]
+    (other.path / "experiment.json").write_text(json.dumps(settings))
+    notes = hub._files(other, folder.facts(), [], record=False)[1]
+    assert "no /srv/runs/a@3, against which it plays: others cannot evaluate or verify it" in notes
+    assert "experiment.json names /srv/runs/a@3#0f" in notes and not any("mine.py" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -328,6 +350,7 @@ def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_p
         ("lockstep train /srv/me/my.py:recipe --run=x", "lockstep train my.py:recipe"),
         ("lockstep train ppo --env.options rom=/srv/me/a.bin b=1", "lockstep train ppo --env.options rom=a.bin b=1"),
         ("lockstep train ppo --wandb secret --run 'a b'", "lockstep train ppo"),
+        ("lockstep train '/home/al ice/p/env.py:make'", "lockstep train env.py:make"),
         ("lockstep train ppo --wandb=me --seed 1", "lockstep train ppo --seed 1"),
         ("lockstep train ppo --eval-opponents random runs/a --seed 1", "lockstep train ppo --seed 1"),
         (
