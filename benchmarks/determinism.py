@@ -81,7 +81,7 @@ def cpu_seconds(experiment: Experiment, iterations: int, *, bare: bool) -> float
 
         stack.enter_context(mock.patch.object(Ledger, "_write", write))
         if bare:
-            for place in ("book.fast_digest", "learn.fast_digest"):
+            for place in ("records.book.fast_digest", "learning.learner.fast_digest"):
                 stack.enter_context(mock.patch(f"lockstep.{place}", lambda tensor: ""))
             stack.enter_context(mock.patch("lockstep.collecting.collectors.structure_digests", lambda rollout: {}))
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, checkpoint_every=10**9)

@@ -23,7 +23,11 @@ def leads(layout: Layout) -> bool:
 
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
-    """Resolve what depends on installed libraries, and check everything that can be checked before starting."""
+    """Resolve what depends on installed libraries, and check everything that can be checked before starting.
+
+    Raises:
+        SettingsError: settings contradict each other, or something that they need is missing.
+    """
     if not isinstance(experiment, Experiment):
         raise SettingsError(
             f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
@@ -47,7 +51,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
 
 
 def prepare_options(options: RunOptions, experiment: Experiment) -> RunOptions:
-    """The same for how a run is kept and shown."""
+    """Resolve and check how a run is kept and shown. Raises SettingsError as prepare."""
     options.validate()
     named = opponents.resolved(experiment.env, options.eval_opponents)
     return dataclasses.replace(options, eval_opponents=named)

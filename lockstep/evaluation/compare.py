@@ -196,9 +196,10 @@ def _notes(
         for task in named
         if (text := held_back([run for runs in sets for run in runs if run.task == task], metric, x))
     ]
-    tasks_differ = [name for name in differing([_shared(runs) for runs in sets]) if name.startswith(_RULES)]
-    if tasks_differ:
-        notes.append(f"A and B were not set the same task, since they differ in {', '.join(tasks_differ)}.")
+    for task in named:
+        settings = [_shared([run for run in runs if run.task == task]) for runs in sets]
+        if rules := [name for name in differing(settings) if name.startswith(_RULES)]:
+            notes.append(f"A and B were not set the same task on {task}, since they differ in {', '.join(rules)}.")
     if x == "time":
         facts = [
             {(run.facts.get("layout"), run.facts.get("platform"), run.facts.get("cores")) for run in s} for s in sets

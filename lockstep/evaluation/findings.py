@@ -153,11 +153,12 @@ def _evaluations(runs: Sequence[Run]) -> str:
     counts = sorted({each.get("eval_episodes", default.eval_episodes) for each in options})
     episodes = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
     greedy = {each.get("eval_greedy", default.eval_greedy) for each in options}
-    acting = {(True,): "the most likely actions", (False,): "actions as the policy draws them"}
-    how = acting.get(tuple(greedy), "the most likely actions in some runs and drawn ones in others")
+    acting = {(True,): "the most likely actions", (False,): "actions chosen as by lockstep eval"}
+    how = acting.get(tuple(greedy), "the most likely actions in some runs only")
     text = f"That is the mean raw score of {episodes} episodes on environments of their own, with {how}"
     text += ", on levels that training does not see" * any(run.settings.get("env.num_levels") for run in runs)
-    against = {str(name).partition("#")[0] for each in options for name in each.get("eval_opponents", ())}
+    played = [each.get("eval_opponents") or run.settings.get("env.opponents") for each, run in zip(options, runs)]
+    against = {str(name).partition("#")[0] for names in played for name in names or ()}
     return text + f", against {', '.join(sorted(against))}" * bool(against)
 
 
@@ -186,7 +187,7 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str]) -> str:
     every = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in every for name in run.names(""))
     kept = [name for name in names if name == "gradient_norm" or name.partition("/")[0] not in (*_ELSEWHERE, name)]
-    parts, drawn = [legend(groups)], 0
+    parts, drawn, dropped = [legend(groups)], 0, list[str]()
     for task in named:
         charts = []
         for metric in kept:
@@ -197,18 +198,25 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str]) -> str:
                 continue
             lines = [Line(g.label, n, _mean(each)) for n, (g, each) in enumerate(zip(groups, known)) if each]
             charts.append(page.figure(metric, line_chart(lines, X_LABELS["samples"], metric)))
-        if charts and drawn + len(charts) <= _MOST_CHARTS:
+        if drawn + len(charts) > _MOST_CHARTS:
+            dropped.append(task)
+        elif charts:
             drawn += len(charts)
             parts += [page.heading(task) if len(named) > 1 else "", page.figures(charts)]
     if not drawn:
         return ""
+    if dropped:
+        text = f"The page would be too large with those of {', '.join(dropped)}: report these apart."
+        parts.append(page.paragraph(text, "note"))
     return page.details("Losses and other numbers of learning, means over runs", "".join(parts))
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
     """As far as all reached."""
+    if len(curves) == 1:
+        return curves[0]
     grid, values = align(curves, 150)
-    return curves[0] if len(curves) == 1 else (grid, values.mean(axis=0))
+    return grid, values.mean(axis=0)
 
 
 def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: str = "samples") -> str:

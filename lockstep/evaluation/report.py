@@ -25,10 +25,10 @@ class Report:
     path: Path
     left_out: tuple[str, ...]
     """Runs without a value of the metric."""
-    scores: tuple[Scored, ...]
-    """What each method scored on each task."""
     proofs: tuple[tuple[str, Proof], ...]
     """What each run's ledger says, of those that are left out too."""
+    scores: tuple[Scored, ...] = ()
+    """What each method scored on each task."""
 
 
 def report(
@@ -118,4 +118,4 @@ def write_page(
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text.encode(errors="replace"))  # a folder's name may be of another encoding
-    return Report(out, names, tuple(scored), tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)))
+    return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)), tuple(scored))

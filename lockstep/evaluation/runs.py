@@ -210,14 +210,16 @@ def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tup
 
 
 def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | None:
-    """A sentence if one run of a task is so short that at_equal_budget compares all far from where most of them end."""
+    """A sentence if a run of a task is so short that at_equal_budget compares all far from where most of them end."""
     ends = sorted(((float(run.curve(x, metric)[0][-1]), run) for run in runs), key=lambda end: end[0])
-    (budget, shortest), (usual, _) = ends[0], ends[(len(ends) - 1) // 2]
-    if budget >= 0.9 * usual:
+    budget, usual = ends[0][0], ends[(len(ends) - 1) // 2][0]
+    short = [run.name for end, run in ends if end < 0.9 * usual]
+    if not short:
         return None
+    unit = "seconds" if x == "time" else x
     return (
-        f"{shortest.name} has its last {metric} at {budget:,.0f} {x}, where all runs of {runs[0].task} are therefore "
-        f"compared, though most of them reached {usual:,.0f}. Leave it out to compare the others further on."
+        f"{short[0]} has its last {metric} at {budget:,.0f} {unit}, where all runs of {runs[0].task} are therefore "
+        f"compared, though most of them reached {usual:,.0f}. To compare those further on, leave out {', '.join(short)}."
     )
 
 

@@ -81,6 +81,17 @@ class PeerGone(RuntimeError):
     """Another process of the group is gone, or cannot be reached any more."""
 
 
+@contextmanager
+def _noticing_losses() -> Iterator[None]:
+    """Raise PeerGone for what gloo says of a peer that is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(phrase in str(error) for phrase in CONSEQUENCES):
+            raise PeerGone(str(error)) from error
+        raise
+
+
 class GlooGroup(Group):
     """Processes joined by torch.distributed's gloo backend, point to point.
 
@@ -90,7 +101,7 @@ class GlooGroup(Group):
 
     Raises:
         RuntimeError: not all of them came, within MEETING.
-        PeerGone: one of them was gone later.
+        PeerGone: one of them was gone when they connected, or later.
     """
 
     def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
@@ -100,7 +111,8 @@ class GlooGroup(Group):
             meeting.set(f"here-{rank}", "")  # torchrun's store does not wait until all have joined it
             meeting.wait([f"here-{each}" for each in range(size)], MEETING)
             meeting.set_timeout(_PATIENCE)
-        dist.init_process_group("gloo", None, _PATIENCE, size, rank, meeting)
+        with _noticing_losses():
+            dist.init_process_group("gloo", None, _PATIENCE, size, rank, meeting)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def send(self, value: Tensor, to: int) -> None:
@@ -146,11 +158,8 @@ class GlooGroup(Group):
         begin = time.perf_counter()
         self.waiting = True
         try:
-            yield
-        except RuntimeError as error:
-            if any(phrase in str(error) for phrase in CONSEQUENCES):
-                raise PeerGone(str(error)) from error
-            raise
+            with _noticing_losses():
+                yield
         finally:
             self.waiting = False
             self.waited += time.perf_counter() - begin

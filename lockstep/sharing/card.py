@@ -63,7 +63,7 @@ def card(
     trust, needed = "", ""
     if foreign:
         named = ", ".join(f"`{_FOLDERS.sub(_KEPT, each)}`" for each in foreign)
-        trust, needed = " --trust", f" It needs code that is not here, in the same place: {named}."
+        trust, needed = " --trust", f" It needs code that is not here, where `experiment.json` looks for it: {named}."
     return f"""---
 {_metadata(name, experiment, evaluations[0])}
 ---

@@ -180,6 +180,8 @@ def _alternatives(group: list[str]) -> list[list[str]]:
         return [group]
     found: list[list[str]] = []
     merged = _normal(flag) in MERGED
+    if merged and any(bracket in text for bracket in "[](){}"):
+        raise SettingsError(f"{flag} {text}: options are numbers, words, true or false. Set lists in a Python file.")
     for part in map(str.strip, text.split(",")):
         numbers = _RANGE.fullmatch(part)
         begin, end = map(int, numbers.groups()) if numbers else (0, 0)

@@ -215,8 +215,8 @@ class Population:
         """The values of a setting that lists them, from the one behind the given on."""
         space = self.space[name]
         listed = list(space.values) if isinstance(space, OneOf) else []
-        place = listed.index(value) if value in listed else 0
-        return [*listed[place + 1 :], *listed[:place]]
+        place = listed.index(value) if value in listed else -1
+        return [*listed[place + 1 :], *listed[: max(0, place)]]
 
     def _at(self, name: str, space: Between, place: float) -> Any:
         """The number at a place of its range, 0 to 1; that of its nearest end outside."""

@@ -164,10 +164,12 @@ def is_whole(space: Between, value: Any) -> bool:
 
 
 def _sure_to_be_tried(space: Between | OneOf, value: Any) -> Sequence[Any]:
-    """Values that have to fit. Of whole numbers those between the ends may, where others divide by them."""
+    """Values that have to fit. Of whole numbers those between the ends may, where others divide by them; the ends of
+    other ranges are hardly ever tried."""
     if isinstance(space, OneOf):
         return space.values
-    return () if is_whole(space, value) else (space.low, space.high)
+    inside = 1e-6 * (space.high - space.low)
+    return () if is_whole(space, value) else (space.low + inside, space.high - inside)
 
 
 def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | OneOf]) -> None:

@@ -22,8 +22,8 @@ _SLOTS = 4
 """Runs of a search at a time: more end sooner, and learn less from each other."""
 _ARRAY = 1000
 """Jobs of an array at most: Slurm takes 1001 unless it is told otherwise (MaxArraySize)."""
-_BESIDE = 3 * 2**30
-"""Bytes that a run takes beside its replay: torch in some processes, and environments."""
+_BESIDE = 2 * 2**30
+"""Bytes that a run takes beside its replay, and again half of it for each core: torch, and environments."""
 _REFUSED = 2
 """Exit code of a command that finds a mistake in its settings."""
 _ENDING = 60.0
@@ -193,16 +193,9 @@ def _settings(queue: Queue, wanted: Needs, given: Mapping[str, Any], runs: int =
     if wanted.gpus:
         asked["gpus_per_node"] = wanted.gpus
     if wanted.memory and not any(name.startswith("mem") for name in given):
-        asked["mem"] = f"{-(-(wanted.memory + runs * _BESIDE) // 2**20)}M"
+        beside = runs * _BESIDE + wanted.cores * _BESIDE // 2
+        asked["mem"] = f"{-(-(wanted.memory + beside) // 2**20)}M"
     return asked
-
-
-def _known_jobs(queue: Queue) -> set[str]:
-    """The same where Slurm need not be there, as long as nothing was handed to it."""
-    try:
-        return _queued_jobs() if _jobs(queue).exists() else set()
-    except SettingsError:
-        return set()
 
 
 def _queued_jobs() -> set[str]:
@@ -215,6 +208,14 @@ def _queued_jobs() -> set[str]:
             f"Slurm does not answer: {' '.join(command)} failed ({error}). Start the sweep on a machine from which "
             "jobs can be submitted, or without --slurm."
         ) from error
+
+
+def _known_jobs(queue: Queue) -> set[str]:
+    """The same for a sweep that may not have been handed to Slurm, which need not be there then."""
+    try:
+        return _queued_jobs() if _jobs(queue).exists() else set()
+    except SettingsError:
+        return set()
 
 
 def _job(queue: Queue, name: str) -> str | None:

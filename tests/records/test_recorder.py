@@ -238,7 +238,7 @@ def test_tensorboard_drops_what_an_interrupted_run_wrote_after_its_checkpoint(fo
 def test_a_wasteful_layout_is_named_once_and_not_before_it_has_settled(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lockstep.records.recorder.cores", lambda: 4)
+    monkeypatch.setattr("lockstep.records.recorder.cores_of_the_run", lambda: 4)
     monkeypatch.setattr("lockstep.records.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
     recorder = Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"))
     for iteration in range(1, 5):

@@ -241,7 +241,7 @@ def test_the_card_says_what_is_needed_and_not_uploaded(run: Path, tmp_path: Path
     told = partial(card, folder, REPO, folder.facts(), [evaluate(run, episodes=1)], [saved], [])
     text = told(["/home/al ice/p/env.py:make"])
     assert f"lockstep pull {REPO} --to run --trust" in text
-    assert "It needs code that is not here, in the same place: `env.py:make`." in text
+    assert "It needs code that is not here, where `experiment.json` looks for it: `env.py:make`." in text
     assert "--trust" not in told() and "It needs" not in told()
 
     other = RunFolder(shutil.copytree(run, tmp_path / "match"))

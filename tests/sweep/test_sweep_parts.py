@@ -384,7 +384,7 @@ def test_two_ctrl_cs_at_once_are_an_end_and_no_failure(queue: Queue) -> None:
     class Hurried(Machine):
         def start(self, queue: Queue, name: str, share: Share) -> Process:
             runner._asked = 2
-            return subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 100 & wait"])
+            return subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 100"])
 
     runner = Runner(queue, Hurried([0]), SweepOptions(overview="plain"))
     assert not runner.run()
