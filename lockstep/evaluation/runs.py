@@ -219,7 +219,7 @@ def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | Non
     unit = "seconds" if x == "time" else x
     return (
         f"{short[0]} has its last {metric} at {budget:,.0f} {unit}, where all runs of {runs[0].task} are therefore "
-        f"compared, though most of them reached {usual:,.0f}. To compare those further on, leave out {', '.join(short)}."
+        f"compared, though most reached {usual:,.0f}. To compare those further on, leave out {', '.join(short)}."
     )
 
 
