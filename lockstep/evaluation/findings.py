@@ -126,7 +126,8 @@ def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> st
     how = protocol([run for group in groups for run in group.runs], metric)
     text = (
         f"A run's score is the last value of {metric}. {how}"
-        "Of several runs: the interquartile mean (of fewer than four the mean) with its 95% bootstrap interval over runs."
+        "Of several runs: the interquartile mean (of fewer than four the mean) with its 95% bootstrap interval over "
+        "runs."
     )
     if any(each.samples[0] < 0.9 * each.samples[1] for each in found):
         text += " Runs of unequal length count with what each of them reached."
@@ -175,8 +176,8 @@ def curves(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
     text = (
         "Thin lines are single runs, drawn at their lowest and highest points. Thick ones are the interquartile mean "
         "over runs, with its pointwise 95% bootstrap interval, as far as all runs of the method reached; where they "
-        "share no stretch, there is none. Time is that of iterations, without checkpoints and evaluations; it depends on "
-        "the machine and the layout."
+        "share no stretch, there is none. Time is that of iterations, without checkpoints and evaluations; it depends "
+        "on the machine and the layout."
     )
     return "".join(parts) + page.paragraph(text, "note")
 
