@@ -60,7 +60,7 @@ def prepare_options(options: RunOptions, experiment: Experiment) -> RunOptions:
 def check(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: a replay that
     does not fit into memory, and what the model refuses."""
-    require_memory(experiment, layout)
+    check_memory(experiment, layout)
     check_model(experiment)
 
 
@@ -71,7 +71,7 @@ def check_model(experiment: Experiment) -> None:
     warm_start.load(agent, warm_start.weights(experiment))
 
 
-def require_memory(experiment: Experiment, layout: Layout) -> None:
+def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if what a run remembers does not fit into this machine's memory."""
     memory.require(experiment, _shards_here(experiment, layout))
 

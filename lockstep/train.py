@@ -31,7 +31,7 @@ from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
 from lockstep.ledger import state_digest
-from lockstep.prepare import leads, prepare, prepare_options, require_memory
+from lockstep.prepare import check_memory, leads, prepare, prepare_options
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, part_of
 from lockstep.records.resumption import other_platform, resumable
@@ -72,7 +72,7 @@ def train(
     """
     layout, options = _layout(layout) or Layout(), options or RunOptions()
     experiment = prepare(experiment, layout, recorded)
-    require_memory(experiment, layout)
+    check_memory(experiment, layout)
     options = prepare_options(options, experiment)
     begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
     here = layout.backend == "inline" and recorded is None and not is_unattended()
@@ -114,7 +114,7 @@ def resume(
         )
     layout, options = _layout(layout) or folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
-    require_memory(experiment, layout)
+    check_memory(experiment, layout)
     options = prepare_options(options, experiment)
     with _writing(folder, layout):
         path = resumable(folder, from_checkpoint, experiment) if leads(layout) else None

@@ -152,7 +152,7 @@ def compare(
     compared = [each.task for each in found]
     notes += _notes(sets, compared, metric, x, left_out, (a, b))
     overall = _overall(found, metric) if len(found) > 1 else None
-    how = protocol([*sets[0], *sets[1]], metric).strip()
+    how = protocol([*sets[0], *sets[1]], metric)
     comparison = Comparison(metric, x, tuple(found), overall, tuple(notes), how)
     if out is not None:
         groups = [Method(_shared(runs), runs) for runs in sets]
@@ -191,14 +191,12 @@ def _notes(
     left_out: Sequence[Sequence[Run]],
     given: Sequence[Sequence[Path | str]],
 ) -> list[str]:
-    notes = [
-        text
-        for task in named
-        if (text := held_back([run for runs in sets for run in runs if run.task == task], metric, x))
-    ]
+    notes = []
     for task in named:
-        settings = [_shared([run for run in runs if run.task == task]) for runs in sets]
-        if rules := [name for name in differing(settings) if name.startswith(_RULES)]:
+        both = [[run for run in runs if run.task == task] for runs in sets]
+        if text := held_back([*both[0], *both[1]], metric, x):
+            notes.append(text)
+        if rules := [name for name in differing([_shared(runs) for runs in both]) if name.startswith(_RULES)]:
             notes.append(f"A and B were not set the same task on {task}, since they differ in {', '.join(rules)}.")
     if x == "time":
         facts = [

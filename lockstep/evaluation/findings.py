@@ -25,9 +25,8 @@ from lockstep.evaluation.statistics import Curve, Estimate, Scores, align, effic
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 
-ENOUGH = 5
+_ENOUGH = 5
 """Runs of a task from which on intervals are worth something; docs/statistics.md has the figures."""
-TOO_FEW = "intervals are too narrow, and exclude what is true too often: train more seeds."
 _MAX_PAIRS = 15
 _THRESHOLDS = 101
 """Human-normalized scores at which a performance profile is computed, from the lowest to the highest."""
@@ -80,8 +79,11 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
 def few(counts: Sequence[int]) -> list[str]:
     """Sentences about the intervals of so many runs of a task."""
     texts = ["Of a task with one run there is no interval, as it says nothing of other seeds."] if 1 in counts else []
-    if any(1 < count < ENOUGH for count in counts):
-        texts.append(f"With fewer than {ENOUGH} runs of a task, {TOO_FEW}")
+    if any(1 < count < _ENOUGH for count in counts):
+        texts.append(
+            f"With fewer than {_ENOUGH} runs of a task, intervals are too narrow, and exclude what is true too often: "
+            "train more seeds."
+        )
     return texts
 
 
@@ -123,19 +125,20 @@ def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> st
             row.append("" if each.human_normalized is None else f"{100 * each.human_normalized:,.1f}%")
         rows.append(row)
     header = ["Task", "Method", "Runs", "Samples", "Score (95% interval)", "Lowest and highest run"]
-    how = protocol([run for group in groups for run in group.runs], metric)
-    text = (
-        f"A run's score is the last value of {metric}. {how}"
+    texts = [
+        f"A run's score is the last value of {metric}.",
+        protocol([run for group in groups for run in group.runs], metric),
         "Of several runs: the interquartile mean (of fewer than four the mean) with its 95% bootstrap interval over "
-        "runs."
-    )
+        "runs.",
+    ]
     if any(each.samples[0] < 0.9 * each.samples[1] for each in found):
-        text += " Runs of unequal length count with what each of them reached."
+        texts.append("Runs of unequal length count with what each of them reached.")
+    text = " ".join(filter(None, texts))
     return page.table(header + ["Human-normalized"] * normalized, rows) + page.paragraph(text, "note")
 
 
 def protocol(runs: Sequence[Run], metric: str) -> str:
-    """A sentence that says how scores came about, and a space; nothing of other metrics."""
+    """A sentence that says how scores came about; nothing of other metrics."""
     if metric not in SCORES:
         return ""
     if metric == "eval/score":
@@ -145,7 +148,7 @@ def protocol(runs: Sequence[Run], metric: str) -> str:
     else:
         text = "That is a raw score of training episodes, exploration included"
     rules = {str(run.settings.get("env.protocol", "none")) for run in runs} - {"none"}
-    return text + f" (Atari protocol: {', '.join(sorted(rules))})" * bool(rules) + ". "
+    return text + f" (Atari protocol: {', '.join(sorted(rules))})" * bool(rules) + "."
 
 
 def _evaluations(runs: Sequence[Run]) -> str:
@@ -168,8 +171,7 @@ def curves(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
     for task in named:
         charts = []
         for x in ("frames", "updates", "time"):
-            singles = [[_curve(run, x, metric) for run in group.on(task)] for group in groups]
-            known = [[curve for curve in each if len(curve[0])] for each in singles]
+            known = _known(groups, task, x, metric)
             if any(known):
                 charts.append(_chart(groups, [[each] for each in known], x, metric, singles=True))
         parts += [page.heading(task) if len(named) > 1 else "", page.figures(charts)]
@@ -191,8 +193,7 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str]) -> str:
     for task in named:
         charts = []
         for metric in kept:
-            singles = [[_curve(run, "samples", metric) for run in group.on(task)] for group in groups]
-            known = [[curve for curve in each if len(curve[0])] for each in singles]
+            known = _known(groups, task, "samples", metric)
             values = [y for each in known for _, y in each]
             if not values or min(y.min() for y in values) == max(y.max() for y in values):
                 continue
@@ -221,15 +222,17 @@ def _mean(curves: Sequence[Curve]) -> Curve:
 
 def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: str = "samples") -> str:
     """Over all tasks: what Agarwal et al. recommend, and who beats whom, all runs of a task at an equal budget of x."""
-    parts, budgets, found = [], dict[str, float](), dict[str, list[np.ndarray]]()
+    parts, budgets, found, short = [], dict[str, float](), dict[str, list[np.ndarray]](), list[str | None]()
     for task in named:
         runs = [group.on(task) for group in groups]
+        every = [run for each in runs for run in each]
         try:
-            budgets[task], scores = at_equal_budget([run for each in runs for run in each], metric, x)
+            budgets[task], scores = at_equal_budget(every, metric, x)
         except SettingsError as error:
             parts.append(page.paragraph(f"{task} is left out: {error}", "note"))
             continue
         found[task] = np.split(scores, np.cumsum([len(each) for each in runs])[:-1])
+        short.append(held_back(every, metric, x))
     named = list(found)
     shared = [task for task in named if all(group.on(task) for group in groups)]
     games = [task for task in shared if atari.game(task)] if metric in SCORES else []
@@ -263,9 +266,7 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
         text = f"In this section the runs of a task are compared at an equal number of {x}, which all reached: {at}."
         parts.append(page.paragraph(text, "note"))
-        for task in named:
-            if text := held_back([run for group in groups for run in group.on(task)], metric, x):
-                parts.append(page.paragraph(text, "warning"))
+        parts += [page.paragraph(text, "warning") for text in short if text]
     return "".join(parts)
 
 
@@ -357,6 +358,12 @@ def _chart(
         lines.append(Line(group.label, number, (grid / scale, value), band, thin))
     label = X_LABELS[x] + (f" [{unit}]" if unit else "")
     return page.figure(f"{metric} over {label[0].lower() + label[1:]}", line_chart(lines, label, metric))
+
+
+def _known(groups: Sequence[Method], task: str, x: str, metric: str) -> list[list[Curve]]:
+    """For each method the curves of its runs of a task, of those that have one."""
+    every = [[_curve(run, x, metric) for run in group.on(task)] for group in groups]
+    return [[curve for curve in each if len(curve[0])] for each in every]
 
 
 def _curve(run: Run, x: str, metric: str) -> Curve:

@@ -250,8 +250,6 @@ class _Place:
 
     name: str
     """For people."""
-    cores: int
-    """Of the whole run; pinned, it sees only its own."""
     ends: Ends | None = None
     """What joins it to those."""
     link: Link | None = None
@@ -260,18 +258,17 @@ class _Place:
 
 def _places(layout: Layout, shards: int, context: Any) -> list[_Place]:
     """Every process of a layout, the one with the result first."""
-    available = machine.cores()
     collectors, learners = len(layout.collectors), layout.learning
     joined = join(context, learners, partners(shards, learners))
     if layout.backend == "processes":
-        return [_Place(f"Worker {ends.rank} of {learners}", available, ends) for ends in joined]
+        return [_Place(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
     of_learners, of_collectors = links(context, collectors, learners)
     return [
         *(
-            _Place(f"Learner {ends.rank} of {learners}", available, ends, link)
+            _Place(f"Learner {ends.rank} of {learners}", ends, link)
             for ends, link in zip(joined, of_learners, strict=True)
         ),
-        *(_Place(f"Collector {i} of {collectors}", available, link=link) for i, link in enumerate(of_collectors)),
+        *(_Place(f"Collector {i} of {collectors}", link=link) for i, link in enumerate(of_collectors)),
     ]
 
 
@@ -282,7 +279,7 @@ def run_processes(work: Work, job: Job) -> Result:
         WorkerError: with the traceback of the first process that failed.
     """
     context = multiprocessing.get_context("spawn")
-    places = _places(job.layout, job.experiment.scheme.shards, context)
+    places, available = _places(job.layout, job.experiment.scheme.shards, context), machine.cores()
     flag, progress = context.RawValue("b", 0), context.RawArray("Q", len(places))
     pipes: list[Connection] = []
     processes: list[Any] = []
@@ -295,7 +292,7 @@ def run_processes(work: Work, job: Job) -> Result:
                 ours, theirs = context.Pipe()
                 process = children.start(
                     _child,
-                    (work, place, theirs, StopRequest(flag, progress, index)),
+                    (work, place, available, theirs, StopRequest(flag, progress, index)),
                     f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
                 if job.layout.pin:
@@ -389,8 +386,9 @@ def _first_cause(
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, place: _Place, pipe: Connection, stop: StopRequest) -> None:
-    """A process of a run: learns what to do, joins the others, works, and tells how it ended."""
+def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: StopRequest) -> None:
+    """A process of a run, which has so many cores: learns what to do, joins the others, works, and tells how it
+    ended."""
     telling = threading.Lock()
 
     def end(kind: str, text: str) -> None:
@@ -404,7 +402,7 @@ def _child(work: Work, place: _Place, pipe: Connection, stop: StopRequest) -> No
     children.report_losses(lambda text: end("error", f"failed: {text}"))
     try:
         job = pipe.recv()
-        machine.belongs_to_a_run_with(place.cores)
+        machine.belongs_to_a_run_with(available)
         group = Group() if place.ends is None else LocalGroup(place.ends)
         result = work(job, Seat(group, place.link), stop)
         pipe.send(("result", result))
