@@ -169,7 +169,7 @@ class ActorCriticConfig(TrunkConfig):
             of_actor, of_critics = encoder(), encoder()
             features = int(of_actor.out_features)  # type: ignore[arg-type]
             actor = Actor(of_actor, layers(1, features, distribution.num_params), distribution)
-            if isinstance(distribution, DiagonalGaussian):
+            if self.policy == "gaussian":
                 actor.layers.scale_outputs(0.01)  # else deviations begin between half and twice initial_std
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
             return ActorCritic(actor, Critics(of_critics, layers(self.critics, into, out)), distribution)

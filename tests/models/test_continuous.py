@@ -127,6 +127,12 @@ def test_a_normal_policy_begins_with_the_deviation_that_is_asked_for_in_every_st
     torch.testing.assert_close(mean, torch.zeros(1, 500, 2), rtol=0, atol=0.03)
 
 
+def test_a_squashed_policy_begins_like_any_other_layers() -> None:
+    model = build(ActorCriticConfig(), spaces.Box(-9, 9, (5,)))
+    bound = 256**-0.5
+    assert 0.99 * bound < model.actor.layers.weights[-1].detach().abs().max().item() <= bound
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_acting_copies_give_the_models_bits_without_critics(precision: str) -> None:
     observations = spaces.Dict({"image": spaces.Box(0, 255, (1, 40, 40), np.uint8), "speed": spaces.Box(-1, 1, (3,))})
