@@ -43,7 +43,7 @@ def without_events(self: Ledger, entry: dict[str, Any], original: Any = Ledger._
 def cpu_seconds(settings: Experiment, lines: list[dict[str, Any]], run: Path) -> float:
     begin = time.process_time()
     options = RunOptions(run=str(run), display="none", tensorboard=False, checkpoint_every=10**6)
-    lockstep.train.train(settings, Layout(), options, recorded=recorded_clock(settings, lines, run))
+    lockstep.train.launch(settings, Layout(), options, recorded=recorded_clock(settings, lines, run))
     return time.process_time() - begin
 
 

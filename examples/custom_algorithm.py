@@ -7,14 +7,13 @@ lockstep train examples/custom_algorithm.py:recipe --layout processes:2
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lockstep import recipes
 from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.losses import approximate_kl, log_ratio, masked_sum
 from lockstep.algorithms.returns import gae
 from lockstep.experiment import Experiment
 from lockstep.models import PolicyModel
@@ -61,25 +60,25 @@ class Penalty(OnPolicy[PenaltyConfig]):
         assert batch.advantage is not None and batch.value_target is not None
         output, _ = model(batch.obs, batch.start, batch.state, batch.prev_action, batch.prev_reward)
         log_prob_t = model.distribution.log_prob(output.policy, batch.action)
-        log_ratio_t = torch.where(batch.valid, log_prob_t - batch.log_prob, 0.0)
-        kl_t = torch.expm1(log_ratio_t) - log_ratio_t
+        log_ratio_t = log_ratio(log_prob_t, batch.log_prob, batch.valid)
 
-        def total(x_t: Tensor) -> Tensor:
-            return torch.where(batch.valid, x_t, 0.0).sum()
-
-        policy_loss = -total(log_ratio_t.exp() * batch.advantage)
-        value_loss = 0.5 * total((output.value - batch.value_target).square())
-        entropy, kl = total(model.distribution.entropy(output.policy)), total(kl_t)
+        policy_loss = -masked_sum(log_ratio_t.exp() * batch.advantage, batch.valid)
+        value_loss = 0.5 * masked_sum((output.value - batch.value_target).square(), batch.valid)
+        entropy = masked_sum(model.distribution.entropy(output.policy), batch.valid)
+        kl = approximate_kl(log_ratio_t, batch.valid)
         loss = (
             policy_loss + self.config.penalty * kl + hyper["value_coef"] * value_loss - hyper["entropy_coef"] * entropy
         )
-        values = (policy_loss, value_loss, entropy, kl)
-        return LossOutput(loss, {n: v.detach() for n, v in zip(self.metric_names, values, strict=True)})
+        metrics = {
+            "loss/policy": policy_loss.detach(),
+            "loss/value": value_loss.detach(),
+            "policy/entropy": entropy.detach(),
+            "policy/approx_kl": kl.detach(),
+        }
+        return LossOutput(loss, metrics)
 
 
 def recipe() -> Experiment:
     """PPO with a KL penalty on CartPole."""
-    return dataclasses.replace(
-        recipes.ppo_cartpole(),
-        algorithm=PenaltyConfig(rollout=128, learning_rate=1e-3, entropy_coef=0.0),
-    )
+    algorithm = PenaltyConfig(rollout=128, learning_rate=1e-3, entropy_coef=0.0)
+    return recipes.ppo_cartpole().replace(algorithm=algorithm)

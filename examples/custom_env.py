@@ -65,8 +65,7 @@ class Reach(gymnasium.Env[np.ndarray, np.ndarray]):
 def recipe() -> Experiment:
     """PPO with Gaussian actions on the point mass."""
     experiment = recipes.ppo_mujoco()
-    return dataclasses.replace(
-        experiment,
+    return experiment.replace(
         env=EnvConfig(id=f"{__file__}:Reach", num_envs=8),
         algorithm=dataclasses.replace(experiment.algorithm, minibatches=8),
         total_steps=200_000,

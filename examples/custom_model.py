@@ -6,7 +6,6 @@ lockstep train examples/custom_model.py:recipe --layout processes:2
 from __future__ import annotations
 
 import copy
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,4 +86,4 @@ class ResidualConfig(ModelConfig):
 
 def recipe() -> Experiment:
     """PPO with the residual model on CartPole."""
-    return dataclasses.replace(recipes.ppo_cartpole(), model=ResidualConfig())
+    return recipes.ppo_cartpole().replace(model=ResidualConfig())

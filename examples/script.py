@@ -16,10 +16,11 @@ from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Versions
 from lockstep.collecting.collectors import Collector
 from lockstep.experiment import Experiment
-from lockstep.learning.learner import Filled, Learner
+from lockstep.learning.learner import Learner
 from lockstep.ledger import state_digest
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena
+from lockstep.storage.batches import Filled
 from lockstep.storage.slabs import Slabs
 from lockstep.tree import TreeSum
 

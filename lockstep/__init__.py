@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     from lockstep.experiment import WarmStart as WarmStart
     from lockstep.job import Result as Result
     from lockstep.layout import Layout as Layout
+    from lockstep.ledger import LedgerError as LedgerError
     from lockstep.replay import replay as replay
     from lockstep.run import RunOptions as RunOptions
+    from lockstep.runtime.checkpoint import CheckpointError as CheckpointError
+    from lockstep.runtime.supervisor import WorkerError as WorkerError
     from lockstep.scheme import Scheme as Scheme
     from lockstep.settings import SettingsError as SettingsError
     from lockstep.train import resume as resume
@@ -38,6 +43,9 @@ _HOME = {
     "RunOptions": "lockstep.run",
     "Scheme": "lockstep.scheme",
     "SettingsError": "lockstep.settings",
+    "CheckpointError": "lockstep.runtime.checkpoint",
+    "LedgerError": "lockstep.ledger",
+    "WorkerError": "lockstep.runtime.supervisor",
     "Result": "lockstep.job",
     "train": "lockstep.train",
     "resume": "lockstep.train",
@@ -54,14 +62,17 @@ _HOME = {
 
 __all__ = [
     "Actor",
+    "CheckpointError",
     "Experiment",
     "Layout",
+    "LedgerError",
     "NormalizeConfig",
     "Result",
     "RunOptions",
     "Scheme",
     "SettingsError",
     "WarmStart",
+    "WorkerError",
     "__version__",
     "check_env",
     "diff",
@@ -77,10 +88,18 @@ __all__ = [
 
 
 class _CallableModule(ModuleType):
-    """A module named after its main function: calling it calls that."""
+    """A module named after its main function: calling it calls that, and inspect.signature is that function's."""
+
+    @property
+    def _main(self) -> Callable[..., Any]:
+        return getattr(self, self.__name__.rpartition(".")[2])
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._main)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+        return self._main(*args, **kwargs)
 
 
 class _Package(ModuleType):

@@ -51,14 +51,7 @@ class Agent:
         self.device = torch.device(device)
         self.observation_space, self.action_space = envs.spaces(experiment.env)
         self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
-        self.model: PolicyModel = experiment.model.build(
-            self.observation_space,
-            self.action_space,
-            precision=experiment.precision,
-            normalize_observations=experiment.normalize.observations,
-            observation_clip=experiment.normalize.clip,
-            seed=experiment.seed,
-        )
+        self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         if companion := self.algorithm.companion(self.observation_space, experiment.seed):
             self.model.companion = companion
         if variables := self.algorithm.variables(self.model):
@@ -91,7 +84,7 @@ class Agent:
 
     @property
     def vectors(self) -> list[Tensor]:
-        """The parameters, and the target network's if there is one: fp32 [N] each. Whoever changes them calls round."""
+        """The parameters, and the target network's if there is one: fp32 [N] each. Call round after changing them."""
         flats = [self.flat] if self._target_flat is None else [self.flat, self._target_flat]
         return [flat.vector.detach() for flat in flats]
 

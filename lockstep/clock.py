@@ -35,12 +35,12 @@ class Clock:
     """Counts iterations and names versions."""
 
     lag: int
-    """Versions that data may at most be behind."""
+    """Most versions that data may be behind."""
     iterations: int
     shards: int = 1
     by_shard: bool = False
-    """Where timing decides: whether a slot takes any number of rollouts, of its own shard alone, which remembers them
-    (replay). Otherwise it takes one, of whichever shard."""
+    """Where timing decides: if True (replay), a batch slot takes any number of rollouts, all of its own shard, which
+    remembers them; if False exactly one, of any shard."""
 
     @staticmethod
     def of(experiment: Experiment) -> Clock:

@@ -7,13 +7,18 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lockstep.algorithms.base import AlgorithmConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, Steps, check_values, from_json, to_json
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from lockstep.models.base import PolicyModel
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,22 @@ class Experiment:
     def iterations(self) -> int:
         """Iterations in the run: total_steps rounded up to whole iterations."""
         return -(-self.total_steps // self.samples_per_iteration)
+
+    def build_model(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        precision: Literal["bf16", "fp32"] | None = None,
+    ) -> PolicyModel:
+        """The model as it begins, in another precision if asked for."""
+        return self.model.build(
+            observation_space,
+            action_space,
+            precision=precision or self.precision,
+            normalize_observations=self.normalize.observations,
+            observation_clip=self.normalize.clip,
+            seed=self.seed,
+        )
 
     def identity(self) -> str:
         """SHA-256 over the canonical JSON of all settings."""

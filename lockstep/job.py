@@ -43,6 +43,6 @@ class Job:
         return self.recorded or Clock.of(self.experiment)
 
     @property
-    def free(self) -> bool:
-        """Whether timing decides."""
+    def collects_freely(self) -> bool:
+        """Whether collectors wait for no learner: lag async, and not repeated from its record."""
         return self.experiment.scheme.free_running and self.recorded is None

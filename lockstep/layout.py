@@ -91,6 +91,11 @@ class Layout:
         layout.check()
         return layout
 
+    @staticmethod
+    def of(given: Layout | str | None) -> Layout:
+        """A layout, or what a text such as "processes:2" says; None is inline."""
+        return Layout.parse(given or "inline") if given is None or isinstance(given, str) else given
+
     def __str__(self) -> str:
         text = self.backend
         if self.backend in ("processes", "ray") and not self.split:

@@ -386,13 +386,9 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]
         yield name, a, b
 
 
-def differing_entries(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """The entries of two nested JSON objects that differ, each as `name: a != b`."""
-    return tuple(_told(*each) for each in _differing(dict(a), dict(b)))
-
-
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """The entries of two platforms that differ; a library that is on one of them alone was not used."""
+    """The entries of two platforms that differ, each as `name: a != b`; a library that is on one of them alone was not
+    used."""
     found = _differing(dict(a), dict(b))
     return tuple(_told(*each) for each in found if not (each[0].startswith("libraries.") and _ABSENT in each[1:]))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from torch import Tensor
+
 from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.clock import Clock, Recorded
@@ -13,6 +15,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.records import warm_start
 from lockstep.run import RunOptions
+from lockstep.runtime.numerics import settled
 from lockstep.settings import SettingsError, check_values
 from lockstep.storage import memory
 
@@ -50,6 +53,18 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     return warm_start.resolved(experiment) if leads(layout) else experiment
 
 
+def check_torchrun(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError if torchrun is to start the processes, and has not, or more than there are shards."""
+    if layout.backend != "torchrun":
+        return
+    if "RANK" not in os.environ:
+        raise SettingsError(
+            "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
+            "torchrun. Without torchrun use --layout processes:2."
+        )
+    dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).validate(experiment.scheme.shards)
+
+
 def prepare_options(options: RunOptions, experiment: Experiment) -> RunOptions:
     """Resolve and check how a run is kept and shown. Raises SettingsError as prepare."""
     options.validate()
@@ -64,11 +79,18 @@ def check(experiment: Experiment, layout: Layout) -> None:
     check_model(experiment)
 
 
-def check_model(experiment: Experiment) -> None:
-    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with."""
-    agent = Agent(experiment)
-    agent.check()
-    warm_start.load(agent, warm_start.weights(experiment))
+def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> None:
+    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with.
+
+    Args:
+        weights: that it begins with; by default, what its warm start names.
+        new: whether it is no repetition, and so has to suit its algorithm, too.
+    """
+    with settled(experiment.torch_threads):
+        agent = Agent(experiment)
+        warm_start.load(agent, warm_start.weights(experiment) if weights is None else weights)
+        if new:
+            agent.check()
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:

@@ -142,7 +142,7 @@ def _undecidable(iteration: int, what: object) -> LedgerError:
     )
 
 
-def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | None = None) -> Replay:
+def replay(run: str | Path, layout: Layout | str | None = None, options: RunOptions | None = None) -> Replay:
     """Repeat all recorded iterations of a run.
 
     Args:
@@ -155,7 +155,7 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
-    from lockstep.train import train
+    from lockstep.train import launch
 
     folder = RunFolder.open(run)
     experiment = folder.experiment()
@@ -167,7 +167,14 @@ def replay(run: str | Path, layout: Layout | None = None, options: RunOptions | 
         raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
     require_memory(folder, experiment, len(lines))
     recorded = recorded_clock(experiment, lines, folder.path)
-    result = train(experiment, layout, options, stop_after=len(lines), recorded=recorded, weights=folder.weights)
+    result = launch(
+        experiment,
+        Layout.of(layout),
+        options or RunOptions(),
+        stop_after=len(lines),
+        recorded=recorded,
+        weights=folder.weights,
+    )
     again = ledger.read(RunFolder(result.run).ledger)
     difference = ledger.compare(head, lines, *again, iterations=result.iterations)
     stopped = result.iterations < len(lines)

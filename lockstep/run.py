@@ -26,6 +26,8 @@ from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, from_json, look_for_files_in, require, to_json
 
+_MOST_EPISODES = 1_000_000
+"""Of an evaluation."""
 _LINES = 2**16
 """Bytes at the end of metrics.jsonl that hold its last lines."""
 _NAMED = 5
@@ -85,14 +87,21 @@ class RunOptions:
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
         check_values(dataclasses.replace(self, run=None if self.run is None else str(self.run)))
-        for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0), ("eval_episodes", 1)):
+        for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise SettingsError(f"--{flag} {getattr(self, name)} is out of range: it must be at least {least}.")
+        check_episodes(self.eval_episodes, "--eval-episodes")
         for tracker in ("wandb", "trackio"):
             if project := getattr(self, tracker):
                 otherwise = f"Or leave --{tracker} out: metrics.jsonl and TensorBoard are written in any case."
                 require(tracker, tracker, f"--{tracker} {project}", otherwise)
+
+
+def check_episodes(episodes: int, flag: str) -> None:
+    """Raise SettingsError for a number of episodes that no evaluation has; flag: by which it was given."""
+    if not 1 <= episodes <= _MOST_EPISODES:
+        raise SettingsError(f"{flag} {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ class Scheme:
     collection overlap learning; higher hides slow links, at the price of staler data. async lets timing decide, as in
     IMPALA, APPO and Ape-X: what it decided is recorded, and `lockstep replay` repeats it."""
     max_lag: int = 4
-    """With lag async: iterations that data may at most be behind the version that learns from it, with replay the first
-    that can. Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners wait for slow
-    collectors."""
+    """With lag async: the most iterations that data may be behind the version that learns from it (with replay: the
+    first version that can). Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners
+    wait for slow collectors."""
     refresh: Literal["rollout", "step"] = "rollout"
     """With lag async: when collectors take the newest version. step keeps data fresher, and mixes versions within a
     trajectory."""
@@ -44,9 +44,8 @@ class Scheme:
     gradient step an iteration (A2C, IMPALA) the unit is versions. async has every shard's slice of a minibatch give an
     update of its own, applied when it is ready: learners wait for no other, and what timing decided is recorded."""
     max_gradient_lag: int = 8
-    """With gradient_lag async: updates that may come between the parameters that a gradient is computed with and those
-    that it changes. Higher has learners wait less for slow ones, lower keeps gradients fresher; with 0 they take
-    turns."""
+    """With gradient_lag async: the most updates that may be applied between computing a gradient and applying it.
+    Higher has learners wait less for slow ones, lower keeps gradients fresher; with 0 they take turns."""
     preempt: float = 1.0
     """Once this share of other processes' shards has its rollouts, a shard that has not is cut where it is, and learned
     from as far as it got (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for all of them.
@@ -68,8 +67,8 @@ class Scheme:
         return self.free_running or self.gradient_lag == "async" or self.preempt < 1
 
     def enough(self, own: int) -> int:
-        """Shards of other processes that have to have collected a rollout for those of one to be cut, which has
-        `own`."""
+        """How many of the other processes' shards must have finished a rollout before this process's shards, `own` of
+        them, are cut."""
         return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
     def clock(self, experiment: Experiment) -> Clock:

@@ -108,10 +108,10 @@ def require(package: str, extra: str, what: str, otherwise: str) -> None:
 
 
 def look_for_files_in(folder: str) -> None:
-    """Look for users' files in this folder too, here and in worker processes, where the current one has them not."""
-    folders = os.environ.get(_FOLDERS, "").split(os.pathsep)
-    if folder not in folders:
-        os.environ[_FOLDERS] = os.pathsep.join(filter(None, [*folders, folder]))
+    """Look for users' files that the current folder has not in this one, here and in worker processes, before those
+    that were named earlier."""
+    earlier = [each for each in os.environ.get(_FOLDERS, "").split(os.pathsep) if each != folder]
+    os.environ[_FOLDERS] = os.pathsep.join(filter(None, [folder, *earlier]))
 
 
 def import_module(name: str) -> ModuleType:

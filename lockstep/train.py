@@ -31,15 +31,16 @@ from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
 from lockstep.ledger import state_digest
-from lockstep.prepare import check_memory, leads, prepare, prepare_options
+from lockstep.prepare import check_memory, check_model, check_torchrun, leads, prepare, prepare_options
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, part_of
 from lockstep.records.resumption import other_platform, resumable
 from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime import checkpoint
 from lockstep.runtime.channels import Link
+from lockstep.runtime.checkpoint import iteration_of, open_checkpoint
 from lockstep.runtime.graphs import cuda_graph
 from lockstep.runtime.memory import keep_freed_memory
+from lockstep.runtime.numerics import settle, settled
 from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, is_unattended, run_inline, run_processes, run_torchrun
@@ -53,8 +54,6 @@ def train(
     options: RunOptions | None = None,
     *,
     stop_after: int | None = None,
-    recorded: Recorded | None = None,
-    weights: Path | None = None,
 ) -> Result:
     """Train from the beginning.
 
@@ -63,24 +62,37 @@ def train(
         layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: inline.
         options: where the run is kept and how it is shown.
         stop_after: end after so many iterations, without changing the schedules that total_steps defines.
-        recorded: what a run recorded of what timing decided, to do the same again (see lockstep.replay).
-        weights: the copy that another run has of what the experiment's warm start names.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
         WorkerError: a worker process raised, died or stalled.
     """
-    layout, options = _layout(layout) or Layout(), options or RunOptions()
+    return launch(experiment, Layout.of(layout), options or RunOptions(), stop_after=stop_after)
+
+
+def launch(
+    experiment: Experiment,
+    layout: Layout,
+    options: RunOptions,
+    *,
+    stop_after: int | None = None,
+    recorded: Recorded | None = None,
+    weights: Path | None = None,
+) -> Result:
+    """Train from the beginning, or repeat a run.
+
+    Args:
+        recorded: what that run recorded of what timing decided, to do the same again (see lockstep.replay).
+        weights: its copy of the weights that it began with, read in place of the run that the warm start names.
+    """
     experiment = prepare(experiment, layout, recorded)
+    check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options = prepare_options(options, experiment)
     begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
-        agent = Agent(experiment)
-        warm_start.load(agent, begun_with)
-        if here:
-            agent.check()
+        check_model(experiment, begun_with, new=here)
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with))
     if recorded is not None:
         (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
@@ -93,14 +105,14 @@ def resume(
     layout: Layout | str | None = None,
     options: RunOptions | None = None,
     *,
-    from_checkpoint: str | int | None = None,
+    checkpoint: str | int | None = None,
     stop_after: int | None = None,
 ) -> Result:
     """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the digest and the ledger
     that it would have had without the interruption. The layout may differ from before.
 
     Args:
-        from_checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
+        checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
 
     Raises:
         SettingsError: there is no run or no checkpoint there.
@@ -112,22 +124,19 @@ def resume(
             f"{folder.path} repeats another run, and ended where that one did: there is nothing to resume. Resume "
             "the run that replay.json in it names."
         )
-    layout, options = _layout(layout) or folder.layout(), options or folder.options()
+    layout, options = Layout.of(layout) if layout else folder.layout(), options or folder.options()
     experiment = prepare(folder.experiment(), layout)
+    check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options = prepare_options(options, experiment)
     with _writing(folder, layout):
-        path = resumable(folder, from_checkpoint, experiment) if leads(layout) else None
-        begin = checkpoint.iteration_of(path)
+        path = resumable(folder, checkpoint, experiment) if leads(layout) else None
+        begin = iteration_of(path)
         if leads(layout) and begin < experiment.iterations:
             here = layout.backend != "ray"  # which computes elsewhere
             differs = other_platform(folder) if begin and here else ()
             folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
-
-
-def _layout(given: Layout | str | None) -> Layout | None:
-    return Layout.parse(given) if isinstance(given, str) else given
 
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
@@ -149,11 +158,11 @@ def _start(job: Job) -> Result:
 def work(job: Job, seat: Seat, stop: StopRequest) -> Result | None:
     """What every process of a run does."""
     keep_freed_memory()
-    torch.set_num_threads(job.experiment.torch_threads)
     alive = _paced(stop.alive, job.layout.jitter)
-    if seat.link is not None and seat.link.role == "collector":
-        return collect(job, seat.link, alive)
-    return learn(job, seat, stop, alive)
+    with settled(job.experiment.torch_threads):
+        if seat.link is not None and seat.link.role == "collector":
+            return collect(job, seat.link, alive)
+        return learn(job, seat, stop, alive)
 
 
 def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
@@ -175,18 +184,7 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
     if job.checkpoint is None and job.recorded is None:
         agent.check()
     versions: Versions[Version] = Versions(clock)
-    rollouts: Rollouts
-    if seat.link is not None:
-        rollouts = RemoteRollouts(agent, seat.link, group, clock, versions, free=job.free)
-    elif seat.mailbox is not None:
-        rollouts = MailedRollouts(agent, seat.mailbox, group, clock, versions, len(job.layout.collectors))
-    else:
-        slots = block(experiment.scheme.shards, group.size, group.rank)
-        arena = PrivateArena(pinned=agent.device.type != "cpu")
-        slabs = slabs_of(agent, slots, clock, arena, ahead=False)
-        cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
-        collectors = Collectors(agent, slabs, job.layout, alive, cuts)
-        rollouts = OwnRollouts(collectors, slots, clock, versions)
+    rollouts = _rollouts(job, seat, agent, versions, alive)
     capture = cuda_graph if job.layout.graphs else None
     worker = Worker(agent, rollouts, versions, group, alive, capture, job.recorded)
     book = None
@@ -244,10 +242,23 @@ def _agent(job: Job, role: Literal["collector", "learner"], index: int) -> Agent
     return Agent(job.experiment, device)
 
 
+def _rollouts(job: Job, seat: Seat, agent: Agent, versions: Versions[Version], alive: Callable[[], None]) -> Rollouts:
+    """Where a learner's rollouts come from: collectors of other processes, of other machines, or its own."""
+    experiment, group, clock = job.experiment, seat.group, job.clock
+    if seat.link is not None:
+        return RemoteRollouts(agent, seat.link, group, clock, versions, free=job.collects_freely)
+    if seat.mailbox is not None:
+        return MailedRollouts(agent, seat.mailbox, group, clock, versions, len(job.layout.collectors))
+    slots = block(experiment.scheme.shards, group.size, group.rank)
+    slabs = slabs_of(agent, slots, clock, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
+    cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
+    return OwnRollouts(Collectors(agent, slabs, job.layout, alive, cuts), slots, clock, versions)
+
+
 def _begin(job: Job, worker: Worker) -> Resumed:
     """Make version 0, or load the checkpoint that is resumed, and start the environments."""
     begin = time.perf_counter()
-    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint, only=())
+    saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     if saved is None:
         worker.begin(warm_start.weights(job.experiment, job.folder.weights))
     else:
@@ -269,12 +280,12 @@ def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
     own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
     cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
     collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive, cuts)
-    end = CollectorEnd(agent, link, collectors, clock, free=job.free)
-    saved = None if job.checkpoint is None else checkpoint.open_checkpoint(job.checkpoint, only=())
+    end = CollectorEnd(agent, link, collectors, clock, free=job.collects_freely)
+    saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
         begin = end.start(saved)
         with contextlib.suppress(RunEnded):
-            if job.free:
+            if job.collects_freely:
                 run_free(end, collectors, refresh=job.experiment.scheme.refresh == "step")
             else:
                 serve(end, collectors, clock, clock.ticks(begin, job.stop_after))
@@ -285,7 +296,7 @@ def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
 def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
     """A collector that is asked for each of its rollouts, in a process of its own."""
     keep_freed_memory()
-    torch.set_num_threads(job.experiment.torch_threads)
+    settle(job.experiment.torch_threads)
     agent = _agent(job, "collector", index)
     shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
     slabs = slabs_of(agent, shards, job.clock, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)

@@ -84,7 +84,9 @@ class TreeSum:
             keep, give = (upper, lower) if group.rank & distance else (lower, upper)
             incoming = torch.empty(keep[1] - keep[0], dtype=flat.dtype)
             group.exchange(flat[give[0] : give[1]], incoming, group.rank ^ distance)
-            flat[keep[0] : keep[1]] += incoming
+            own = flat[keep[0] : keep[1]]
+            left, right = (incoming, own) if group.rank & distance else (own, incoming)
+            torch.add(left, right, out=own)  # of two NaNs it is the left one that remains
             spans.append((keep, give, distance))
             low, high = keep
             distance *= 2

@@ -19,6 +19,8 @@ from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError
 
 DEFAULT_ITERATIONS = 3
+_SCORES = ("score/mean", "score/length", "score/iteration_mean", "score/iteration_max")
+"""Metrics of training episodes that are not in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Verdict:
 
 def verify(
     run: str | Path,
-    layout: Layout,
+    layout: Layout | str | None = None,
     iterations: int | Literal["all"] | None = None,
     workdir: str | Path | None = None,
     *,
@@ -48,7 +50,8 @@ def verify(
 
     Args:
         run: the folder of the run.
-        layout: of the repetition; any that suits the number of shards.
+        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards. Default:
+            inline.
         iterations: how many to run again, at most those recorded; None means 3.
         workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
         seed: repeat with another seed, to see where that makes a difference.
@@ -57,7 +60,7 @@ def verify(
         SettingsError: there is no such run, or nothing recorded to compare with.
         WorkerError: the repetition failed.
     """
-    folder = RunFolder.open(run)
+    folder, layout = RunFolder.open(run), Layout.of(layout)
     if layout.backend == "torchrun":
         raise SettingsError(
             "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
@@ -71,7 +74,7 @@ def verify(
     count = _iterations(iterations, len(lines), folder)
     require_memory(folder, experiment, count)
     warning = platform_warning(folder, head)
-    difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines)
+    difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines, whole=True)
     if difference is not None:
         return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)
 
@@ -124,7 +127,7 @@ def _rerun(
     lines: list[dict[str, Any]],
     workdir: str | Path | None,
 ) -> Difference | None:
-    from lockstep.train import train
+    from lockstep.train import launch
 
     scratch = Path(tempfile.mkdtemp(prefix="lockstep-verify-", dir=workdir))
     try:
@@ -132,17 +135,35 @@ def _rerun(
             run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
         )
         clock = recorded_clock(experiment, lines[:count], folder.path)
-        result = train(experiment, layout, options, stop_after=count, recorded=clock, weights=folder.weights)
+        result = launch(experiment, layout, options, stop_after=count, recorded=clock, weights=folder.weights)
         if result.stopped:
             raise KeyboardInterrupt
-        again = ledger.read(RunFolder(scratch / "run").ledger)
+        repeated = RunFolder(scratch / "run")
+        again, scores = ledger.read(repeated.ledger), _scores(repeated)
     finally:
         shutil.rmtree(scratch)
-    difference = ledger.compare(head, lines, *again, iterations=count)
+    difference = ledger.compare(head, lines, *again, iterations=count) or _other_scores(_scores(folder), scores)
     recorded = checkpoint_digest(checkpoint.checkpoint_path(folder.checkpoints, count))
     if difference is None and recorded not in (None, result.digest):
         return Difference(count - 1, "digest of the state afterwards", str(recorded), result.digest)
     return difference
+
+
+def _scores(folder: RunFolder) -> dict[tuple[int, str], float | None]:
+    """What metrics.jsonl says of training episodes' scores, by iteration and name; nothing where there is none."""
+    lines = folder.records() if folder.metrics.is_file() else []
+    return {(int(line["iteration"] or 0), name): line[name] for line in lines for name in _SCORES if name in line}
+
+
+def _other_scores(
+    recorded: dict[tuple[int, str], float | None], again: dict[tuple[int, str], float | None]
+) -> Difference | None:
+    """The first score that metrics.jsonl has otherwise than the repetition."""
+    for done, name in sorted(recorded.keys() & again.keys()):
+        a, b = recorded[done, name], again[done, name]
+        if a != b:
+            return Difference(done - 1, f"{name} in metrics.jsonl", str(a), str(b))
+    return None
 
 
 def checkpoint_digest(path: Path) -> str | None:

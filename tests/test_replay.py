@@ -31,7 +31,7 @@ from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError
-from lockstep.train import resume, train
+from lockstep.train import launch, resume, train
 from lockstep.verify import verify
 
 INLINE = Layout()
@@ -212,24 +212,24 @@ def test_whatever_was_decided_is_repeated_on_any_layout(kind: str) -> None:
     if kind in ("dqn", "r2d2"):
         experiment = remembering(len(REMEMBERED), r2d2=kind == "r2d2", refresh="step")
     clock = by_hand(experiment)
-    alone = ran_of(train(experiment, INLINE, options(Path("inline")), recorded=clock))
+    alone = ran_of(launch(experiment, INLINE, options(Path("inline")), recorded=clock))
     assert events(alone.run) == json.loads(json.dumps(clock.events))
     for layout in ("cpu:a1-l1,jitter=0.003", "cpu:a2-l2", "cpu:a1-l3" if kind == "normalized" else "cpu:a3-l1"):
-        split = train(experiment, Layout.parse(layout), options(Path(layout.replace(":", "-"))), recorded=clock)
+        split = launch(experiment, Layout.parse(layout), options(Path(layout.replace(":", "-"))), recorded=clock)
         assert ran_of(split) == alone, layout
 
     others = [[{**event, "versions": event["versions"][:1]} for event in slots] for slots in clock.events]
     fewer = dataclasses.replace(clock, events=others)
-    assert ran_of(train(experiment, INLINE, options(Path("fewer")), recorded=fewer)).digest != alone.digest
+    assert ran_of(launch(experiment, INLINE, options(Path("fewer")), recorded=fewer)).digest != alone.digest
 
 
 def test_when_replay_took_a_rollout_changes_what_is_learned() -> None:
     experiment = remembering(len(REMEMBERED), refresh="step")
     clock = by_hand(experiment)
-    alone = ran_of(train(experiment, INLINE, options(Path("inline")), recorded=clock))
+    alone = ran_of(launch(experiment, INLINE, options(Path("inline")), recorded=clock))
     three, five = clock.events[3:]
     early = [*clock.events[:3], [*three[:2], five[0], three[2]], five[1:]]
-    result = train(experiment, INLINE, options(Path("early")), recorded=dataclasses.replace(clock, events=early))
+    result = launch(experiment, INLINE, options(Path("early")), recorded=dataclasses.replace(clock, events=early))
     assert ran_of(result).digest != alone.digest
 
 
@@ -279,7 +279,7 @@ def test_a_resumed_run_is_repeated_as_a_whole(kind: str, so_far: int, numbers: l
         experiment = remembering(10, refresh="step")
     if kind == "noisy":
         experiment = experiment.replace(model=dataclasses.replace(experiment.model, noisy=True))  # type: ignore[call-arg]
-    train(experiment, INLINE, options(Path("run")), stop_after=so_far, recorded=by_hand(experiment))
+    launch(experiment, INLINE, options(Path("run")), stop_after=so_far, recorded=by_hand(experiment))
     saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     assert saved.iteration == so_far
     assert [saved.part(f"shard-{shard:03d}")[1]["rollouts"] for shard in range(4)] == numbers

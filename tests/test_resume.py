@@ -195,7 +195,7 @@ def test_a_checkpoint_that_was_set_aside_can_be_resumed_from() -> None:
     experiment = cut(recipes.ppo_cartpole)
     expected = outcome(train(experiment, options=options(Path("run"), checkpoint_every=1)))
     for name, begin in (("1", 1), ("00000002.superseded", 2)):
-        again = resume("run", Layout(), options(Path("run"), checkpoint_every=1), from_checkpoint=name)
+        again = resume("run", Layout(), options(Path("run"), checkpoint_every=1), checkpoint=name)
         assert outcome(again) == expected
         assert RunFolder(Path("run")).facts()["resumed"][-1]["iteration"] == begin
 
@@ -222,7 +222,7 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
 
     train(experiment, layout, options(Path("late"), checkpoint_every=1), stop_after=17 - warm)
     with pytest.raises(SettingsError, match=f"has {warm} iterations left, and would fill its memory for {warm}"):
-        resume("late", layout, options(Path("late")), from_checkpoint=str(16 - warm))
+        resume("late", layout, options(Path("late")), checkpoint=str(16 - warm))
     assert not list(Path("late").rglob("*.superseded")), "refused before anything was changed"
 
 
@@ -247,7 +247,11 @@ def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
     written = json.loads(settings.read_text())
     del written["torch_threads"]  # as of a version that did not have it yet
     settings.write_text(json.dumps(written))
-    assert outcome(resume("early")) == expected
+    settings.write_text(json.dumps({**written, "seed": 9}))
+    with pytest.raises(SettingsError, match=r"cannot go on as another experiment .* seed differs"):
+        resume("early", checkpoint="latest")
+    settings.write_text(json.dumps(written))
+    assert outcome(resume("early", checkpoint="latest")) == expected
     assert Path("early/ledger.jsonl.superseded").read_bytes() == expected[1], "nothing is deleted"
     assert verify("early", Layout(), 1).ok
 
@@ -257,12 +261,12 @@ def test_what_the_ledger_does_not_record_is_not_resumed_from() -> None:
     train(cartpole().replace(seed=7), options=options(Path("other"), checkpoint_every=1))
     files = {path: path.read_bytes() for path in Path("run").rglob("*.json*")}
     with pytest.raises(SettingsError, match=r"Unknown checkpoint '../../other/checkpoints/00000001'"):
-        resume("run", from_checkpoint="../../other/checkpoints/00000001")
+        resume("run", checkpoint="../../other/checkpoints/00000001")
     shutil.copytree("other/checkpoints/00000001", "run/checkpoints/00000001.mine")
     with pytest.raises(
         SettingsError, match=r"is no checkpoint of what run/ledger.jsonl records: Iteration 0: parameter"
     ):
-        resume("run", from_checkpoint="00000001.mine")
+        resume("run", checkpoint="00000001.mine")
     shutil.copytree("run/checkpoints/00000001", "run/checkpoints/00000099")
     with pytest.raises(SettingsError, match="taken after 1 iterations, so its folder was renamed"):
         resume("run")
@@ -271,7 +275,7 @@ def test_what_the_ledger_does_not_record_is_not_resumed_from() -> None:
     settings.write_text(settings.read_text().replace('"discount": 0.98', '"discount": 0.9'))
     assert settings.read_bytes() != files[settings]
     with pytest.raises(SettingsError, match=r"cannot go on as another experiment.*settings: algorithm.discount"):
-        resume("run", from_checkpoint="1")
+        resume("run", checkpoint="1")
     settings.write_bytes(files[settings])
     assert files == {path: path.read_bytes() for path in Path("run").rglob("*.json*") if "mine" not in str(path)}
     assert not list(Path("run").rglob("*.superseded"))

@@ -108,6 +108,16 @@ def test_unnamed_folder_of_any_environment_is_one_level_deep(env_id: str) -> Non
     assert re.fullmatch(r"[A-Za-z0-9.-]+", path.name)
 
 
+def test_what_torchrun_did_not_start_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="needs torchrun"):
+        train(ppo_cartpole(), "torchrun", RunOptions(run="r"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    with pytest.raises(SettingsError, match=r"5 processes for scheme\.shards=4"):
+        train(ppo_cartpole(), "torchrun", RunOptions(run="r"))
+    assert not Path("r").exists()
+
+
 def test_only_rank_0_makes_the_folder_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert RunFolder.create(ppo_cartpole(), Layout("torchrun"), RunOptions(run="r")).path == Path("r")
@@ -173,6 +183,7 @@ def test_truncate_metrics_keeps_what_the_checkpoint_saw() -> None:
         (RunOptions(keep_checkpoints=0), "--keep-checkpoints 0"),
         (RunOptions(eval_every=-1), "--eval-every -1"),
         (RunOptions(eval_episodes=0), "--eval-episodes 0"),
+        (RunOptions(eval_episodes=1_000_001), "--eval-episodes 1000001 .* 1 to 1,000,000"),
     ],
 )
 def test_options_out_of_range(options: RunOptions, text: str) -> None:
@@ -221,6 +232,18 @@ def test_a_users_file_is_found_again_from_anywhere_and_its_place_is_no_part_of_t
         monkeypatch.setenv("LOCKSTEP_USER_FILES", "")
     assert identities[0] == identities[1]
     assert to_json(again)["model"]["$type"] == "mine.py:Model"
+
+
+def test_of_two_runs_files_with_one_name_each_run_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", "")
+    for place, extra in (("a", 3), ("b", 4)):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        Path("mine.py").write_text(USERS.replace("extra: int = 3", f"extra: int = {extra}\n    of: str = {place!r}"))
+        RunFolder.create(load_object("mine.py:recipe")(), Layout(), RunOptions(run="r"))
+    monkeypatch.chdir(tmp_path)
+    for place in ("a", "b", "a"):
+        assert type(RunFolder.open(f"{place}/r").experiment().model)().of == place  # type: ignore[attr-defined]
 
 
 def test_environments_that_would_start_from_one_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
 from lockstep.runtime import checkpoint
+from lockstep.runtime.checkpoint import CheckpointError
 from lockstep.settings import SettingsError
 from lockstep.train import train
 from lockstep.verify import diff, verify
@@ -161,6 +162,30 @@ def test_normalizers_that_the_ledger_does_not_record_are_named(tmp_path: Path) -
     difference = verify(run, INLINE, 1).difference
     assert difference is not None
     assert difference.where == f"normalizer observations in checkpoint {ITERATIONS:08d}"
+
+
+def test_a_shards_part_of_the_newest_checkpoint_that_is_damaged_is_found(run: Path) -> None:
+    part = checkpoint.latest(run / "checkpoints") / "shard-002.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"shard-002\.safetensors"):
+        verify(run, INLINE, 1)
+
+
+def test_scores_that_were_edited_are_found_by_running_again(run: Path) -> None:
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    changed = next(row for row in rows if row.get("score/iteration_mean") is not None)
+    changed["score/iteration_mean"] += 1
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = verify(run, iterations="all")
+    assert verdict.difference is not None and not verdict.ok
+    assert verdict.difference.where == "score/iteration_mean in metrics.jsonl"
+    assert verdict.difference.iteration == changed["iteration"] - 1
+
+
+def test_a_layout_may_be_a_text(recorded: Path) -> None:
+    assert "run again with layout inline,env_processes=1," in verify(recorded, "inline,env_processes=1", 1).message
 
 
 def test_without_a_checkpoint_the_verdict_says_so(run: Path) -> None:

@@ -16,6 +16,7 @@ from lockstep.algorithms.base import (
 from lockstep.algorithms.ddpg import DDPG, DDPGConfig
 from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.impala import IMPALA, IMPALAConfig
+from lockstep.algorithms.mpc import MPC, MPCConfig
 from lockstep.algorithms.mpo import MPO, MPOConfig
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config
@@ -28,6 +29,7 @@ __all__ = [
     "DDPG",
     "DQN",
     "IMPALA",
+    "MPC",
     "MPO",
     "PPO",
     "R2D2",
@@ -42,6 +44,7 @@ __all__ = [
     "DQNConfig",
     "IMPALAConfig",
     "LossOutput",
+    "MPCConfig",
     "MPOConfig",
     "OnPolicy",
     "OnPolicyConfig",

@@ -38,12 +38,15 @@ class ReplayConfig:
     alpha: float = 0.6
     """Exponent of priorities: 0 is uniform, 1 fully proportional. Higher repeats surprising items more often."""
     beta: float = 0.4
-    """How far importance weights correct for that at the beginning. Higher has less bias and more variance."""
+    """Exponent of the importance weights at the start of training. Higher corrects more of the bias of prioritized
+    draws, with more variance."""
     beta_end: float = 1.0
-    """And at the end: it changes linearly over total_steps. Higher has less bias and more variance."""
+    """The same exponent at the end: it changes linearly from beta to this over total_steps. Higher has less bias and
+    more variance."""
     store_frames: bool = True
-    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the
-    same stacks. In a memory that is full others are drawn, since the oldest steps lack frames of theirs."""
+    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same stacks. In a
+    full memory the oldest few steps cannot be drawn, as their stacks are incomplete, so that draws differ from those
+    with this off."""
 
     hindsight: int = 0
     """k: of k + 1 items, k are given a goal that was reached later in their episode in place of the wanted one (HER,
@@ -54,7 +57,8 @@ class ReplayConfig:
     capacity; it rises to 1 over total_steps (ERE, Wang and Ross 2019, whose η is 0.996). Lower learns more from what is
     new."""
     recency_least: int = 5_000
-    """The least c_k. Lower lets the last updates of an iteration see only what is newest."""
+    """The smallest number of newest steps that recency narrows a draw to. Lower lets the last updates of an iteration
+    see only what is newest."""
     slack: float = 0.5
     """With lag async: gradient steps for each sample collected since the warm-up stay within a factor of 1 + slack of
     what `updates` says. Higher lets collectors and learners wait less for each other, and hardware decide more of what
@@ -112,7 +116,8 @@ class OffPolicyConfig(AlgorithmConfig):
     target_period: int = 1
     """Gradient steps after which the target network follows the model. More are more stable and slower."""
     target_rate: float = 1.0
-    """How far it follows then: 1 copies the model. Lower is more stable and slower."""
+    """Share of the way that the target network moves towards the model at each target_period; 1 copies the model.
+    Lower is more stable and slower."""
     replay: ReplayConfig = ReplayConfig()
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:

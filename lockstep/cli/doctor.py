@@ -120,9 +120,9 @@ def examine() -> dict[str, Any]:
 
 def measure(seconds: float) -> dict[str, float]:
     """Environment steps, actions and trained samples a second, on one core, of what the recipes use."""
-    from lockstep.evaluation.policy import torch_threads
+    from lockstep.runtime.numerics import settled
 
-    with torch_threads(1):
+    with settled(1):
         speed = {"CartPole-v1 environment steps": _env_speed(EnvConfig(id="CartPole-v1"), seconds)}
         atari = EnvConfig(id="Breakout", protocol="machado")
         with contextlib.suppress(SettingsError):  # the list of extras says what is missing

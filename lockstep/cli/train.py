@@ -101,7 +101,7 @@ def resume(arguments: list[str]) -> int:
             "Leave --run out."
         )
     with progress_to_stderr(given.json):
-        result = run(given.run, layout, given.options, from_checkpoint=given.checkpoint)
+        result = run(given.run, layout, given.options, checkpoint=given.checkpoint)
     return report(result, json=given.json)
 
 

@@ -199,8 +199,8 @@ class ActingBatch:
             self._score(seat)
 
     def _fill_up(self, seat: ShardSeat) -> None:
-        """Let what a cut rollout lacks be the same in whichever slab it lies: its last observation, and the action on
-        that, over and over, and nothing of it valid."""
+        """Pad a cut rollout, so that its bits do not depend on what the slab held before: repeat its last observation
+        and action, and mark the padding invalid."""
         rollout, last, rows = self._open.slab.whole, seat.last, seat.rows
 
         def repeat(leaf: Tensor) -> None:

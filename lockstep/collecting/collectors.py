@@ -52,6 +52,11 @@ class Delivery:
     """The number by which the model's noise was drawn, where that is not this rollout's: shards that act together share
     it, and after a free-running run was resumed their rollouts need not have one number."""
 
+    @property
+    def first_version(self) -> int:
+        """The number of the version that began to collect it."""
+        return self.versions[0][1]
+
 
 class Collector:
     """Collects for a block of shards. With two or more acting batches, the environments of one step while the
@@ -68,7 +73,7 @@ class Collector:
     """
 
     told: ClassVar[bool] = False
-    """Whether it was said that environments return what is not finite."""
+    """Whether this process has warned that environments return values that are not finite."""
 
     def __init__(
         self,
@@ -188,10 +193,10 @@ class Collector:
         noise = drawn_by if self._model.noise_numbers and drawn_by != number else None
         rollout, cut = self._slabs.rollout(shard, lap), None
         if seat.last < 0:
-            moments = version.normalizers.rollout_sums(rollout, seat)
+            moments = version.normalizers.rollout_sums(rollout, seat.return_carry)
         else:
             cut = seat.last
-            moments = version.normalizers.rollout_sums(rollout[:cut], seat)
+            moments = version.normalizers.rollout_sums(rollout[:cut], seat.return_carry)
             # Only now: the return in flight goes on, but what learns must bootstrap from the last observation.
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
         self._look(rollout)

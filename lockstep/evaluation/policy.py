@@ -5,10 +5,8 @@ Shape legend: B environments, K core state.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,14 +68,7 @@ def load_policy(
     found = open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint), only=("learner",))
     tensors, _ = found.part("learner")
     observation_space, action_space = envs.spaces(experiment.env)
-    model = experiment.model.build(
-        observation_space,
-        action_space,
-        precision=precision or experiment.precision,
-        normalize_observations=experiment.normalize.observations,
-        observation_clip=experiment.normalize.clip,
-        seed=experiment.seed,
-    )
+    model = experiment.build_model(observation_space, action_space, precision)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kept = tensors.get(f"parameter.{name}")
@@ -182,14 +173,3 @@ class Player:
     def close(self) -> None:
         """Release the environments."""
         self.env.close()
-
-
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Compute with as many threads as training did, since bits depend on them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,12 +13,14 @@ import numpy as np
 
 from lockstep import envs
 from lockstep.envs.opponents import resolved
-from lockstep.evaluation.policy import Player, load_policy, torch_threads
+from lockstep.evaluation.policy import Player, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
+from lockstep.run import check_episodes
 from lockstep.runtime.machine import cores
+from lockstep.runtime.numerics import settled
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 
@@ -26,7 +28,6 @@ MAX_ENVS = 16
 MAX_STEPS = 27_000
 """Environment steps of an episode of gymnasium's, unless one asks for more: those of Atari's 108,000 frames at 4 a
 step."""
-_MOST_EPISODES = 1_000_000
 Levels = Literal["train", "test"]
 
 
@@ -114,7 +115,7 @@ def evaluate(
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
         tell(f"warning: {run} had diverged by then: parameters of its model are no numbers any more.", sys.stderr)
-    with torch_threads(policy.experiment.torch_threads):
+    with settled(policy.experiment.torch_threads):
         result = evaluate_policy(
             policy.model,
             policy.experiment,
@@ -163,7 +164,7 @@ def evaluate_policy(
         alive: called at every step, to tell whoever watches this process that it makes progress.
         For the others see evaluate.
     """
-    check_episodes(episodes)
+    check_episodes(episodes, "--episodes")
     if num_envs is not None and num_envs < 1:
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
     if max_steps is not None and max_steps < 1:
@@ -214,12 +215,6 @@ def evaluate_policy(
         f"{_acting(model, greedy)} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
     )
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
-
-
-def check_episodes(episodes: int) -> None:
-    """Raise SettingsError for a number of episodes that no evaluation has."""
-    if not 1 <= episodes <= _MOST_EPISODES:
-        raise SettingsError(f"--episodes {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")
 
 
 def _acting(model: PolicyModel, greedy: bool) -> str:

@@ -13,9 +13,10 @@ import numpy as np
 
 from lockstep.envs.base import EnvConfig
 from lockstep.envs.gym import needs_library
-from lockstep.evaluation.policy import Player, load_policy, torch_threads
+from lockstep.evaluation.policy import Player, load_policy
 from lockstep.run import RunFolder
 from lockstep.runtime.files import writing
+from lockstep.runtime.numerics import settled
 from lockstep.settings import SettingsError
 
 _SIZE = 640
@@ -81,7 +82,7 @@ def record_video(
     try:
         frames_per_step = player.env.frames_per_step
         default = round(60 / frames_per_step) if frames_per_step > 1 else 30
-        with torch_threads(experiment.torch_threads):
+        with settled(experiment.torch_threads):
             write_mp4(out, _pictures(player, experiment.env.id, episodes, max_steps), fps or default)
     finally:
         player.close()

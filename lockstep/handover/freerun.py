@@ -29,8 +29,8 @@ from lockstep.runtime.shared import Arena, SharedMemory
 
 @dataclass(frozen=True)
 class Pace:
-    """How many rollouts all iterations up to one may have taken: S each, or, with replay, as many on average within a
-    factor of 1 + slack, counted from the end of the warm-up."""
+    """Bounds on how many rollouts iterations 0 to i may have taken together: S an iteration or, with replay, that many
+    within a factor of 1 + slack, counted from the end of the warm-up."""
 
     shards: int
     """S"""

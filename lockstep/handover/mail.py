@@ -245,7 +245,7 @@ class MailedRollouts:
     def _arrival(self, parcel: Parcel) -> Arrival:
         delivery = parcel.delivery
         rollout = parcel.unpack(self._slabs.rollout(delivery.shard, delivery.lap))
-        return Arrival(delivery, Filled(rollout, self._versions[delivery.versions[0][1]].normalizers))
+        return Arrival(delivery, Filled(rollout, self._versions[delivery.first_version].normalizers))
 
     def publish(self, version: Version) -> None:
         self._versions.publish(version.number, version)

@@ -161,7 +161,7 @@ class RemoteRollouts:
 
     def _filled(self, delivery: Delivery) -> Filled:
         rollout = self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
-        return Filled(rollout, self._versions[delivery.versions[0][1]].normalizers)
+        return Filled(rollout, self._versions[delivery.first_version].normalizers)
 
     def _of_slot(self, slot: int) -> list[Delivery]:
         """What a batch slot takes of what all take."""

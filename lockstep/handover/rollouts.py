@@ -67,7 +67,8 @@ class Rollouts(Protocol):
 
 
 def acting_with(acting: Acting, version: Callable[[int], Version]) -> Callable[[int], Version]:
-    """What Collector.collect wants to know, for versions that were decided before; version gets one by its number."""
+    """The version_at of Collector.collect where (step, version) pairs were decided before; version looks a version up
+    by its number."""
     begins = dict(acting)
     present: list[Version] = []
 
@@ -136,7 +137,7 @@ class OwnRollouts:
                 self._collected[Fill(delivery.shard, delivery.number)] = delivery
         delivery = self._collected.pop(fill)
         self._next[delivery.shard] = delivery.number + 1
-        normalizers = self._versions[delivery.versions[0][1]].normalizers
+        normalizers = self._versions[delivery.first_version].normalizers
         return Arrival(delivery, Filled(self._collectors.rollout(delivery), normalizers))
 
     def publish(self, version: Version) -> None:

@@ -232,7 +232,7 @@ class AsyncLearner(Learner):
             self._parameters = SharedParameters(agent, self.update, tree.group, bound)
 
     def learn(self, iteration: int, filled: dict[int, list[Filled]]) -> LearningReport:
-        """Take the iteration's gradient steps, on what its rollouts add to: those of every slot of this learner."""
+        """Take all gradient steps of an iteration; filled: by batch slot of this learner, the new rollouts."""
         begin, waited = time.perf_counter(), self._tree.group.waited
         experiment, algorithm = self._agent.experiment, self._algorithm
         hyper = algorithm.hyperparameters(iteration / experiment.iterations)
@@ -240,10 +240,9 @@ class AsyncLearner(Learner):
         before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Update] = {}
-        taken = dict.fromkeys(self._slots, 0)
-        """By slot: gradient steps so far."""
+        taken = dict.fromkeys(self._slots, 0)  # gradient steps so far
+        # As _mean counts, then the sum of the gradients' norms, and their number.
         sums = {slot: torch.zeros(3 + len(algorithm.metric_names), dtype=torch.float64) for slot in self._slots}
-        """By slot: as _mean counts, then the sum of the gradients' norms, and their number."""
         stopped: set[int] = set()
         self._parameters.open()
         for slot, behind in self._recorded[iteration] if self._recorded else self._turns(steps, stopped):

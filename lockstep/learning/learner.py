@@ -195,7 +195,7 @@ class Learner:
         """Time spent here since it was last set to 0, waiting for other processes left out."""
 
     def learn(self, iteration: int, filled: dict[int, list[Filled]]) -> LearningReport:
-        """Take the iteration's gradient steps, on what its rollouts add to: those of every slot of this learner."""
+        """Take all gradient steps of an iteration; filled: by batch slot of this learner, the new rollouts."""
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
         hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
@@ -232,8 +232,9 @@ class Learner:
         return norm
 
     def _mean(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Out of what was summed over slices: their mean gradient, and on the CPU the number of valid samples with the
-        sum of every metric behind it. Losses are divided by the largest importance weight, as their gradient is."""
+        """Split what was summed over slices into the mean gradient and, on the CPU, the number of valid samples
+        followed by the sum of every metric. With prioritized replay the gradient and the sums of losses are divided by
+        the largest importance weight."""
         algorithm = self._algorithm
         gradient, tail = self._flat.split(total)
         tail = tail.cpu()

@@ -27,7 +27,8 @@ from lockstep.tree import TreeSum
 
 
 class Worker:
-    """What it computes does not depend on the layout."""
+    """What a learner process holds: its agent, its rollouts and its learner, with the statistics that learners agree on
+    and its parts of a checkpoint. What it computes does not depend on the layout."""
 
     def __init__(
         self,

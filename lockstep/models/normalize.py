@@ -9,7 +9,7 @@ Shape legend: T time, B environments, D numbers of a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lockstep.models.base import PolicyModel
 from lockstep.models.observations import ObservationLayout
-from lockstep.storage.rollout import Rollout
 
 if TYPE_CHECKING:
     from lockstep.experiment import Experiment, NormalizeConfig
+    from lockstep.storage.rollout import Rollout
 
 _EPSILON = 1e-8
 """Added to variances, so that what never varied is not divided by zero."""
@@ -98,11 +98,6 @@ def discounted_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: fl
     return returns, carry
 
 
-class HasReturnCarry(Protocol):
-    return_carry: Tensor
-    """fp32 [B]: discounted return in flight."""
-
-
 @dataclass(frozen=True)
 class Normalizers:
     """The normalizers that an experiment asks for, each None where it does not."""
@@ -139,19 +134,17 @@ class Normalizers:
             return reward
         return (reward / self.returns.std).clamp(-self.config.clip, self.config.clip)
 
-    def rollout_sums(self, rollout: Rollout, seat: HasReturnCarry) -> Tensor:
-        """What a shard's rollout adds to the statistics, a float64 vector; moves the seat's return carry on.
-
-        Call once per rollout: the carry is the state of the return in flight.
-        """
+    def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
+        """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout, since it moves on
+        return_carry, fp32 [B]: the discounted returns in flight."""
         parts = [torch.zeros(0, dtype=torch.float64)]
         steps = rollout.reward.shape[0]
         if self.layout is not None:
             parts.append(batch_sums(self.layout.vector(rollout.obs)[:steps], rollout.valid))
         if self.returns is not None:
             done = rollout.terminated | rollout.truncated
-            returns, carry = discounted_returns(rollout.reward, done, seat.return_carry, self.discount)
-            seat.return_carry.copy_(carry)
+            returns, carry = discounted_returns(rollout.reward, done, return_carry, self.discount)
+            return_carry.copy_(carry)
             parts.append(batch_sums(returns.unsqueeze(-1), rollout.valid))
         return torch.cat(parts)
 

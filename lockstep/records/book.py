@@ -131,7 +131,7 @@ class Book:
         if self._experiment.scheme.free_running:
             decided: dict[str, Any] = {"events": [_event(delivery) for delivery in acted]}
         else:
-            decided = {"collected_with": acted[0].versions[0][1]}
+            decided = {"collected_with": acted[0].first_version}
         if self._experiment.scheme.preempt < 1:
             decided["cuts"] = [[delivery.shard, delivery.cut] for delivery in acted if delivery.cut is not None]
         if self._experiment.scheme.gradient_lag == "async":

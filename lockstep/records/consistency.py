@@ -52,10 +52,13 @@ def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) ->
     return None
 
 
-def newest_checkpoint_difference(found: Sequence[Path], lines: list[dict[str, Any]]) -> Difference | None:
+def newest_checkpoint_difference(
+    found: Sequence[Path], lines: list[dict[str, Any]], *, whole: bool = False
+) -> Difference | None:
     """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none.
 
     Args:
+        whole: check the files of shards and replay, too, which may take gigabytes.
         found: the run's checkpoints, the newest last, listed before the ledger was read: then each has its line, even
             if the run goes on.
 
@@ -64,7 +67,7 @@ def newest_checkpoint_difference(found: Sequence[Path], lines: list[dict[str, An
     """
     for path in reversed(found):
         try:
-            saved = checkpoint.open_checkpoint(path, only=("learner",))
+            saved = checkpoint.open_checkpoint(path, only=None if whole else ("learner",))
             if not 1 <= saved.iteration <= len(lines):
                 where = f"length of the ledger and checkpoint {path.name}"
                 return Difference(None, where, f"{len(lines)}", f"{saved.iteration}")

@@ -241,7 +241,8 @@ class Recorder:
             self.message(text)
 
     def _warn_once(self, report: IterationReport) -> None:
-        bad = {name for name, value in report.metrics.items() if not math.isfinite(value)} - self._not_finite
+        learned = {name: value for name, value in report.metrics.items() if not name.startswith("hyper/")}
+        bad = {name for name, value in learned.items() if not math.isfinite(value)} - self._not_finite
         if bad:
             self._not_finite |= bad
             self.message(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from lockstep import ledger
 from lockstep.algorithms.offpolicy import OffPolicyConfig
@@ -20,19 +22,18 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
     ones are set aside."""
     directory = folder.checkpoints
     checkpoint.recover(directory)
-    if name is None and not checkpoint.list_checkpoints(directory):
+    if name in (None, "latest") and not checkpoint.list_checkpoints(directory):
+        with contextlib.suppress(ledger.LedgerError):  # a run that was killed as it began may have no whole one
+            head, _ = ledger.read(folder.ledger, 0)
+            if head["experiment"] != folder.experiment().identity():
+                _require_unedited(folder, head)
         folder.begin_again(experiment)
         return None
     path = checkpoint.find(directory, name)
     saved = checkpoint.open_checkpoint(path)
     _require_memory(experiment, saved.iteration)
     head, line = ledger.read_last(folder.ledger, saved.iteration)
-    edited = edited_settings(folder, head)
-    if edited is not None:
-        raise SettingsError(
-            f"{folder.path} cannot go on as another experiment than the one that its ledger records: {edited} Restore "
-            "experiment.json from a copy, or train with the new settings in another folder."
-        )
+    _require_unedited(folder, head)
     foreign = checkpoint_difference(saved, line)
     if foreign is not None:
         raise SettingsError(
@@ -41,6 +42,15 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
         )
     checkpoint.set_aside_newer(directory, saved.iteration)
     return path
+
+
+def _require_unedited(folder: RunFolder, head: dict[str, Any]) -> None:
+    edited = edited_settings(folder, head)
+    if edited is not None:
+        raise SettingsError(
+            f"{folder.path} cannot go on as another experiment than the one that its ledger records: {edited} Restore "
+            "experiment.json from a copy, or train with the new settings in another folder."
+        )
 
 
 def _require_memory(experiment: Experiment, begin: int) -> None:

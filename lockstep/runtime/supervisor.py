@@ -18,8 +18,6 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lockstep.layout import Layout
 from lockstep.runtime import children, machine
 from lockstep.runtime.channels import Link, links
@@ -117,8 +115,8 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
-    """Have a run of this process alone watched, too, from a thread: fail is told if it makes no progress for the
-    layout's stall_timeout, and ends the process. Where somebody looks on, they may have stopped it in a debugger."""
+    """Have inline runs watched, too, from a thread: if one makes no progress for the layout's stall_timeout, fail is
+    called, which has to end the process. Not the default, since a person may have stopped such a run in a debugger."""
     global _fail
     _fail = fail
     try:
@@ -128,20 +126,16 @@ def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
 
 
 def is_unattended() -> bool:
-    """Whether nobody looks on."""
+    """Whether unattended is in force."""
     return _fail is not None
 
 
 def run_inline(work: Work, job: Job) -> Result:
     """Everything in the calling process, steppable in a debugger."""
-    threads = torch.get_num_threads()
     stop = StopRequest()
     watched = contextlib.nullcontext() if _fail is None else _watched(_fail, stop, job.layout.stall_timeout)
-    try:
-        with stopping_on_signals(stop), watched:
-            return _result(work(job, Seat(), stop))
-    finally:
-        torch.set_num_threads(threads)
+    with stopping_on_signals(stop), watched:
+        return _result(work(job, Seat(), stop))
 
 
 @contextlib.contextmanager
@@ -182,15 +176,9 @@ def _watch_own(
 
 def run_torchrun(work: Work, job: Job) -> Result:
     """One of several processes that torchrun started. torchrun sees it when one ends, and each whether it goes on."""
-    if "RANK" not in os.environ:
-        raise SettingsError(
-            "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
-            "torchrun. Without torchrun use --layout processes:2."
-        )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
     layout = dataclasses.replace(job.layout, workers=size)
-    layout.validate(job.experiment.scheme.shards)
 
     def fail(reason: str) -> None:
         tell(f"Process {rank} of {size}: {reason}", sys.stderr)

@@ -24,9 +24,10 @@ from torch import Tensor
 
 import lockstep
 from lockstep.arrays import map_structure
-from lockstep.evaluation.policy import Player, Policy, load_policy, torch_threads
+from lockstep.evaluation.policy import Player, Policy, load_policy
 from lockstep.run import RunFolder
 from lockstep.runtime.files import writing
+from lockstep.runtime.numerics import settled
 from lockstep.settings import SettingsError
 from lockstep.sharing.exported import FEEDBACK, ExportedPolicy
 
@@ -133,7 +134,7 @@ def export(
     if out.suffix != SUFFIXES[format]:
         raise SettingsError(f"Cannot write {format} to {out}: end its name in {SUFFIXES[format]}, or use --format.")
     trained, plain = load_policy(folder.path, checkpoint), load_policy(folder.path, checkpoint, precision="fp32")
-    with torch_threads(trained.experiment.torch_threads):
+    with settled(trained.experiment.torch_threads):
         player = Player(
             trained.model,
             trained.experiment,

@@ -19,9 +19,9 @@ from typing import Any
 from lockstep.envs.opponents import RANDOM
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
-from lockstep.evaluation.scores import check_episodes, evaluate
+from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
-from lockstep.run import RunFolder
+from lockstep.run import RunFolder, check_episodes
 from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError, load_object, reference_to, require
@@ -82,7 +82,7 @@ def push(
         SettingsError: there is no such run or checkpoint; huggingface_hub is not installed; there is no token, or the
             Hub does not accept it; the Hub cannot be reached.
     """
-    check_episodes(episodes)
+    check_episodes(episodes, "--episodes")
     folder = RunFolder.open(run)
     experiment = folder.experiment()
     scored = find_checkpoint(run, checkpoint)

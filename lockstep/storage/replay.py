@@ -19,6 +19,7 @@ from lockstep.envs.goals import Goals
 from lockstep.experiment import Experiment
 from lockstep.rng import stream
 from lockstep.runtime.checkpoint import Checkpoint
+from lockstep.settings import SettingsError
 from lockstep.storage import memory
 from lockstep.storage.batches import Filled, Slice
 from lockstep.storage.frames import ring_for, ring_like
@@ -65,6 +66,13 @@ class Replay:
         self._rings = {
             name: ring_for(self.steps, leaf, config.replay.store_frames) for name, leaf in _entries(rollout.obs).items()
         }
+        frames = max(ring.before for ring in self._rings.values())
+        least = frames + config.rollout + config.item_steps + 1
+        if self.steps < least:
+            raise SettingsError(
+                f"algorithm.replay.capacity={config.replay.capacity} is too small for stacks of {frames + 1} frames: "
+                f"it needs at least {least * experiment.env.num_envs}. Or use --algorithm.replay.no-store-frames."
+            )
         self._action = torch.zeros(*shape, *rollout.action.shape[2:], dtype=rollout.action.dtype)
         self._reward = torch.zeros(shape)
         self._terminated, self._truncated, self._valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))

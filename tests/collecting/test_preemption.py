@@ -32,7 +32,7 @@ from lockstep.runtime.shared import PrivateArena, SharedMemory
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, to_json
 from lockstep.storage.rollout import Rollout
-from lockstep.train import resume, train
+from lockstep.train import launch, resume, train
 from lockstep.verify import verify
 
 STEPS = 16
@@ -188,16 +188,16 @@ BY_HAND = [[(0, 5), (1, 9)], [], [(1, 1), (3, 15)], [(2, 7)]]
 )
 def test_cuts_are_repeated_on_any_layout(of: Experiment, layouts: tuple[str, ...]) -> None:
     clock = recorded(of, BY_HAND)
-    alone = ran_of(train(of, Layout(), options(Path("inline")), recorded=clock))
+    alone = ran_of(launch(of, Layout(), options(Path("inline")), recorded=clock))
     for layout in layouts:
-        other = train(of, Layout.parse(layout), options(Path(layout.replace(":", "-"))), recorded=clock)
+        other = launch(of, Layout.parse(layout), options(Path(layout.replace(":", "-"))), recorded=clock)
         assert ran_of(other) == alone, layout
     lines = ledger.read(alone.run / "ledger.jsonl")[1]
     assert [line["cuts"] for line in lines] == json.loads(json.dumps(BY_HAND))
     metrics = [json.loads(line) for line in RunFolder(alone.run).metrics.read_text().splitlines()]
     assert [line["lag/kept"] for line in metrics] == [46 / 64, 1.0, 48 / 64, 55 / 64]
     assert [line["samples"] for line in metrics] == [STEPS * 8 * (i + 1) for i in range(4)], "as if nothing were cut"
-    fewer = train(of, Layout(), options(Path("fewer")), recorded=recorded(of, [*BY_HAND[:3], []]))
+    fewer = launch(of, Layout(), options(Path("fewer")), recorded=recorded(of, [*BY_HAND[:3], []]))
     assert fewer.digest != alone.digest
 
 

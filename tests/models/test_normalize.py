@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,6 @@ from lockstep.experiment import NormalizeConfig
 from lockstep.models import StandardModel
 from lockstep.models.normalize import Normalizers, RunningMoments, batch_sums, discounted_returns
 from lockstep.storage.rollout import Rollout
-
-
-@dataclass
-class Seat:
-    return_carry: torch.Tensor
 
 
 def test_batch_sums_by_hand() -> None:
@@ -118,9 +111,9 @@ def normalizers(config: NormalizeConfig) -> tuple[Normalizers, StandardModel]:
 
 def test_normalizers_take_valid_samples_of_a_rollout() -> None:
     before, model = normalizers(NormalizeConfig(observations=True, returns=True, clip=2.0))
-    seat = Seat(torch.tensor([10.0, 10.0]))
+    carry = torch.tensor([10.0, 10.0])
     data = rollout()
-    sums = before.rollout_sums(data, seat)
+    sums = before.rollout_sums(data, carry)
     after = before.merged(sums)
     seen = data.obs[:3][data.valid].double()
     assert after.observations is not None and after.returns is not None and before.observations is not None
@@ -131,7 +124,7 @@ def test_normalizers_take_valid_samples_of_a_rollout() -> None:
     returns[2] = returns[0] * discount + 1
     returns[3], returns[4] = returns[2] * discount + 1, 3
     assert after.returns.std.item() == pytest.approx(returns.std(), rel=1e-5)
-    assert seat.return_carry.tolist() == pytest.approx([returns[3], 3])
+    assert carry.tolist() == pytest.approx([returns[3], 3])
     expected = (data.reward / after.returns.std).clamp(-2, 2)
     assert torch.equal(after.scale_rewards(data.reward), expected)
     assert torch.equal(before.scale_rewards(data.reward), data.reward.clamp(-2, 2))
@@ -143,8 +136,7 @@ def test_normalizers_take_valid_samples_of_a_rollout() -> None:
 
 def test_normalizers_restore_their_state() -> None:
     fresh, _ = normalizers(NormalizeConfig(observations=True, returns=True))
-    seat = Seat(torch.zeros(2))
-    grown = fresh.merged(fresh.rollout_sums(rollout(), seat))
+    grown = fresh.merged(fresh.rollout_sums(rollout(), torch.zeros(2)))
     state = grown.state()
     assert set(state) == {"observations", "returns"}
     restored = fresh.loaded(state)
@@ -156,7 +148,7 @@ def test_normalizers_restore_their_state() -> None:
 def test_without_normalization_nothing_happens() -> None:
     none, model = normalizers(NormalizeConfig())
     data = rollout()
-    assert none.rollout_sums(data, Seat(torch.zeros(2))).shape == (0,)
+    assert none.rollout_sums(data, torch.zeros(2)).shape == (0,)
     assert none.scale_rewards(data.reward) is data.reward
     assert none.merged(torch.zeros(0, dtype=torch.float64)).state() == {}
     none.apply(model)

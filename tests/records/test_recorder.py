@@ -137,11 +137,11 @@ def test_numbers_that_are_not_finite_are_null_and_warned_of_once(
     options = RunOptions(run="r", display="plain", tensorboard=False)
     recorder = Recorder(folder, EXPERIMENT, Layout(), options)
     for i in (1, 2):
-        recorder.record(report(i, metrics={"loss/policy": math.nan, "loss/value": math.inf}))
+        recorder.record(report(i, metrics={"loss/policy": math.nan, "loss/value": math.inf, "hyper/clip": math.inf}))
     recorder.close()
     assert [line["loss/policy"] for line in lines(folder)] == [None, None]
     printed = capsys.readouterr().out
-    assert printed.count("Learning has diverged") == 1 and "loss/policy, loss/value" in printed
+    assert printed.count("Learning has diverged") == 1 and "1: loss/policy, loss/value is not" in printed
 
 
 def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:

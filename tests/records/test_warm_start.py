@@ -178,7 +178,7 @@ def test_a_folder_has_one_name(source: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_a_checkpoint_that_was_set_aside_can_be_begun_with(source: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(source, tmp_path / "copy")
-    resume(copy, None, options(copy), from_checkpoint="2", stop_after=2)
+    resume(copy, None, options(copy), checkpoint="2", stop_after=2)
     start = prepare(after(copy, checkpoint="00000003.superseded"), Layout()).warm_start
     assert (
         start.checkpoint == "00000003.superseded" and start.digest == prepare(after(source), Layout()).warm_start.digest

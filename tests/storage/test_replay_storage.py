@@ -200,6 +200,14 @@ def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
     assert stored < (1.2 * SIDE * SIDE + 16 + 8 / 32) * 640 * 2
 
 
+def test_a_memory_too_small_for_its_stacks_is_refused() -> None:
+    (rollout,) = World(2, 3, "zero", 0.1).rollouts(4, 1)
+    rollout = rollout.replace(obs=torch.zeros(5, 2, 20, SIDE, SIDE, dtype=torch.uint8))
+    with pytest.raises(SettingsError, match="too small for stacks of 20 frames: it needs at least 50"):
+        Replay(experiment(steps=24, envs=2, n_step=1, rollout=4), rollout)
+    Replay(experiment(steps=25, envs=2, n_step=1, rollout=4), rollout)
+
+
 def test_many_short_episodes_take_more_memory_and_are_not_mixed_up() -> None:
     steps = 100
     settings = experiment(steps=2 * steps, envs=2, n_step=1, rollout=8)
