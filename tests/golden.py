@@ -6,7 +6,6 @@ python tests/golden.py      records this platform's in golden.json, or replaces 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -17,17 +16,21 @@ from tiny import EXPERIMENTS, options
 from lockstep import ledger, train
 
 FILE = Path(__file__).with_name("golden.json")
-NAMES = ("ppo", "impala-bf16", "tuple-dict-mask")
 
 
-def platform_key() -> str:
-    """SHA-256 over what bits depend on beside the experiment."""
-    return hashlib.sha256(json.dumps(ledger.platform(), sort_keys=True).encode()).hexdigest()
-
-
-def read() -> dict[str, Any]:
-    """Platform and digests by platform key."""
+def read() -> list[dict[str, Any]]:
+    """Platforms, and the digests by experiment that were recorded on each."""
     return json.loads(FILE.read_text())
+
+
+def here(entry: dict[str, Any]) -> bool:
+    """Whether an entry is of this platform; libraries that it does not have, or had not, make no difference."""
+    return not ledger.differing_platform(entry["platform"], ledger.platform())
+
+
+def known() -> dict[str, str]:
+    """This platform's digests by experiment; empty if nobody recorded them."""
+    return next((entry["digests"] for entry in read() if here(entry)), {})
 
 
 def digest(name: str, run: Path) -> str:
@@ -38,11 +41,11 @@ def digest(name: str, run: Path) -> str:
 def record() -> None:
     """Write this platform's digests."""
     with tempfile.TemporaryDirectory() as folder:
-        digests = {name: digest(name, Path(folder) / name) for name in NAMES}
-    entries = read() if FILE.exists() else {}
-    entries[platform_key()] = {"platform": ledger.platform(), "digests": digests}
+        digests = {name: digest(name, Path(folder) / name) for name in EXPERIMENTS}
+    entries = [entry for entry in read() if not here(entry)]
+    entries.append({"platform": ledger.platform(), "digests": digests})
     FILE.write_text(json.dumps(entries, indent=1) + "\n")
-    print(f"{FILE}: {digests}")
+    print(f"{FILE}: {len(digests)} digests")
 
 
 if __name__ == "__main__":

@@ -117,18 +117,17 @@ def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[st
     assert [line["parameters"] for line in lines] != [line["parameters"] for line in others]
 
 
-@pytest.mark.parametrize("name", golden.NAMES)
-def test_digests_are_the_recorded_ones(
-    name: str, workers: Workers, inline: Callable[[str], Ran], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry = golden.read().get(golden.platform_key())
-    if entry is not None:
-        hint = "if this was intended, record them anew: make golden"
-        assert inline(name).digest == entry["digests"][name], hint
-        return
-    with capsys.disabled():
-        print(f"\nNo golden digests for this platform (make golden records them): {name} inline and in processes.")
-    assert workers.ran(workers.start(job(name, tmp_path / "run", "processes:4"))) == inline(name)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_digests_are_the_recorded_ones(name: str, inline: Callable[[str], Ran]) -> None:
+    if name not in golden.known():
+        pytest.skip("nobody has recorded digests on such a platform: make golden does it")
+    hint = "if this was intended, record them anew: make golden"
+    assert inline(name).digest == golden.known()[name], hint
+
+
+def test_frames_are_those_of_the_emulator(inline: Callable[[str], Ran]) -> None:
+    lines = RunFolder(inline("ppo").run).records()
+    assert [line["frames"] for line in lines] == [4 * (line["samples"] or 0) for line in lines] != []
 
 
 def test_train_starts_processes_of_its_own(inline: Callable[[str], Ran], tmp_path: Path) -> None:

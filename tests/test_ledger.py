@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from lockstep import ledger
 from lockstep.arrays import ArrayTuple
 from lockstep.ledger import Ledger, LedgerError
+from lockstep.sweep.queue import write_json
 
 HEAD = {"version": 1, "experiment": "e" * 64, "settings": {"seed": 1, "env": {"id": "CartPole-v1"}}, "platform": {}}
 
@@ -304,3 +307,37 @@ def test_settings_are_named_with_the_difference_or_alone() -> None:
     forged = ledger.compare(HEAD, lines(), {**HEAD, "experiment": "f" * 64}, lines())
     assert forged is not None
     assert forged.where == "settings: identity"
+
+
+def test_a_platform_names_all_that_bits_depend_on() -> None:
+    found = ledger.platform()
+    assert set(found) == {"cpu", "gpu", "cudnn", "torch", "python", "os", "libraries", "variables"}
+    assert set(found["cpu"]) == {"model", "features", "capability"} and found["cpu"]["capability"]
+    assert found["python"] == ".".join(map(str, sys.version_info[:3])) and found["os"].startswith("Linux")
+
+
+def test_a_checkpoint_relies_on_lines_that_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+    book = Ledger.create(tmp_path / "ledger.jsonl", HEAD)
+    book.append(line(0))
+    synced.clear()
+    book.sync()
+    assert synced == ["ledger.jsonl"]
+    book.close()
+    write_json(tmp_path / "entry.json", 1)
+    assert synced[-1] == tmp_path.name, "the name of a file is in its folder"
+
+
+def test_the_last_line_of_another_format_is_refused_too(tmp_path: Path) -> None:
+    book = Ledger.create(tmp_path / "later.jsonl", {**HEAD, "version": 2})
+    book.append(line(0))
+    book.close()
+    with pytest.raises(LedgerError, match="has format 2"):
+        ledger.read_last(tmp_path / "later.jsonl", 1)
+
+
+def test_another_platform_is_named_as_a_cause() -> None:
+    here, there = ({**HEAD, "platform": {"torch": x, "libraries": {"numpy": "1"}}} for x in ("1", "2"))
+    found = ledger.compare(here, lines(), there, lines((0, {"collected_with": 5})))
+    assert found is not None and found.settings == ("platform.torch: 1 != 2",)

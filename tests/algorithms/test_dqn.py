@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep import train
 from lockstep.agent import Networks
-from lockstep.algorithms.dqn import DQN, DQNConfig, project, quantile_huber
+from lockstep.algorithms.dqn import DQN, DQNConfig, describe, project, quantile_huber
 from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, QModelConfig
 from lockstep.recipes import RECIPES
 from lockstep.storage.transitions import Transitions
@@ -237,3 +237,66 @@ def test_importance_weights_only_shrink_the_loss_that_is_shown(tmp_path: Path) -
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     learned = [line for line in lines if "loss/value" in line]
     assert learned and all(0 < line["loss/value"] <= line["value/error"] for line in learned)
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("returns", ["expected", "categorical", "quantiles"])
+def test_losses_of_all_returns_are_what_loops_give(returns: Any, double: bool) -> None:
+    torch.manual_seed(5)
+    config = QModelConfig(encoder="mlp", hidden_sizes=(8,), returns=returns, numbers=5, v_min=-2.0, v_max=2.0)
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    online, target = (
+        config.build(space, spaces.Discrete(ACTIONS), precision="fp32", normalize_observations=False, seed=s)
+        for s in (1, 2)
+    )
+    batch = Transitions(
+        obs=torch.randn(1, ITEMS, 2),
+        action=torch.randint(0, ACTIONS, (1, ITEMS)),
+        reward=torch.randn(1, ITEMS),
+        discount=torch.tensor([[0.9, 0.0, 0.9, 0.9, 0.81]]),
+        next_obs=torch.randn(1, ITEMS, 2),
+        weight=torch.rand(ITEMS),
+        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+        noise=None,
+    )
+    out = DQN(DQNConfig(double=double)).loss(Networks(online, target), batch, {})
+    now, then = describe(online, batch.obs)[0].detach(), describe(target, batch.next_obs)[0].detach()
+    choosing = describe(online, batch.next_obs)[0].detach() if double else then
+    total, priorities = 0.0, []
+    for i in range(ITEMS):
+        best, action = int(online.expected(choosing[i]).argmax()), int(batch.action[0, i])
+        mine, after = now[i, action].double().numpy(), then[i, best].double().numpy()
+        reward, discount = float(batch.reward[0, i]), float(batch.discount[0, i])
+        if returns == "categorical":
+            atoms, wanted = np.linspace(-2, 2, 5), np.zeros(5)
+            for p, atom in zip(np.exp(after) / np.exp(after).sum(), atoms, strict=True):
+                place = min(max(reward + discount * atom, -2.0), 2.0) + 2.0
+                for k in range(5):
+                    wanted[k] += p * max(0.0, 1.0 - abs(place - k))
+            log_q = mine - np.log(np.exp(mine).sum())
+            error = sum(w * (math.log(w) - lq) for w, lq in zip(wanted, log_q, strict=True) if w > 0)
+            priorities.append(error)
+        elif returns == "quantiles":
+            error, moved = 0.0, reward + discount * after
+            for k, quantile in enumerate(mine):
+                for sample in moved:
+                    d = sample - quantile
+                    huber = 0.5 * d**2 if abs(d) <= 1 else abs(d) - 0.5
+                    error += abs((k + 0.5) / 5 - (d < 0)) * huber / 5
+            priorities.append(abs(moved.mean() - mine.mean()))
+        else:
+            d = reward + discount * after[0] - mine[0]
+            error = 0.5 * d**2 if abs(d) <= 1 else abs(d) - 0.5
+            priorities.append(abs(d))
+        total += float(batch.weight[i]) * error
+    assert float(out.total.detach()) == pytest.approx(total, rel=1e-4)
+    assert out.priorities is not None and out.priorities.tolist() == pytest.approx(priorities, rel=1e-3, abs=1e-5)
+
+
+def test_epsilon_falls_linearly_and_the_warm_up_is_random() -> None:
+    algorithm = DQNConfig(epsilon_start=1.0, epsilon_end=0.2, epsilon_fraction=0.5, warmup=100).build()
+    found = [algorithm.hyperparameters(progress)["epsilon"] for progress in (0.0, 0.25, 0.5, 0.9)]
+    assert found == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    assert algorithm.exploration(0.0, 99, range(2), 4).random
+    how = algorithm.exploration(0.25, 100, range(2), 4)
+    assert not how.random and how.numbers[:, 0].tolist() == pytest.approx([0.6, 0.6])

@@ -100,3 +100,13 @@ def test_appo_clip_settings_out_of_range_are_named() -> None:
 def test_sequences_stay_whole_without_a_recurrent_core() -> None:
     with pytest.raises(SettingsError, match="whole sequences"):
         IMPALAConfig(minibatches=4).validate(2, recurrent=False)
+
+
+def test_advantages_from_outside_are_weighted_as_the_algorithms_own() -> None:
+    outside = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    model, batch = hand_case()
+    batch = batch.replace(advantage=outside)
+    loss = IMPALAConfig().build().loss(model, batch, HYPER)
+    assert float(loss.metrics["loss/policy"]) == pytest.approx(math.log(4) * (1.5 + 1.0 + 1.0 * 1 + 0.5 * 3))
+    loss = APPOConfig().build().loss(model, batch, HYPER)
+    assert float(loss.metrics["loss/policy"]) == pytest.approx(-(1.25 * (1.5 + 1) + 0.5 * (2 + 3)))

@@ -22,6 +22,7 @@ from torch.distributions.transforms import TanhTransform
 from lockstep import recipes
 from lockstep.agent import Networks
 from lockstep.algorithms import LossOutput, ParameterGroup
+from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.algorithms.sac import SACConfig
@@ -387,3 +388,34 @@ def test_models_of_others_are_refused(kind: str) -> None:
         experiment.replace(model=other.model).validate()
     with pytest.raises(SettingsError, match="ActorCriticConfig with policy"):
         experiment.replace(model=recipes.RECIPES["dqn-cartpole"]().model).validate()
+
+
+def test_noise_of_actions_is_as_wide_as_set() -> None:
+    algorithm = DDPGConfig(noise_std=0.3, warmup=100).build()
+    assert algorithm.exploration(0.0, 99, range(2), 4).random
+    how = algorithm.exploration(0.5, 100, range(2), 4)
+    assert not how.random and how.numbers[:, 0].tolist() == pytest.approx([0.3, 0.3])
+
+
+def test_the_temperature_begins_and_stays_as_set() -> None:
+    case = Case("sac-mujoco", initial_temperature=0.2, learn_temperature=False)
+    assert float(case.online.variables["log_temperature"].detach().exp()) == pytest.approx(0.2)
+    groups = case.algorithm.groups(1, case.algorithm.hyperparameters(0.0))
+    assert [group.prefix for group in groups] == ["actor.", "critics."]
+    Case("sac-mujoco", target_entropy=2 * math.log(2) - 0.01)  # two dimensions have twice the entropy of one
+    with pytest.raises(SettingsError, match="more than any policy has"):
+        Case("sac-mujoco", target_entropy=2 * math.log(2) + 0.01)
+
+
+def test_equal_weights_diverge_from_nothing() -> None:
+    loss = Case("mpo-mujoco", initial_temperature=1e6).loss()
+    assert float(loss.metrics["policy/kl_weights"]) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_target_follows_by_its_rate_and_in_its_turn() -> None:
+    algorithm = SACConfig(target_rate=0.25, target_period=2).build()
+    online, target = torch.full((3,), 4.0), torch.zeros(3)
+    algorithm.follow(online, target, 1)
+    assert not target.any()
+    algorithm.follow(online, target, 2)
+    assert target.tolist() == [1.0] * 3

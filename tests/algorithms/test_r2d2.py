@@ -189,3 +189,23 @@ def test_dqn_names_the_recipes_for_recurrent_cores() -> None:
     full = recipes.RECIPES["dqn-cartpole"]()
     with pytest.raises(SettingsError, match="r2d2-memory"):
         full.replace(model=replace(full.model, core="lstm")).validate()
+
+
+def test_noisy_layers_are_disturbed_in_sequences_too() -> None:
+    config = R2D2Config(burn_in=BURN_IN, unroll=UNROLL, n_step=N_STEP)
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    noisy = QModelConfig(
+        encoder="mlp", hidden_sizes=(8,), core="lstm", core_size=6, previous_action_reward=True, noisy=True
+    )
+    online, target = (
+        noisy.build(space, spaces.Discrete(3), precision="fp32", normalize_observations=False, seed=s) for s in (1, 2)
+    )
+    algorithm, batch = R2D2(config), sequences()
+    noise = torch.rand(algorithm.noise_numbers(online, 4))
+    losses = set()
+    for changed in (None, 0, online.noise_numbers):
+        other = noise.clone()
+        if changed is not None:
+            other[changed] = 1 - other[changed]
+        losses.add(float(algorithm.loss(Networks(online, target), batch.replace(noise=other), {}).total.detach()))
+    assert len(losses) == 3

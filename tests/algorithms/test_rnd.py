@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from linear_actor import make_batch, make_model
-from tiny import EXPERIMENTS, options
+from tiny import EXPERIMENTS, cut, options
 from torch import Tensor
 
 from lockstep import recipes
@@ -22,6 +22,7 @@ from lockstep.models.rnd import Curiosity, RNDConfig
 from lockstep.runtime.group import Group
 from lockstep.settings import SettingsError
 from lockstep.storage.batches import Filled
+from lockstep.storage.fresh import FreshBatches
 from lockstep.storage.intrinsic import CuriousBatches
 from lockstep.storage.rollout import Rollout
 from lockstep.train import resume, train
@@ -237,3 +238,23 @@ def test_a_resumed_run_ends_as_it_would_have(tmp_path: Path) -> None:
 def test_settings_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match=f"algorithm.rnd.{next(iter(wrong))}"):
         PPOConfig(rnd=RNDConfig(**wrong)).validate(8, recurrent=False)  # type: ignore[arg-type]
+
+
+def test_curiosity_keeps_the_algorithms_own_ways() -> None:
+    ppo = curious(PPOConfig(target_kl=0.02))
+    assert ppo.stop_early({"policy/approx_kl": 0.03}) and not ppo.stop_early({"policy/approx_kl": 0.01})
+    assert ppo.normalize_advantages and ppo.mean_loss and not curious(IMPALAConfig()).mean_loss
+
+
+def test_advantages_of_every_global_minibatch_are_standardized() -> None:
+    agent = Agent(cut(recipes.ppo_cartpole, rollout=16, env={"adapter": "gymnasium"}))
+    shards = agent.experiment.scheme.shards
+    batches = agent.algorithm.batches(agent, range(shards), TreeSum(shards, Group()))
+    assert isinstance(batches, FreshBatches)
+    filled = {slot: [Filled(rollout_of(agent, slot), agent.normalizers)] for slot in range(shards)}
+    steps = batches.begin(0, filled, agent.algorithm.hyperparameters(0.0))
+    for step in range(steps):
+        parts = [batches.slice(slot, step).batch for slot in range(shards)]
+        advantage = torch.cat([part.advantage[part.valid] for part in parts])
+        assert float(advantage.mean()) == pytest.approx(0.0, abs=1e-5)
+        assert float(advantage.std()) == pytest.approx(1.0, abs=1e-4)

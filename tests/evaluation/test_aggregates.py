@@ -333,3 +333,7 @@ def test_efficiency_curve_of_several_tasks_is_the_aggregate_at_each_point() -> N
 def test_efficiency_curve_of_runs_without_a_common_range_is_empty() -> None:
     runs = [(np.array([0.0, 1.0]), np.zeros(2)), (np.array([2.0, 3.0]), np.zeros(2))]
     assert all(len(part) == 0 for part in efficiency_curve([runs]))
+
+
+def test_large_numbers_are_short_too() -> None:
+    assert [readable(x) for x in (1.5e9, 999_999_999.0, math.inf)] == ["1.5e+09", "999,999,999", "not finite"]

@@ -151,3 +151,29 @@ def test_without_links_files_are_copied(tmp_path: Path, monkeypatch: pytest.Monk
     first = checkpoint.finish(tmp_path, 1, [part], {}, keep=1)
     second = checkpoint.finish(tmp_path, 2, [checkpoint.link_part(tmp_path, 2, part, first)], {}, keep=1)
     assert checkpoint.open_checkpoint(second).part("a")[0]["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_checkpoints_at_every_step_hold_what_was(again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.runtime import checkpoint
+    from lockstep.storage.history import History
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    settings = experiment(steps=100, envs=2, n_step=1, rollout=1)
+    rollouts = list(World(2, 5, "zero", 0.02).rollouts(2, 1)) + list(World(2, 5, "zero", 0.02).rollouts(1, 40))
+    whole, copy, history = Replay(settings, rollouts[0]), Replay(settings, rollouts[0]), History(0)
+    for number, each in enumerate(rollouts[1:]):
+        whole.insert(each)
+        copy.insert(each)
+        path = checkpoint.finish(tmp_path, number, history.save(tmp_path, number, copy), {}, keep=1)
+        if again:
+            copy, history = Replay(settings, rollouts[0]), History(0)
+            history.restore(checkpoint.open_checkpoint(path), copy)
+    twin = Replay(settings, rollouts[0])
+    assert History(0).restore(checkpoint.open_checkpoint(path), twin)
+    times = np.arange(whole._oldest(), whole._newest() + 1)
+    for env in range(2):
+        items = times, np.full(len(times), env), np.ones(len(times))
+        for a, b in zip(whole.transitions(*items).leaves(), twin.transitions(*items).leaves(), strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(whole._valid, twin._valid)

@@ -88,3 +88,12 @@ def test_what_is_available(tmp_path: Path) -> None:
     assert memory.available_bytes(tmp_path, tmp_path) == 50 * 1024
     (tmp_path / "memory.max").write_text("40000\n")
     assert memory.available_bytes(tmp_path, tmp_path) == 10_000
+
+
+def test_a_container_of_version_1_limits_too(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 64000000 kB\n")
+    (tmp_path / "memory").mkdir()
+    known = {"limit_in_bytes": "5000", "usage_in_bytes": "3000", "stat": "cache 7\ntotal_inactive_file 1000"}
+    for name, text in known.items():
+        (tmp_path / "memory" / f"memory.{name}").write_text(f"{text}\n")
+    assert memory.available_bytes(tmp_path, tmp_path) == 5000 - 3000 + 1000

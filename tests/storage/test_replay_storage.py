@@ -17,6 +17,7 @@ from lockstep import recipes, train
 from lockstep.agent import Agent
 from lockstep.experiment import Experiment
 from lockstep.settings import SettingsError
+from lockstep.storage import memory
 from lockstep.storage.batches import Filled
 from lockstep.storage.frames import StackedFrames
 from lockstep.storage.replay import Replay, ReplayBatches
@@ -320,3 +321,56 @@ def test_taking_several_minibatches_at_once_changes_no_bit(
         monkeypatch.setattr("lockstep.storage.replay._AT_ONCE", at_once)
         digests.add(train(EXPERIMENTS[name](), options=options(tmp_path / str(at_once))).digest)
     assert len(digests) == 1
+
+
+def test_importance_weights_undo_what_priorities_do() -> None:
+    base = experiment(steps=100, envs=2, n_step=1, rollout=8, prioritized=True)
+    agent = Agent(base.replace(algorithm=replace(base.algorithm, warmup=0, updates=3)))  # type: ignore[call-arg]
+    batches = ReplayBatches(agent, range(1))
+    for number, each in enumerate(World(2, 3, "zero", 0.01).rollouts(8, 6)):
+        batches.begin(number, {0: [Filled(each, agent.normalizers)]}, agent.algorithm.hyperparameters(0.5))
+    replay, draw = batches._replays[0], np.random.default_rng(1)
+    for _ in range(20):
+        times, environments, _ = replay.draw(16, draw)
+        replay.prioritize(times, environments, draw.random(16))
+    assert agent.algorithm.hyperparameters(0.5)["beta"] == pytest.approx(0.7), "halfway from 0.4 to 1"
+    batch = batches.slice(0, 0).batch
+    assert batches._drawn is not None and replay._tree is not None
+    times, environments = batches._drawn
+    priority = replay._tree[times % replay.steps * replay.size + environments]
+    assert len(set(priority.tolist())) > 1
+    even = batch.weight.numpy() * priority**0.7
+    assert even == pytest.approx(np.full(len(even), even[0]), rel=1e-5)
+
+
+def test_weights_count_against_the_largest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, taken = EXPERIMENTS["dqn-prioritized-frames"], ReplayBatches.slice
+    usual = train(make(), options=options(tmp_path / "usual")).digest
+
+    def heavier(self: ReplayBatches, slot: int, step: int) -> Any:
+        found = taken(self, slot, step)
+        return found._replace(batch=found.batch.replace(weight=8 * found.batch.weight))
+
+    monkeypatch.setattr(ReplayBatches, "slice", heavier)
+    assert train(make(), options=options(tmp_path / "heavier")).digest == usual
+
+
+def test_new_steps_begin_with_the_largest_priority_so_far() -> None:
+    settings = experiment(steps=40, envs=2, n_step=1, rollout=4, prioritized=True)
+    rollouts = list(World(2, 3, "zero", 0.0).rollouts(4, 3))
+    replay = Replay(settings, rollouts[0])
+    replay.insert(rollouts[0])
+    times, environments, _ = replay.draw(8, np.random.default_rng(1))
+    replay.prioritize(times, environments, np.full(8, 9.0))
+    replay.insert(rollouts[1])
+    assert replay._tree is not None
+    newest = replay._tree[replay._items(np.array([replay._newest()]))]
+    assert newest.tolist() == pytest.approx([9.0**settings.algorithm.replay.alpha] * 2)  # type: ignore[attr-defined]
+
+
+def test_beginnings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    (rollout,) = World(2, 1, "noise", 0.01).rollouts(8, 1)
+    (ring,) = Replay(experiment(steps=100, envs=2, n_step=1, rollout=8), rollout)._rings.values()
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
+    with pytest.raises(SettingsError, match="Episodes are so short that 100,000 beginnings"):
+        ring._grow(100_000)  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError, from_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.sweep import Run, grid
-from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, run_entry
+from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, LOST, run_entry
 from lockstep.sweep.claims import Claims
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, fitting, panel, plain_line
@@ -594,3 +594,23 @@ def test_the_plain_line_shows_the_same() -> None:
         "3 done · 1 failed · 3 running · 10 waiting | pong-s1 50% score 12.5 left 00:05 | "
         "pong-s2 0% score – left starting | pong-s3 0% score – left pending"
     )
+
+
+class Losing(Machine):
+    """Whose runs are lost with their machine again and again."""
+
+    started = 0
+
+    def start(self, queue: Queue, name: str, share: object) -> subprocess.Popen[bytes]:  # type: ignore[override]
+        self.started += 1
+        queue.log(name).touch()
+        return subprocess.Popen(["sh", "-c", f"exit {LOST if self.started < 9 else 0}"])
+
+
+def test_a_run_is_not_lost_for_ever(tmp_path: Path) -> None:
+    queue = Queue.make(tmp_path / "set")
+    queue.add(seeds(1))
+    place = Losing([0])
+    assert not Runner(queue, place, SweepOptions(overview="none")).run()
+    outcome = queue.outcome(queue.entries()[0].name)
+    assert place.started == 4 and outcome is not None and "was lost with its machine 4 times" in outcome.reason

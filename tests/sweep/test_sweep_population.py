@@ -430,3 +430,8 @@ def test_a_member_of_every_algorithm_that_may() -> None:
         experiment = recipe()
         algorithm = dataclasses.replace(experiment.algorithm, anneal_learning_rate=False)
         Population(Run(experiment.replace(algorithm=algorithm)), RATE).validate()
+
+
+def test_a_population_of_another_experiment_is_another() -> None:
+    other = dataclasses.replace(RUN, experiment=RUN.experiment.replace(total_steps=999))
+    assert dataclasses.replace(population(), run=other).identity() != population().identity()

@@ -174,3 +174,18 @@ def test_a_run_that_is_lost_goes_on_elsewhere(start: Callable[..., Child]) -> No
     assert int(newest) == metrics.read_bytes().count(b"\n"), "it was told, not killed"
     undisturbed = train(from_json(entry.experiment), options=options(Path("undisturbed")))
     assert resume(folder, Layout()).digest == undisturbed.digest, "here, without Ray"
+
+
+def test_memory_of_a_cluster_is_shared_out_too() -> None:
+    node = {"CPU": 8.0, "memory": 20e9}
+
+    class Nodes:
+        def nodes(self) -> list[Any]:
+            return [{"Alive": True, "Resources": node}]
+
+        def cluster_resources(self) -> dict[str, float]:
+            return node
+
+    cluster = RayCluster(Nodes())
+    assert [cluster.take(Needs(1, memory=8_000_000_000)) is not None for _ in range(3)] == [True, True, False]
+    assert cluster.take(Needs(1)) is not None

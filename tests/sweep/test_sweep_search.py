@@ -435,3 +435,18 @@ def test_a_killed_search_goes_on(start: Callable[..., Child], capsys: pytest.Cap
         assert outcome is not None and (outcome.digest, outcome.score) == (again.digest, again.score)
     assert main(["sweep", "set", "--status"]) == 0
     assert "algorithm.learning_rate: Between(low=0.0001, high=0.01, log=True)" in capsys.readouterr().out
+
+
+def test_trials_are_told_as_what_they_are(tmp_path: Path) -> None:
+    queue = Queue.make(tmp_path / "set")
+    trials = Trials.make(queue, search(seeds=(1, 2)))
+    trials.begin()
+    trials.next()
+    end(queue, trials.all()[0], 3.0, "stopped")
+    second = queue.metrics(trials.all()[0].runs[1])
+    second.write_text(second.read_text() + json.dumps({"samples": 500, "score/mean": 2.0}) + "\n")
+    trials._ended.clear()
+    trials.next()
+    stopped, running = map(trials._told, trials.all())
+    assert (stopped.state.name, stopped.intermediate_values) == ("PRUNED", {128: 2.5})
+    assert running.state.name == "RUNNING"
