@@ -78,13 +78,13 @@ class EnvCheck:
 
 
 def check_env(
-    config: EnvConfig, *, steps: int = 1_000, seed: int = 1, tell: Callable[[str], Any] = lambda text: None
+    config: EnvConfig | str, *, steps: int = 1_000, seed: int = 1, tell: Callable[[str], Any] = lambda text: None
 ) -> EnvCheck:
     """Play an environment with random actions, and find out whether equal seeds and actions give equal bits.
 
     Args:
         config: which environments, as training has them, and how many side by side: at least 2, and at least two
-            matches where several agents play one.
+            matches where several agents play one. An id alone has the defaults.
         steps: of each of them, 8 to 1M. More reach what happens late.
         seed: of environments and actions.
         tell: is given each line of the report as soon as it is known.
@@ -96,6 +96,7 @@ def check_env(
     """
     if not 2 * _TIMES <= steps <= _MOST:
         raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
+    config = EnvConfig(id=config) if isinstance(config, str) else config
     config.validate()
     if config.num_envs < 2:
         raise SettingsError(

@@ -151,6 +151,8 @@ class Layout:
 
     def check(self) -> None:
         """Raise SettingsError for values out of range."""
+        if self.backend not in ("inline", "processes", "split", "torchrun", "ray"):
+            raise SettingsError(f"There is no Layout backend {self.backend!r}. Use Layout.parse({self.backend!r}).")
         if self.env_threads < 1 or not self.stall_timeout > 0:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
         if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):

@@ -179,7 +179,7 @@ def load_object(reference: str) -> Any:
             raise
         where = _raised_at(error)
         if isinstance(error, AttributeError) and where is None:
-            known = f" It has {', '.join(functions)}." if (functions := _functions(source)) else ""
+            known = f" It has {', '.join(names)}." if (names := _defined(source)) else ""
             raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
         if "no known parent package" in str(error):
@@ -188,13 +188,13 @@ def load_object(reference: str) -> Any:
     return value
 
 
-def _functions(source: str) -> list[str]:
-    """Of a module, or a file, that was imported: what it defines."""
+def _defined(source: str) -> list[str]:
+    """Functions and classes of a module, or a file, that was imported."""
     module = load_file(source) if source.endswith(".py") else import_module(source)
     return [
         name
         for name, x in vars(module).items()
-        if inspect.isfunction(x) and x.__module__ == module.__name__ and name[0] != "_"
+        if (inspect.isfunction(x) or inspect.isclass(x)) and x.__module__ == module.__name__ and name[0] != "_"
     ]
 
 

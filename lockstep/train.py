@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ from lockstep.runtime.checkpoint import iteration_of, open_checkpoint
 from lockstep.runtime.graphs import cuda_graph
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.numerics import settle, settled
+from lockstep.runtime.output import tell
 from lockstep.runtime.ray_backend import run_ray
 from lockstep.runtime.shared import PrivateArena
 from lockstep.runtime.supervisor import Seat, StopRequest, is_unattended, run_inline, run_processes, run_torchrun
@@ -132,6 +134,12 @@ def resume(
     with _writing(folder, layout):
         path = resumable(folder, checkpoint, experiment) if leads(layout) else None
         begin = iteration_of(path)
+        if leads(layout) and begin == experiment.iterations:
+            tell(
+                f"{folder.path} has all of its {begin} iterations. To learn on from what it has learned: lockstep "
+                f"train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
+                sys.stderr,
+            )
         if leads(layout) and begin < experiment.iterations:
             here = layout.backend != "ray"  # which computes elsewhere
             differs = other_platform(folder) if begin and here else ()

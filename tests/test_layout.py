@@ -105,3 +105,10 @@ def test_gpus_must_exist() -> None:
     count = torch.cuda.device_count()
     with pytest.raises(SettingsError, match=f"needs GPU {count}, but this machine has {count}"):
         Layout.parse(f"a{count}-lcpu").validate(shards=4)
+
+
+def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
+    assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
+    assert Layout.of(None) == Layout()
+    with pytest.raises(SettingsError, match=r"no Layout backend 'processes:2'\. Use Layout\.parse"):
+        Layout("processes:2").validate(4)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ FLAGS = (
 ADAPTERS = ["gymnasium", pytest.param("envpool", marks=pytest.mark.envpool)]
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = pytest.mark.usefixtures("processes_are_there_already", "own_folder")
 
 
 def outcome(result: Result) -> tuple[str, bytes]:

@@ -102,7 +102,7 @@ def push(arguments: list[str]) -> int:
             private=given.private,
         )
     if given.json:
-        say_json({"url": done.url, "commit": done.commit, "files": done.files, "bytes": done.size})
+        say_json({"url": done.url, "commit": done.commit, "files": done.files, "bytes": done.size, "notes": done.notes})
     else:
         say(f"pushed {len(done.files)} files, {done.size / 1e6:.1f} MB: {done.url}")
         for note in done.notes:

@@ -99,6 +99,10 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     defaults = _defaults(Path(words[0])) if words else SweepOptions()
     found: Any = []
+    if len(words) == 1 and not Path(words[0]).exists() and _is_recipe(words[0]):
+        raise SettingsError(
+            f"lockstep sweep begins with the folder of the set: lockstep sweep runs/set {' '.join(arguments)}"
+        )
     if len(words) > 1:
         from lockstep.cli.train import load_recipe
         from lockstep.experiment import Experiment
@@ -139,6 +143,12 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
     if isinstance(found, list):
         return Path(given.folder), found, None, given.options
     return Path(given.folder), [], found, given.options
+
+
+def _is_recipe(word: str) -> bool:
+    from lockstep.recipes import RECIPES
+
+    return word in RECIPES or ".py:" in word
 
 
 def _defaults(folder: Path) -> SweepOptions:

@@ -20,7 +20,7 @@ from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknow
 from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions
+from lockstep.run import RunFolder, RunOptions, require_empty
 from lockstep.runtime.output import reader_gone, tell
 from lockstep.settings import SettingsError, check_values, flat, load_value, to_json
 
@@ -239,6 +239,8 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.prepare import check_model, prepare
 
+    if given.options.run is not None:
+        require_empty(given.options.run)
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)

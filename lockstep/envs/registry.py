@@ -192,9 +192,11 @@ def resolve(config: EnvConfig) -> EnvConfig:
     else:
         env_id, adapters, atari = _settled(config.id, config.adapter) or _lookup(config.id)
     if config.protocol != "none" and not atari:
+        bare = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?(-ram)?-v\d+$", "", config.id)
+        game = _game(bare, _atari_games())
         raise SettingsError(
             f"env.protocol={config.protocol} is for Atari games by name (such as Breakout), but env.id={config.id}. "
-            "Use --env.protocol none."
+            f"Use {f'--env.id {game}' if game else '--env.protocol none'}."
         )
     if config.num_levels:
         drawing = tuple(a for a in adapters if _has_levels(a, env_id))

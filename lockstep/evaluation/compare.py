@@ -25,6 +25,7 @@ from lockstep.evaluation.runs import (
     differing,
     held_back,
     labels,
+    listed,
     seeds_again,
     tasks,
 )
@@ -94,8 +95,8 @@ class Comparison:
 
 
 def compare(
-    a: Sequence[Path | str],
-    b: Sequence[Path | str],
+    a: Path | str | Sequence[Path | str],
+    b: Path | str | Sequence[Path | str],
     *,
     metric: str = "score/mean",
     x: str = "samples",
@@ -118,6 +119,7 @@ def compare(
     """
     if x not in X_LABELS:
         raise SettingsError(f"Unknown --x {x!r}. Choose one of {', '.join(X_LABELS)}.")
+    a, b = listed(a), listed(b)
     if not a or not b:
         raise SettingsError(
             "compare needs two sets of runs, with -- between them: lockstep compare runs/a-s1 runs/a-s2 -- runs/b-s1 "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, methods, time_unit, title
+from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, listed, methods, time_unit, title
 from lockstep.evaluation.statistics import Curve, align, smooth
 from lockstep.runtime.files import writing
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -44,7 +47,7 @@ STYLE: dict[Any, Any] = {
 
 
 def plot(
-    runs: Sequence[Path | str | Run],
+    runs: Path | str | Sequence[Path | str | Run],
     out: Path | str,
     *,
     x: str = "samples",
@@ -75,12 +78,19 @@ def plot(
         raise SettingsError(f"Unknown x axis {x!r}. Choose one of {', '.join(X_LABELS)}.")
     if out.suffix.lower() not in _SUFFIXES:
         raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
+    runs = listed(runs)
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
     if labels is None:  # each once, however it is spelt
         runs = list({(run.path if isinstance(run, Run) else Path(run)).resolve(): run for run in runs}.values())
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     groups = methods(read) if labels is None else _labelled(read, labels)
+    if without := [str(run.path) for run in read if not run.has(metric)]:
+        if len(without) == len(read):
+            read[0].curve(x, metric)  # raises, and says what there is instead
+        tell(f"Left out, since they have no value of {metric}: {', '.join(without)}.", sys.stderr)
+        groups = [replace(group, runs=[run for run in group.runs if run.has(metric)]) for group in groups]
+        groups = [group for group in groups if group.runs]
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
     unit = ""
     if x == "time":
@@ -92,7 +102,7 @@ def plot(
         axes = figure.add_subplot()
         _draw(axes, groups, curves)
         axes.set_xlabel(X_LABELS[x] + unit)
-        axes.set_ylabel("Episode return (raw score)" if metric in SCORES else metric)
+        axes.set_ylabel(f"Episode return, raw ({metric})" if metric in SCORES else metric)
         axes.set_title(title([run.settings for run in read]) or metric)
         axes.margins(x=0.01)
         if x != "time":

@@ -118,7 +118,7 @@ def prove(run: Run, again: int = 0) -> Proof:
             return Proof(checked.ok, checked.message + warning, *known)
     except (SettingsError, WorkerError) as error:
         return Proof(False, f"The ledger is intact, but it could not be compared with the run: {error}", *known)
-    text = f"{len(lines):,} iterations, intact; settings and newest checkpoint agree with it."
+    text = f"{len(lines):,} iteration{'s' * (len(lines) != 1)}, intact; settings and newest checkpoint agree with it."
     return Proof(True, text, *known)
 
 

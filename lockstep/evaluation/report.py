@@ -13,7 +13,7 @@ from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.findings import Scored
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
-from lockstep.evaluation.runs import Method, Run, methods, tasks, tell_apart, title
+from lockstep.evaluation.runs import Method, Run, listed, methods, tasks, tell_apart, title
 from lockstep.runtime.files import write_whole, writing
 from lockstep.settings import SettingsError
 
@@ -32,7 +32,11 @@ class Report:
 
 
 def report(
-    runs: Sequence[Path | str], out: Path | str = "report.html", *, metric: str = "score/mean", verify: int = 0
+    runs: Path | str | Sequence[Path | str],
+    out: Path | str = "report.html",
+    *,
+    metric: str = "score/mean",
+    verify: int = 0,
 ) -> Report:
     """Write one self-contained HTML page about some runs. Runs that differ only in seed and task are one method.
 
@@ -48,6 +52,7 @@ def report(
     Raises:
         SettingsError: a folder is no run, no run has the metric, or the file's name does not end in .html.
     """
+    runs = listed(runs)
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example: lockstep report runs/pong")
     found, left_out = read_runs(runs, metric)

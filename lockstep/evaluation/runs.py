@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lockstep.evaluation.statistics import Curve
 from lockstep.run import RunFolder
 from lockstep.settings import SettingsError, flat
+
+_Item = TypeVar("_Item")
 
 X_LABELS = {
     "frames": "Environment frames",
@@ -149,11 +151,18 @@ class Run:
     def _no_values(self, metric: str, horizontal: str) -> str:
         if self.has(metric):
             return f"{self.path} does not record {horizontal} with {metric!r}. Choose another --x."
+        if metric in self._names:
+            return f"{self.path} has no number for {metric!r}: every value is null, as where learning has diverged."
         close = difflib.get_close_matches(metric, sorted(self._names), n=4, cutoff=0.5)
         known = ", ".join(sorted(self._names)) or "no metrics at all"
         hint = f"Close to it are {', '.join(close)}." if close else f"It has {known}."
         later = " Scores appear when the first episodes have ended." if metric.startswith("score/") else ""
         return f"{self.path} has no values of {metric!r} yet. {hint}{later}"
+
+
+def listed(runs: Path | str | Sequence[_Item]) -> Sequence[_Item | Path | str]:
+    """Some runs, of which one may have been given by itself."""
+    return [runs] if isinstance(runs, (str, Path)) else runs
 
 
 @dataclass

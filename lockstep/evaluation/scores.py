@@ -212,7 +212,8 @@ def evaluate_policy(
     protocol = (
         f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
         f"{_environment(experiment, player.env.emulator)}, {limited}"
-        f"{_acting(model, greedy)} actions, raw scores, {count} environments, seed {seed}/{seed_purpose}"
+        f"{_acting(model, greedy)} actions, raw scores, {count} environment{'s' * (count != 1)}, "
+        f"seed {seed}/{seed_purpose}"
     )
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
 

@@ -327,8 +327,8 @@ def latest(directory: str | os.PathLike[str]) -> Path:
     found = list_checkpoints(directory)
     if not found:
         raise CheckpointError(
-            f"There is no checkpoint in {directory}: the run ended before its first one. lockstep resume "
-            "begins it again; started anew with a smaller --checkpoint-every, it takes one sooner."
+            f"There is no checkpoint in {directory} yet: the first is written after --checkpoint-every iterations, or "
+            "when the run ends. If it ended before that, lockstep resume begins it again."
         )
     return found[-1]
 

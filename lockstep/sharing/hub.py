@@ -86,6 +86,9 @@ def push(
     folder = RunFolder.open(run)
     experiment = folder.experiment()
     scored = find_checkpoint(run, checkpoint)
+    for name in _LINES:
+        if not (folder.path / name).is_file():
+            raise folder.damaged(name, "it is missing")
     hub = _hub(repo)
     if hub.token is None:
         raise SettingsError(

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tiny import EXPERIMENTS, options
 
 from lockstep import recipes
 from lockstep.algorithms.mpc import MPCConfig
@@ -17,7 +15,6 @@ from lockstep.models import QModelConfig
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
 from lockstep.settings import SettingsError
 from lockstep.storage.transitions import Transitions
-from lockstep.train import resume, train
 
 CONFIG = DynamicsConfig(members=2, hidden_sizes=(32,), horizon=2, population=4, elites=2, rounds=1)
 
@@ -92,10 +89,3 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         dataclasses.replace(experiment.algorithm, noise_std=-1.0).validate(1, recurrent=False)  # type: ignore[call-arg]
     with pytest.raises(SettingsError, match="needs a dynamics model"):
         experiment.replace(model=QModelConfig()).validate()
-
-
-def test_a_resumed_run_ends_as_it_would_have(tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["mpc-lag-1"]()
-    whole = train(experiment, options=options(tmp_path / "whole"))
-    train(experiment, options=options(tmp_path / "cut"), stop_after=2)
-    assert resume(tmp_path / "cut").digest == whole.digest

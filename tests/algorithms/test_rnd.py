@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from linear_actor import make_batch, make_model
-from tiny import EXPERIMENTS, cut, options
+from tiny import EXPERIMENTS, cut
 from torch import Tensor
 
 from lockstep import recipes
@@ -25,7 +24,6 @@ from lockstep.storage.batches import Filled
 from lockstep.storage.fresh import FreshBatches
 from lockstep.storage.intrinsic import CuriousBatches
 from lockstep.storage.rollout import Rollout
-from lockstep.train import resume, train
 from lockstep.tree import TreeSum
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -223,13 +221,6 @@ def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
             task = agent.algorithm.targets(rollouts[slot], rollouts[slot].reward, hyper)  # type: ignore[attr-defined]
             torch.testing.assert_close(whole.advantage, task.advantage + config.rnd.coef * wanted.advantage)
             assert set(whole.intrinsic.predicted.unique().tolist()) <= {0.0, 1 / config.rnd.share}
-
-
-def test_a_resumed_run_ends_as_it_would_have(tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["ppo-rnd"]()
-    whole = train(experiment, options=options(tmp_path / "whole"))
-    train(experiment, options=options(tmp_path / "cut"), stop_after=2)
-    assert resume(tmp_path / "cut").digest == whole.digest
 
 
 @pytest.mark.parametrize(

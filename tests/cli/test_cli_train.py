@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -281,6 +282,32 @@ def test_package_offers_train_as_function_and_module() -> None:
     options = lockstep.RunOptions(run="r", display="none", tensorboard=False)
     result = lockstep.train(ppo_cartpole().replace(total_steps=10), options=options)
     assert isinstance(result, lockstep.Result) and result.run == Path("r")
+    assert list(inspect.signature(lockstep.train).parameters)[:2] == ["experiment", "layout"]
+
+
+def test_a_run_that_has_ended_says_how_to_go_on(capsys: Captured) -> None:
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
+    assert main(["train", "ppo-cartpole", *SMALL, "--run", "r", "--dry-run"]) == 2
+    assert "--run r exists and is not empty" in capsys.readouterr().err
+    assert main(["resume", "r"]) == 0
+    assert "has all of its" in (told := capsys.readouterr().err) and "--warm-start.run r" in told
+
+
+def test_arguments_of_an_environment_that_were_not_given_are_named(capsys: Captured) -> None:
+    Path("mine.py").write_text(
+        "import gymnasium\n"
+        "class Sized(gymnasium.Env):\n"
+        "    def __init__(self, size):\n"
+        "        raise TypeError('f() missing 1 required positional argument: x')\n"
+    )
+    arguments = ["train", "ppo-cartpole", "--env.adapter", "gymnasium", "--env.id", "mine.py:Sized", "--dry-run"]
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert "mine.py:Sized needs arguments that it was not given" in told and "'size'" in told
+    with pytest.raises(TypeError, match="x"):  # its own mistake
+        main([*arguments, "--env.options", "size=1"])
+    assert main([*arguments[:-2], "mine.py:Size", "--dry-run"]) == 2
+    assert "It has Sized." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

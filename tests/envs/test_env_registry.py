@@ -89,6 +89,8 @@ def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.Monke
         (EnvConfig(id="no_such_module:make"), "Cannot load"),
         (EnvConfig(id="no_such_file.py:make"), "no Python file"),
         (EnvConfig(id="CartPole-v1", protocol="machado"), "protocol none"),
+        (EnvConfig(id="ALE/Pong-v5", protocol="machado"), "Use --env.id Pong."),
+        (EnvConfig(id="SpaceInvadersNoFrameskip-v4", protocol="classic"), "Use --env.id SpaceInvaders."),
         pytest.param(EnvConfig(id="CartPole-v1", adapter="ale"), "envpool or gymnasium", marks=pytest.mark.envpool),
         (EnvConfig(id="lockstep.envs.tasks:Memory", adapter="envpool"), "adapter gymnasium"),
         pytest.param(EnvConfig(id="WalkerWalk-v1", decorrelate=5), "decorrelate 0", marks=pytest.mark.envpool),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def test_seeds_form_one_line_and_other_settings_set_lines_apart(tmp_path: Path) 
     written = texts(plot(runs, tmp_path / "curve.svg"))
     assert "Breakout · PPO" in written
     assert "lag=0 (3 seeds), mean ± std" in written and "lag=1 (3 seeds), mean ± std" in written
-    assert "Agent samples (actions)" in written and "Episode return (raw score)" in written
+    assert "Agent samples (actions)" in written and "Episode return, raw (score/mean)" in written
 
 
 def test_another_algorithm_is_named_without_its_settings(tmp_path: Path) -> None:
@@ -111,6 +112,19 @@ def test_a_run_before_its_first_episode_ends_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", iterations=2)
     with pytest.raises(SettingsError, match="first episodes have ended"):
         plot([run], tmp_path / "c.png")
+
+
+def test_runs_without_a_number_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    lines = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
+    nulls = [json.dumps({**line, "loss/value": None}) + "\n" for line in lines]
+    (runs[1] / "metrics.jsonl").write_text("".join(nulls))
+    kept = [json.dumps({**line, "loss/value": 1.0}) + "\n" for line in lines]
+    (runs[0] / "metrics.jsonl").write_text("".join(kept))
+    assert plot(runs, tmp_path / "c.svg", metric="loss/value").is_file()
+    assert f"Left out, since they have no value of loss/value: {runs[1]}." in capsys.readouterr().err
+    with pytest.raises(SettingsError, match="every value is null"):
+        plot(runs[1], tmp_path / "c.svg", metric="loss/value")
 
 
 def test_runs_with_the_same_label_form_one_line(tmp_path: Path) -> None:

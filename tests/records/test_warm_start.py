@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import EXPERIMENTS, cut
 
 from lockstep import recipes
 from lockstep.agent import Agent
@@ -27,8 +28,8 @@ from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError, flat, from_json, to_json
 from lockstep.train import resume, train
 from lockstep.verify import verify
-from tests.tiny import EXPERIMENTS, cut
 
+pytestmark = pytest.mark.usefixtures("processes_are_there_already")
 Captured = pytest.CaptureFixture[str]
 
 

@@ -308,6 +308,9 @@ def test_packed_lines_that_are_damaged_are_not_pulled(run: Path, server: StandIn
 
 def test_nothing_is_made_on_the_hub_for_a_mistake(run: Path, server: StandIn) -> None:
     assert "--episodes 0 is out of range" in refused(hub.push, run, REPO, episodes=0)
+    (run / "metrics.jsonl").rename(run / "elsewhere")
+    assert "metrics.jsonl cannot be read: it is missing" in refused(hub.push, run, REPO)
+    (run / "elsewhere").rename(run / "metrics.jsonl")
     assert not server.repositories
 
 

@@ -169,8 +169,8 @@ def test_checkpoints_at_every_step_hold_what_was(again: bool, tmp_path: Path, mo
         if again:
             copy, history = Replay(settings, rollouts[0]), History(0)
             history.restore(checkpoint.open_checkpoint(path), copy)
-    twin = Replay(settings, rollouts[0])
-    assert History(0).restore(checkpoint.open_checkpoint(path), twin)
+    twin, newest = Replay(settings, rollouts[0]), checkpoint.latest(tmp_path)
+    assert History(0).restore(checkpoint.open_checkpoint(newest), twin)
     times = np.arange(whole._oldest(), whole._newest() + 1)
     for env in range(2):
         items = times, np.full(len(times), env), np.ones(len(times))
