@@ -109,7 +109,7 @@ def test_a_run_that_diverged_says_so_at_its_end(own: list[str], capsys: pytest.C
 
 def test_a_function_that_is_not_there_names_those_that_are(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "own.py:recip"]) == 2
-    assert "own.py has no recip. It has recipe, other." in capsys.readouterr().err
+    assert "own.py has no recip. It has Settings, Adaptive, recipe, other." in capsys.readouterr().err
 
 
 def test_a_mistake_in_a_recipe_s_value_is_told_once(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
