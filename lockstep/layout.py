@@ -6,10 +6,11 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from lockstep.settings import SettingsError, require
 
+_Backend = Literal["inline", "processes", "split", "torchrun", "ray"]
 _HELP = (
     "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
     "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), ray:N or "
@@ -35,7 +36,7 @@ _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?
 class Layout:
     """Which process does what for which shards. Any layout gives the same bits."""
 
-    backend: Literal["inline", "processes", "split", "torchrun", "ray"] = "inline"
+    backend: _Backend = "inline"
     workers: int = 1
     """Processes that collect and learn, each for a contiguous block of shards."""
     collectors: tuple[str, ...] = ()
@@ -94,7 +95,9 @@ class Layout:
     @staticmethod
     def of(given: Layout | str | None) -> Layout:
         """A layout, or what a text such as "processes:2" says; None is inline."""
-        return Layout.parse(given or "inline") if given is None or isinstance(given, str) else given
+        if given is None:
+            return Layout()
+        return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
         text = self.backend
@@ -151,7 +154,7 @@ class Layout:
 
     def check(self) -> None:
         """Raise SettingsError for values out of range."""
-        if self.backend not in ("inline", "processes", "split", "torchrun", "ray"):
+        if self.backend not in get_args(_Backend):
             raise SettingsError(f"There is no Layout backend {self.backend!r}. Use Layout.parse({self.backend!r}).")
         if self.env_threads < 1 or not self.stall_timeout > 0:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")

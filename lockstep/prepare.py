@@ -53,7 +53,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     return warm_start.resolved(experiment) if leads(layout) else experiment
 
 
-def check_torchrun(experiment: Experiment, layout: Layout) -> None:
+def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if torchrun is to start the processes, and has not, or more than there are shards."""
     if layout.backend != "torchrun":
         return
@@ -65,11 +65,16 @@ def check_torchrun(experiment: Experiment, layout: Layout) -> None:
     dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).validate(experiment.scheme.shards)
 
 
-def prepare_options(options: RunOptions, experiment: Experiment) -> RunOptions:
-    """Resolve and check how a run is kept and shown. Raises SettingsError as prepare."""
+def prepare_run(
+    experiment: Experiment, layout: Layout, options: RunOptions, recorded: Recorded | None = None
+) -> tuple[Experiment, RunOptions]:
+    """Prepare what this process is about to run, and how it is kept and shown. Raises SettingsError as prepare."""
+    experiment = prepare(experiment, layout, recorded)
+    _check_torchrun(experiment, layout)
+    check_memory(experiment, layout)
     options.validate()
     named = opponents.resolved(experiment.env, options.eval_opponents)
-    return dataclasses.replace(options, eval_opponents=named)
+    return experiment, dataclasses.replace(options, eval_opponents=named)
 
 
 def check(experiment: Experiment, layout: Layout) -> None:

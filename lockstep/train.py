@@ -32,7 +32,7 @@ from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
 from lockstep.ledger import state_digest
-from lockstep.prepare import check_memory, check_model, check_torchrun, leads, prepare, prepare_options
+from lockstep.prepare import check_model, leads, prepare_run
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, part_of
 from lockstep.records.resumption import other_platform, resumable
@@ -87,10 +87,7 @@ def launch(
         recorded: what that run recorded of what timing decided, to do the same again (see lockstep.replay).
         weights: its copy of the weights that it began with, read in place of the run that the warm start names.
     """
-    experiment = prepare(experiment, layout, recorded)
-    check_torchrun(experiment, layout)
-    check_memory(experiment, layout)
-    options = prepare_options(options, experiment)
+    experiment, options = prepare_run(experiment, layout, options, recorded)
     begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
@@ -126,11 +123,8 @@ def resume(
             f"{folder.path} repeats another run, and ended where that one did: there is nothing to resume. Resume "
             "the run that replay.json in it names."
         )
-    layout, options = Layout.of(layout) if layout else folder.layout(), options or folder.options()
-    experiment = prepare(folder.experiment(), layout)
-    check_torchrun(experiment, layout)
-    check_memory(experiment, layout)
-    options = prepare_options(options, experiment)
+    layout = folder.layout() if layout is None else Layout.of(layout)
+    experiment, options = prepare_run(folder.experiment(), layout, options or folder.options())
     with _writing(folder, layout):
         path = resumable(folder, checkpoint, experiment) if leads(layout) else None
         begin = iteration_of(path)
@@ -140,7 +134,7 @@ def resume(
                 f"train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
                 sys.stderr,
             )
-        if leads(layout) and begin < experiment.iterations:
+        elif leads(layout):
             here = layout.backend != "ray"  # which computes elsewhere
             differs = other_platform(folder) if begin and here else ()
             folder.note_resumption(begin, layout, options, differs)

@@ -6,6 +6,7 @@ python tests/golden.py      records this platform's in golden.json, or replaces 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tempfile
 from pathlib import Path
@@ -28,6 +29,7 @@ def here(entry: dict[str, Any]) -> bool:
     return not ledger.differing_platform(entry["platform"], ledger.platform())
 
 
+@functools.cache
 def known() -> dict[str, str]:
     """This platform's digests by experiment; empty if nobody recorded them."""
     return next((entry["digests"] for entry in read() if here(entry)), {})

@@ -163,9 +163,7 @@ def _network_speed(seconds: float) -> dict[str, float]:
     start = torch.zeros(1, 256, dtype=torch.bool)
     speed = {}
     for precision in ("bf16", "fp32"):
-        model = recipe.model.build(
-            observation_space, gymnasium.spaces.Discrete(18), precision=precision, normalize_observations=False, seed=1
-        )
+        model = recipe.build_model(observation_space, gymnasium.spaces.Discrete(18), precision)
         actor = model.for_acting()
         state = torch.zeros(256, model.state_size)
 

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -98,7 +99,7 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
                 "must take and pass on."
             ) from error
         missing = re.search(r"missing \d+ required .*argument", str(error))
-        if missing is not None and _raised_here(error):
+        if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:
             raise SettingsError(
                 f"{config.id} needs arguments that it was not given: {error}. Give them with --env.options NAME=VALUE."
             ) from error
@@ -108,14 +109,6 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
             f"env.options names {unexpected[1]!r}, which {config.id} does not take: {error}. Give arguments of its "
             "constructor only."
         ) from error
-
-
-def _raised_here(error: Exception) -> bool:
-    """Whether a call from this file was refused, and not one further down."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename == __file__
 
 
 def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:

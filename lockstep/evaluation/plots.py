@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, listed, methods, time_unit, title
+from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, listed, methods, time_unit, title, with_metric
 from lockstep.evaluation.statistics import Curve, align, smooth
 from lockstep.runtime.files import writing
 from lockstep.runtime.output import tell
@@ -85,11 +85,11 @@ def plot(
         runs = list({(run.path if isinstance(run, Run) else Path(run)).resolve(): run for run in runs}.values())
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     groups = methods(read) if labels is None else _labelled(read, labels)
-    if without := [str(run.path) for run in read if not run.has(metric)]:
-        if len(without) == len(read):
-            read[0].curve(x, metric)  # raises, and says what there is instead
-        tell(f"Left out, since they have no value of {metric}: {', '.join(without)}.", sys.stderr)
-        groups = [replace(group, runs=[run for run in group.runs if run.has(metric)]) for group in groups]
+    shown = with_metric(read, metric, x)
+    if len(shown) < len(read):
+        without = ", ".join(str(run.path) for run in read if run not in shown)
+        tell(f"Left out, since they have no value of {metric}: {without}.", sys.stderr)
+        groups = [replace(group, runs=[run for run in group.runs if run in shown]) for group in groups]
         groups = [group for group in groups if group.runs]
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
     unit = ""

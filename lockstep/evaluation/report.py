@@ -13,7 +13,7 @@ from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.findings import Scored
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
-from lockstep.evaluation.runs import Method, Run, listed, methods, tasks, tell_apart, title
+from lockstep.evaluation.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
 from lockstep.runtime.files import write_whole, writing
 from lockstep.settings import SettingsError
 
@@ -71,10 +71,7 @@ def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list
     """
     folders = list({path.resolve(): path for path in map(Path, paths)}.values())
     found = [replace(Run.read(path), label=name) for path, name in zip(folders, tell_apart(folders), strict=True)]
-    scored = [run for run in found if run.has(metric)]
-    if not scored:
-        found[0].curve("samples", metric)  # raises, and says what there is instead
-    return scored, [run for run in found if not run.has(metric)]
+    return with_metric(found, metric, "samples"), [run for run in found if not run.has(metric)]
 
 
 def write_page(

@@ -165,6 +165,18 @@ def listed(runs: Path | str | Sequence[_Item]) -> Sequence[_Item | Path | str]:
     return [runs] if isinstance(runs, (str, Path)) else runs
 
 
+def with_metric(runs: Sequence[Run], metric: str, x: str) -> list[Run]:
+    """Those that have a value of the metric.
+
+    Raises:
+        SettingsError: none has; says what there is instead.
+    """
+    found = [run for run in runs if run.has(metric)]
+    if not found:
+        runs[0].curve(x, metric)  # which raises
+    return found
+
+
 @dataclass
 class Method:
     """Runs that differ in nothing but the seed, or but the seed and the task."""

@@ -24,13 +24,43 @@ from lockstep.storage.transitions import Transitions
 ITEMS, ACTIONS = 5, 3
 
 
+def transitions(noise_numbers: int = 0) -> Transitions:
+    return Transitions(
+        obs=torch.randn(1, ITEMS, 2),
+        action=torch.randint(0, ACTIONS, (1, ITEMS)),
+        reward=torch.randn(1, ITEMS),
+        discount=torch.tensor([[0.9, 0.0, 0.9, 0.9, 0.81]]),
+        next_obs=torch.randn(1, ITEMS, 2),
+        weight=torch.rand(ITEMS),
+        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+        noise=torch.rand(noise_numbers) if noise_numbers else None,
+    )
+
+
+def slow_huber(error: float) -> float:
+    return 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+
+
+def slow_projection(probability: list[float], values: list[float], atoms: int) -> np.ndarray:
+    """Onto atoms from -2 to 2, by the paper's algorithm 1."""
+    wanted = np.zeros(atoms)
+    for p, value in zip(probability, values, strict=True):
+        place = (min(max(value, -2.0), 2.0) + 2.0) * (atoms - 1) / 4
+        low, high = math.floor(place), math.ceil(place)
+        if low == high:
+            wanted[low] += p
+        else:
+            wanted[low] += p * (high - place)
+            wanted[high] += p * (place - low)
+    return wanted
+
+
 def slow_quantile_huber(quantiles: list[float], wanted: list[float], fractions: list[float]) -> float:
     total = 0.0
     for tau, quantile in zip(fractions, quantiles, strict=True):
         for sample in wanted:
             error = sample - quantile
-            huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
-            total += abs(tau - (1.0 if error < 0 else 0.0)) * huber / len(wanted)
+            total += abs(tau - (1.0 if error < 0 else 0.0)) * slow_huber(error) / len(wanted)
     return total
 
 
@@ -57,16 +87,7 @@ def test_projection_is_what_the_paper_s_algorithm_gives() -> None:
     torch.manual_seed(2)
     atoms = torch.linspace(-2, 2, 9)
     probability, values = torch.rand(ITEMS, 9).softmax(-1), 3 * torch.randn(ITEMS, 9)
-    wanted = np.zeros((ITEMS, 9))
-    for i in range(ITEMS):
-        for p, value in zip(probability[i].tolist(), values[i].tolist(), strict=True):
-            place = (min(max(value, -2.0), 2.0) + 2.0) / 0.5
-            low, high = math.floor(place), math.ceil(place)
-            if low == high:
-                wanted[i, low] += p
-            else:
-                wanted[i, low] += p * (high - place)
-                wanted[i, high] += p * (place - low)
+    wanted = [slow_projection(p, v, 9) for p, v in zip(probability.tolist(), values.tolist(), strict=True)]
     assert np.allclose(project(probability, values, atoms).numpy(), wanted, atol=1e-5)
 
 
@@ -118,16 +139,7 @@ def test_implicit_loss_is_what_loops_give(double: bool) -> None:
     online, target = implicit(1), implicit(2)
     numbers = algorithm.noise_numbers(online, ITEMS)
     assert numbers == ITEMS * (3 + 4)
-    batch = Transitions(
-        obs=torch.randn(1, ITEMS, 2),
-        action=torch.randint(0, ACTIONS, (1, ITEMS)),
-        reward=torch.randn(1, ITEMS),
-        discount=torch.tensor([[0.9, 0.0, 0.9, 0.9, 0.81]]),
-        next_obs=torch.randn(1, ITEMS, 2),
-        weight=torch.rand(ITEMS),
-        valid=torch.ones(1, ITEMS, dtype=torch.bool),
-        noise=torch.rand(numbers),
-    )
+    batch = transitions(numbers)
     out = algorithm.loss(Networks(online, target), batch, {})
     assert batch.noise is not None
     tau, target_tau = batch.noise[: ITEMS * 3].view(ITEMS, 3), batch.noise[ITEMS * 3 :].view(ITEMS, 4)
@@ -249,16 +261,7 @@ def test_losses_of_all_returns_are_what_loops_give(returns: Any, double: bool) -
         config.build(space, spaces.Discrete(ACTIONS), precision="fp32", normalize_observations=False, seed=s)
         for s in (1, 2)
     )
-    batch = Transitions(
-        obs=torch.randn(1, ITEMS, 2),
-        action=torch.randint(0, ACTIONS, (1, ITEMS)),
-        reward=torch.randn(1, ITEMS),
-        discount=torch.tensor([[0.9, 0.0, 0.9, 0.9, 0.81]]),
-        next_obs=torch.randn(1, ITEMS, 2),
-        weight=torch.rand(ITEMS),
-        valid=torch.ones(1, ITEMS, dtype=torch.bool),
-        noise=None,
-    )
+    batch = transitions()
     out = DQN(DQNConfig(double=double)).loss(Networks(online, target), batch, {})
     now, then = describe(online, batch.obs)[0].detach(), describe(target, batch.next_obs)[0].detach()
     choosing = describe(online, batch.next_obs)[0].detach() if double else then
@@ -268,26 +271,19 @@ def test_losses_of_all_returns_are_what_loops_give(returns: Any, double: bool) -
         mine, after = now[i, action].double().numpy(), then[i, best].double().numpy()
         reward, discount = float(batch.reward[0, i]), float(batch.discount[0, i])
         if returns == "categorical":
-            atoms, wanted = np.linspace(-2, 2, 5), np.zeros(5)
-            for p, atom in zip(np.exp(after) / np.exp(after).sum(), atoms, strict=True):
-                place = min(max(reward + discount * atom, -2.0), 2.0) + 2.0
-                for k in range(5):
-                    wanted[k] += p * max(0.0, 1.0 - abs(place - k))
+            moved = reward + discount * np.linspace(-2, 2, 5)
+            wanted = slow_projection((np.exp(after) / np.exp(after).sum()).tolist(), moved.tolist(), 5)
             log_q = mine - np.log(np.exp(mine).sum())
             error = sum(w * (math.log(w) - lq) for w, lq in zip(wanted, log_q, strict=True) if w > 0)
             priorities.append(error)
         elif returns == "quantiles":
-            error, moved = 0.0, reward + discount * after
-            for k, quantile in enumerate(mine):
-                for sample in moved:
-                    d = sample - quantile
-                    huber = 0.5 * d**2 if abs(d) <= 1 else abs(d) - 0.5
-                    error += abs((k + 0.5) / 5 - (d < 0)) * huber / 5
+            moved = reward + discount * after
+            error = slow_quantile_huber(mine.tolist(), moved.tolist(), [(k + 0.5) / 5 for k in range(5)])
             priorities.append(abs(moved.mean() - mine.mean()))
         else:
-            d = reward + discount * after[0] - mine[0]
-            error = 0.5 * d**2 if abs(d) <= 1 else abs(d) - 0.5
-            priorities.append(abs(d))
+            away = reward + discount * after[0] - mine[0]
+            error = slow_huber(away)
+            priorities.append(abs(away))
         total += float(batch.weight[i]) * error
     assert float(out.total.detach()) == pytest.approx(total, rel=1e-4)
     assert out.priorities is not None and out.priorities.tolist() == pytest.approx(priorities, rel=1e-3, abs=1e-5)

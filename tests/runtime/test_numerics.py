@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,26 @@ GRID = torch.linspace(-3, 3, 64 * 64).view(64, 64)
 
 
 @contextlib.contextmanager
-def coarse() -> Iterator[None]:
-    torch.set_float32_matmul_precision("medium")
+def changed(change: Callable[[Any], Any], value: object, usual: object) -> Iterator[None]:
+    change(value)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision("highest")
+        change(usual)
 
 
-@contextlib.contextmanager
-def wide() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
+def coarse() -> Any:
+    return changed(torch.set_float32_matmul_precision, "medium", "highest")
 
 
-@contextlib.contextmanager
-def flushing() -> Iterator[None]:
-    if not torch.set_flush_denormal(True):
+def wide() -> Any:
+    return changed(torch.set_default_dtype, torch.float64, torch.float32)
+
+
+def flushing() -> Any:
+    if not torch.set_flush_denormal(False):
         pytest.skip("this processor keeps denormal numbers")
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
+    return changed(torch.set_flush_denormal, True, False)
 
 
 def autocasting() -> Any:
@@ -69,14 +64,14 @@ def test_numbers_are_computed_as_torch_does_by_itself_and_the_callers_setting_co
 ) -> None:
     expected = compute()
     with setting():
-        changed = compute()
+        other = compute()
         with settled(torch.get_num_threads()):
             found = compute()
             assert found.dtype == expected.dtype and torch.equal(found, expected)
         after = compute()
-        assert after.dtype == changed.dtype and torch.equal(after, changed)
+        assert after.dtype == other.dtype and torch.equal(after, other)
     if setting is not coarse:  # which not every processor can
-        assert changed.dtype != expected.dtype or not torch.equal(changed, expected)
+        assert other.dtype != expected.dtype or not torch.equal(other, expected)
 
 
 @pytest.mark.parametrize("setting", [coarse, wide, autocasting])

@@ -155,9 +155,6 @@ def test_without_links_files_are_copied(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("again", [False, True])
 def test_checkpoints_at_every_step_hold_what_was(again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.runtime import checkpoint
-    from lockstep.storage.history import History
-
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     settings = experiment(steps=100, envs=2, n_step=1, rollout=1)
     rollouts = list(World(2, 5, "zero", 0.02).rollouts(2, 1)) + list(World(2, 5, "zero", 0.02).rollouts(1, 40))
