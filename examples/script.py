@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from lockstep import recipes
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.clock import Clock, Versions
 from lockstep.collecting.collectors import Collector
 from lockstep.experiment import Experiment
@@ -36,10 +36,10 @@ def run(experiment: Experiment) -> str:
     learner = Learner(agent, shards, tree)
 
     clock = Clock.of(experiment)
-    versions: Versions[Version] = Versions(clock)
+    versions = Versions(clock)
 
     collector.reset()
-    versions.publish(0, agent.version(0))
+    versions.publish(agent.version(0))
     for iteration in clock.ticks(0):
         acting = versions[clock.collects_with(iteration)]
         deliveries = collector.collect(iteration, lambda _, acting=acting: acting)
@@ -47,14 +47,13 @@ def run(experiment: Experiment) -> str:
         learned = learner.learn(iteration, filled)
         moments = tree.sum({delivery.shard: torch.from_numpy(delivery.moments) for delivery in deliveries})
         agent.normalizers = agent.normalizers.merged(moments)
-        versions.publish(iteration + 1, agent.version(iteration + 1))
+        versions.publish(agent.version(iteration + 1))
         scores = [score for delivery in deliveries for score, _ in delivery.episodes]
         if scores:
             loss = learned.metrics["loss/value"]
             print(f"iteration {iteration:3d}  score {sum(scores) / len(scores):6.1f}  value loss {loss:8.3f}")
     collector.close()
-    state = agent.state() | {f"optimizer.{name}": tensor for name, tensor in learner.update.state().items()}
-    return state_digest(state)
+    return state_digest(agent.state() | learner.state())
 
 
 if __name__ == "__main__":

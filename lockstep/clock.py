@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
+    from lockstep.agent import Version
     from lockstep.experiment import Experiment
-
-T = TypeVar("T")
 
 Acting = tuple[tuple[int, int], ...]
 """(step, version) for each version that acts in a rollout, from its first step on."""
@@ -51,8 +50,8 @@ class Clock:
         return clock
 
     def check(self, timing_decides: bool) -> None:
-        """Raise SettingsError unless this schedule can be kept: who waits for a version that depends on his own rollout
-        would wait for ever."""
+        """Raise SettingsError unless this schedule can be kept: a rollout that waits for a version that is learned from
+        itself would never begin."""
         versions = [self.collects_with(i) for i in range(min(self.iterations, 10_000))]
         allowed = all(max(0, i - self.lag) <= version <= i for i, version in enumerate(versions))
         if timing_decides or not allowed or versions != sorted(versions):
@@ -156,22 +155,22 @@ class Recorded(Clock):
         }
 
 
-class Versions(Generic[T]):
+class Versions:
     """The versions that some coming rollout is still to be collected with, or learned with the statistics of."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._held: dict[int, T] = {}
+        self._held: dict[int, Version] = {}
 
-    def __getitem__(self, version: int) -> T:
-        return self._held[version]
+    def __getitem__(self, number: int) -> Version:
+        return self._held[number]
 
-    def publish(self, version: int, state: T) -> None:
-        """Add the state after `version` iterations and forget those that no rollout from there on needs."""
-        self._held[version] = state
-        oldest = self._clock.collects_with(version)
-        self._held = {v: held for v, held in self._held.items() if v >= oldest}
+    def publish(self, version: Version) -> None:
+        """Add a version and forget those that no rollout from there on needs."""
+        self._held[version.number] = version
+        oldest = self._clock.collects_with(version.number)
+        self._held = {number: held for number, held in self._held.items() if number >= oldest}
 
-    def held(self) -> dict[int, T]:
-        """All held versions, oldest first."""
+    def held(self) -> dict[int, Version]:
+        """All held versions by number, oldest first."""
         return dict(sorted(self._held.items()))

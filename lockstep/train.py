@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
 
-import torch
-
-from lockstep.agent import Agent, Version
-from lockstep.clock import Recorded, Versions
+from lockstep.agent import Agent
+from lockstep.clock import Clock, Fill, Recorded, Versions
 from lockstep.collecting.collectors import Collectors
 from lockstep.collecting.preemption import preemption
 from lockstep.experiment import Experiment
 from lockstep.handover.mail import Collection, MailedRollouts
-from lockstep.handover.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs, run_free, serve
-from lockstep.handover.rollouts import OwnRollouts, Rollouts, slabs_of
+from lockstep.handover.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs
+from lockstep.handover.rollouts import OwnRollouts, Rollouts, acting_with, slabs_of
 from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
@@ -161,10 +157,12 @@ def work(job: Job, seat: Seat, stop: StopRequest) -> Result | None:
     """What every process of a run does."""
     keep_freed_memory()
     alive = _paced(stop.alive, job.layout.jitter)
-    with settled(job.experiment.torch_threads):
-        if seat.link is not None and seat.link.role == "collector":
-            return collect(job, seat.link, alive)
-        return learn(job, seat, stop, alive)
+    link = seat.link if seat.link is not None and seat.link.role == "collector" else None
+    role, index = ("learner", seat.group.rank) if link is None else ("collector", link.index)
+    device = job.layout.device_of(role, index)
+    with settled(job.experiment.torch_threads, device):
+        agent = Agent(job.experiment, device)
+        return learn(job, agent, seat, stop, alive) if link is None else collect(job, agent, link, alive)
 
 
 def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
@@ -179,16 +177,14 @@ def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
     return slowed
 
 
-def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) -> Result:
+def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable[[], None]) -> Result:
     """Take rollouts, learn from them, publish the next version; learner 0 also records."""
-    experiment, options, group = job.experiment, job.options, seat.group
-    agent, clock = _agent(job, "learner", group.rank), job.clock
+    experiment, options, group, clock = job.experiment, job.options, seat.group, job.clock
     if job.checkpoint is None and job.recorded is None:
         agent.check()
-    versions: Versions[Version] = Versions(clock)
-    rollouts = _rollouts(job, seat, agent, versions, alive)
+    rollouts = _rollouts(job, agent, seat, alive)
     capture = cuda_graph if job.layout.graphs else None
-    worker = Worker(agent, rollouts, versions, group, alive, capture, job.recorded)
+    worker = Worker(agent, rollouts, group, alive, capture, job.recorded)
     book = None
     try:
         resumed = _begin(job, worker)
@@ -234,19 +230,10 @@ def learn(job: Job, seat: Seat, stop: StopRequest, alive: Callable[[], None]) ->
             rollouts.close()
 
 
-def _agent(job: Job, role: Literal["collector", "learner"], index: int) -> Agent:
-    """The agent of one process, on its device."""
-    device = job.layout.device_of(role, index)
-    if device != "cpu":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS's sums may differ between calls
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.cuda.set_device(device)
-    return Agent(job.experiment, device)
-
-
-def _rollouts(job: Job, seat: Seat, agent: Agent, versions: Versions[Version], alive: Callable[[], None]) -> Rollouts:
+def _rollouts(job: Job, agent: Agent, seat: Seat, alive: Callable[[], None]) -> Rollouts:
     """Where a learner's rollouts come from: collectors of other processes, of other machines, or its own."""
     experiment, group, clock = job.experiment, seat.group, job.clock
+    versions = Versions(clock)
     if seat.link is not None:
         return RemoteRollouts(agent, seat.link, group, clock, versions, free=job.collects_freely)
     if seat.mailbox is not None:
@@ -276,9 +263,9 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     return Resumed(saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored})
 
 
-def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
+def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
-    agent, clock = _agent(job, "collector", link.index), job.clock
+    clock = job.clock
     own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
     cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
     collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive, cuts)
@@ -288,18 +275,51 @@ def collect(job: Job, link: Link, alive: Callable[[], None]) -> None:
         begin = end.start(saved)
         with contextlib.suppress(RunEnded):
             if job.collects_freely:
-                run_free(end, collectors, refresh=job.experiment.scheme.refresh == "step")
+                _collect_freely(end, collectors, refresh=job.experiment.scheme.refresh == "step")
             else:
-                serve(end, collectors, clock, clock.ticks(begin, job.stop_after))
+                _collect_by_clock(end, collectors, clock, clock.ticks(begin, job.stop_after))
     finally:
         collectors.close()
+
+
+def _collect_by_clock(end: CollectorEnd, collectors: Collectors, clock: Clock, iterations: Iterable[int]) -> None:
+    """Collect what the clock says, in the order in which it is learned from.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    for iteration in iterations:
+        collected: set[Fill] = set()
+        for fill in clock.fills(iteration):
+            if fill.shard in collectors.shards and fill not in collected:
+                acting = acting_with(clock.acting(fill), end.version)
+                deliveries = collectors.collect(fill, acting, clock.noise(fill))
+                end.deliver(deliveries)
+                collected |= {Fill(delivery.shard, delivery.number) for delivery in deliveries}
+    while True:
+        end.listen(block=True)
+
+
+def _collect_freely(end: CollectorEnd, collectors: Collectors, *, refresh: bool) -> None:
+    """Collect whenever a slab is free, with the newest version; refresh: look for a newer one at every step.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    lap = 0
+    while True:
+        version = end.admit(lap)
+        at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
+        end.deliver(collectors.collect(Fill(collectors.shards[0], lap), at))
+        lap += 1
 
 
 def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
     """A collector that is asked for each of its rollouts, in a process of its own."""
     keep_freed_memory()
-    settle(job.experiment.torch_threads)
-    agent = _agent(job, "collector", index)
+    device = job.layout.device_of("collector", index)
+    settle(job.experiment.torch_threads, device)
+    agent = Agent(job.experiment, device)
     shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
     slabs = slabs_of(agent, shards, job.clock, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
     collectors = Collectors(agent, slabs, job.layout, _paced(alive, job.layout.jitter))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.agent import Agent
 from lockstep.clock import Clock, Fill, Recorded, Versions
 from lockstep.recipes import ppo_cartpole
 from lockstep.scheme import Scheme
@@ -37,11 +38,11 @@ def test_ticks_resume_and_stop() -> None:
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])
 def test_versions_keep_just_what_coming_rollouts_need(lag: int) -> None:
     clock = Clock(lag, iterations=20)
-    versions: Versions[str] = Versions(clock)
-    versions.publish(0, "v0")
+    versions, agent = Versions(clock), Agent(ppo_cartpole())
+    versions.publish(agent.version(0))
     for i in clock.ticks(0):
-        assert versions[clock.collects_with(i)] == f"v{max(0, i - lag)}"
-        versions.publish(i + 1, f"v{i + 1}")
+        assert versions[clock.collects_with(i)].number == max(0, i - lag)
+        versions.publish(agent.version(i + 1))
         assert len(versions.held()) <= lag + 1
         assert list(versions.held()) == sorted(versions.held())
 

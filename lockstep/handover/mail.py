@@ -211,9 +211,9 @@ class MailedRollouts:
     """Rollouts that a learner finds in its mailbox. Learner 0 also publishes."""
 
     def __init__(
-        self, agent: Agent, mailbox: Mailbox, group: Group, clock: Clock, versions: Versions[Version], collectors: int
+        self, agent: Agent, mailbox: Mailbox, group: Group, clock: Clock, versions: Versions, collectors: int
     ) -> None:
-        self._mailbox, self._clock, self._versions = mailbox, clock, versions
+        self._mailbox, self._clock, self.versions = mailbox, clock, versions
         self._collectors = collectors if group.rank == 0 else 0
         self._speaks = group.rank == 0
         self._slots = block(agent.experiment.scheme.shards, group.size, group.rank)
@@ -229,7 +229,7 @@ class MailedRollouts:
             self._mailbox.remember(shard, 0 if saved is None else saved.iteration, state)
         if not self._speaks:
             return 0
-        for version in self._versions.held().values():
+        for version in self.versions.held().values():
             self._mailbox.publish(version, 0)
         ready = self._mailbox.ready(self._collectors)
         self.frames_per_step = ready[0][1]
@@ -245,17 +245,17 @@ class MailedRollouts:
     def _arrival(self, parcel: Parcel) -> Arrival:
         delivery = parcel.delivery
         rollout = parcel.unpack(self._slabs.rollout(delivery.shard, delivery.lap))
-        return Arrival(delivery, Filled(rollout, self._versions[delivery.first_version].normalizers))
+        return Arrival(delivery, Filled(rollout, self.versions[delivery.first_version].normalizers))
 
     def publish(self, version: Version) -> None:
-        self._versions.publish(version.number, version)
+        self.versions.publish(version)
         if self._speaks:
             self._mailbox.publish(version, self._clock.collects_with(version.number))
 
-    def spent(self) -> dict[str, float]:
+    def own_times(self) -> dict[str, float]:
         return {}
 
-    def collectors(self) -> list[dict[str, float]]:
+    def collector_times(self) -> list[dict[str, float]]:
         return self._times
 
     def save(self, directory: Path, iterations: int) -> Parts:

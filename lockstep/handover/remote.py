@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lockstep.agent import Agent, Version
 from lockstep.clock import Clock, Fill, Versions
 from lockstep.collecting.collectors import Collectors, Delivery
 from lockstep.handover.freerun import Admission, Pace, may_take
-from lockstep.handover.rollouts import Arrival, Parts, acting_with, restore_shards, save_shards, slabs_of
+from lockstep.handover.rollouts import Arrival, Parts, restore_shards, save_shards, slabs_of
 from lockstep.runtime.channels import Link
 from lockstep.runtime.checkpoint import Checkpoint
 from lockstep.runtime.group import Group
@@ -80,10 +80,8 @@ def admission(agent: Agent, link: Link) -> Admission:
 class RemoteRollouts:
     """Collected by processes of their own, for one of the learners. Learner 0 also speaks for all of them."""
 
-    def __init__(
-        self, agent: Agent, link: Link, group: Group, clock: Clock, versions: Versions[Version], *, free: bool
-    ) -> None:
-        self._link, self._group, self._clock, self._versions = link, group, clock, versions
+    def __init__(self, agent: Agent, link: Link, group: Group, clock: Clock, versions: Versions, *, free: bool) -> None:
+        self._link, self._group, self._clock, self.versions = link, group, clock, versions
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
         self._slabs = {
@@ -118,7 +116,7 @@ class RemoteRollouts:
                 self._last = dict.fromkeys(self._last, saved.iteration - 1)
         ready = self._ask() if self._speaks else {}
         self.frames_per_step = ready[0][1] if ready else 0
-        held = list(self._versions.held().values())
+        held = list(self.versions.held().values())
         for version in held[-1:] if self._admission is not None else held:
             self._send_out(version)
         return sum(replayed for replayed, _ in ready.values())
@@ -135,14 +133,14 @@ class RemoteRollouts:
         return {slot: [Arrival(each, self._filled(each)) for each in of_slot] for slot, of_slot in taken.items()}
 
     def publish(self, version: Version) -> None:
-        self._versions.publish(version.number, version)
+        self.versions.publish(version)
         self._last.update({delivery.shard: delivery.lap for delivery in self._taken})
         self._send_out(version)
 
-    def spent(self) -> dict[str, float]:
+    def own_times(self) -> dict[str, float]:
         return {}
 
-    def collectors(self) -> list[dict[str, float]]:
+    def collector_times(self) -> list[dict[str, float]]:
         times, self._times = self._times, {}
         return [dict(spent) for spent in times.values()] if self._speaks else []
 
@@ -161,7 +159,7 @@ class RemoteRollouts:
 
     def _filled(self, delivery: Delivery) -> Filled:
         rollout = self._slabs[delivery.shard].rollout(delivery.shard, delivery.lap)
-        return Filled(rollout, self._versions[delivery.first_version].normalizers)
+        return Filled(rollout, self.versions[delivery.first_version].normalizers)
 
     def _of_slot(self, slot: int) -> list[Delivery]:
         """What a batch slot takes of what all take."""
@@ -347,35 +345,3 @@ class CollectorEnd:
         for shard, number in numbers.items():
             self._states[shard][lap] = number, states[shard]
             self._states[shard].pop(lap - self._clock.lag - 2, None)
-
-
-def serve(end: CollectorEnd, collectors: Collectors, clock: Clock, iterations: Iterable[int]) -> None:
-    """Collect what the clock says, in the order in which it is learned from.
-
-    Raises:
-        RunEnded: the learners want no more.
-    """
-    for iteration in iterations:
-        collected: set[Fill] = set()
-        for fill in clock.fills(iteration):
-            if fill.shard in collectors.shards and fill not in collected:
-                acting = acting_with(clock.acting(fill), end.version)
-                deliveries = collectors.collect(fill, acting, clock.noise(fill))
-                end.deliver(deliveries)
-                collected |= {Fill(delivery.shard, delivery.number) for delivery in deliveries}
-    while True:
-        end.listen(block=True)
-
-
-def run_free(end: CollectorEnd, collectors: Collectors, *, refresh: bool) -> None:
-    """Collect whenever a slab is free, with the newest version; refresh: look for a newer one at every step.
-
-    Raises:
-        RunEnded: the learners want no more.
-    """
-    lap = 0
-    while True:
-        version = end.admit(lap)
-        at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
-        end.deliver(collectors.collect(Fill(collectors.shards[0], lap), at))
-        lap += 1

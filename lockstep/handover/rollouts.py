@@ -33,6 +33,8 @@ class Arrival:
 class Rollouts(Protocol):
     """Where a learner's rollouts come from."""
 
+    versions: Versions
+    """Those that rollouts are still to be collected with, or learned with the statistics of."""
     waited: float
     """Seconds spent waiting for rollouts since it was last set to 0."""
     frames_per_step: int
@@ -49,11 +51,11 @@ class Rollouts(Protocol):
         """Let collectors act with a version. What was taken before may be overwritten from now on."""
         ...
 
-    def spent(self) -> dict[str, float]:
+    def own_times(self) -> dict[str, float]:
         """Seconds that this process spent on the rollouts that were last taken, by what on."""
         ...
 
-    def collectors(self) -> list[dict[str, float]]:
+    def collector_times(self) -> list[dict[str, float]]:
         """The same of processes that only collect, each of which is reported by one learner."""
         ...
 
@@ -112,8 +114,8 @@ def slabs_of(agent: Agent, shards: range, clock: Clock, arena: Arena, *, ahead: 
 class OwnRollouts:
     """Collected in the learner's own process, between its updates."""
 
-    def __init__(self, collectors: Collectors, slots: range, clock: Clock, versions: Versions[Version]) -> None:
-        self._collectors, self._slots, self._clock, self._versions = collectors, slots, clock, versions
+    def __init__(self, collectors: Collectors, slots: range, clock: Clock, versions: Versions) -> None:
+        self._collectors, self._slots, self._clock, self.versions = collectors, slots, clock, versions
         self._collected: dict[Fill, Delivery] = {}
         self._next = dict.fromkeys(collectors.shards, 0)
         self.waited = 0.0
@@ -132,21 +134,21 @@ class OwnRollouts:
 
     def _take(self, fill: Fill) -> Arrival:
         if fill not in self._collected:
-            acting = acting_with(self._clock.acting(fill), self._versions.__getitem__)
+            acting = acting_with(self._clock.acting(fill), self.versions.__getitem__)
             for delivery in self._collectors.collect(fill, acting, self._clock.noise(fill)):
                 self._collected[Fill(delivery.shard, delivery.number)] = delivery
         delivery = self._collected.pop(fill)
         self._next[delivery.shard] = delivery.number + 1
-        normalizers = self._versions[delivery.first_version].normalizers
+        normalizers = self.versions[delivery.first_version].normalizers
         return Arrival(delivery, Filled(self._collectors.rollout(delivery), normalizers))
 
     def publish(self, version: Version) -> None:
-        self._versions.publish(version.number, version)
+        self.versions.publish(version)
 
-    def spent(self) -> dict[str, float]:
+    def own_times(self) -> dict[str, float]:
         return self._collectors.take_times()
 
-    def collectors(self) -> list[dict[str, float]]:
+    def collector_times(self) -> list[dict[str, float]]:
         return []
 
     def save(self, directory: Path, iterations: int) -> Parts:

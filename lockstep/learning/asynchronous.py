@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.learning.learner import Learner, LearningReport, Update, UpdateRule
+from lockstep.learning.learner import Applied, Learner, LearningReport
+from lockstep.learning.optimizer import Optimizer
 from lockstep.ledger import fast_digest
 from lockstep.runtime.graphs import Capture
 from lockstep.runtime.group import Group
@@ -61,14 +62,14 @@ class Parameters(Protocol):
         is known how many there will be."""
         ...
 
-    def change(self, update: Callable[[int], float]) -> tuple[int, int, float]:
+    def change(self, move: Callable[[int], float]) -> tuple[int, int, float]:
         """Let the agent have the newest parameters, and have it change them.
 
         Args:
-            update: gets the number of updates before it.
+            move: gets the number of updates before it.
 
         Returns:
-            That number, how many of them came since read, and what update returned.
+            That number, how many of them came since read, and what move returned.
         """
         ...
 
@@ -95,10 +96,10 @@ class OwnParameters:
         if behind:
             self._load(behind)
 
-    def change(self, update: Callable[[int], float]) -> tuple[int, int, float]:
+    def change(self, move: Callable[[int], float]) -> tuple[int, int, float]:
         if self._behind:
             self._load(0)
-        place, result = self._count, update(self._count)
+        place, result = self._count, move(self._count)
         self._count += 1
         self._keep()
         return place, self._behind, result
@@ -120,13 +121,13 @@ class SharedParameters:
     """Those of several learners on one machine. When one of them dies its lock goes with it, and the supervisor ends
     the others, whatever they wait for."""
 
-    def __init__(self, agent: Agent, rule: UpdateRule, group: Group, bound: int) -> None:
+    def __init__(self, agent: Agent, optimizer: Optimizer, group: Group, bound: int) -> None:
         assert group.shared is not None
-        self._agent, self._rule, self._group, self._bound = agent, rule, group, bound
+        self._agent, self._optimizer, self._group, self._bound = agent, optimizer, group, bound
         self._memory = group.shared
 
         def layout(arena: Arena) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-            vectors = [arena.zeros(tuple(x.shape)) for x in (*agent.vectors, *rule.moments.values())]
+            vectors = [arena.zeros(tuple(x.shape)) for x in (*agent.vectors, *optimizer.moments.values())]
             count, bases = arena.zeros((1,), torch.int64), arena.zeros((group.size,), torch.int64)
             return vectors, count, bases, arena.zeros((_TEXT,), torch.uint8)
 
@@ -134,9 +135,10 @@ class SharedParameters:
         self._count, self._bases, self._text = count.numpy(), bases.numpy(), text.numpy()
         moments = vectors[len(agent.vectors) :]
         if agent.device.type == "cpu":
-            rule.moments = dict(zip(rule.moments, moments, strict=True))  # nobody needs a copy: the lock guards them
+            # Nobody needs a copy, since the lock guards them.
+            optimizer.moments = dict(zip(optimizer.moments, moments, strict=True))
             moments = []
-        mine = [*agent.vectors, *rule.moments.values()]
+        mine = [*agent.vectors, *optimizer.moments.values()]
         self._pairs = list(zip(mine, [*vectors[: len(agent.vectors)], *moments], strict=False))
         self._seen, self._first = -1, 0
         """Updates before what the agent has; and before this iteration."""
@@ -156,11 +158,11 @@ class SharedParameters:
             self._take()
             self._bases[self._group.rank] = self._seen
 
-    def change(self, update: Callable[[int], float]) -> tuple[int, int, float]:
+    def change(self, move: Callable[[int], float]) -> tuple[int, int, float]:
         with self._locked_when(lambda count, others: in_time(count + 1, others, self._bound)):
             self._take()
             place, behind = self._seen - self._first, self._seen - int(self._bases[self._group.rank])
-            result = update(place)
+            result = move(place)
             self._write()
             self._seen += 1
             self._count[0] = self._seen
@@ -192,13 +194,13 @@ class SharedParameters:
         for mine, shared in self._pairs:
             mine.copy_(shared)
         self._agent.round()
-        self._rule.count(json.loads(self._text.tobytes()))
+        self._optimizer.count(json.loads(self._text.tobytes()))
         self._seen = int(self._count[0])
 
     def _write(self) -> None:
         for mine, shared in self._pairs:
             shared.copy_(mine)
-        text = json.dumps({name: float(count) for name, count in self._rule.counts.items()}).encode()
+        text = json.dumps({name: float(count) for name, count in self._optimizer.counts.items()}).encode()
         assert len(text) <= _TEXT, "too many groups of parameters"
         self._text[:] = np.frombuffer(text.ljust(_TEXT), np.uint8)
 
@@ -229,7 +231,7 @@ class AsyncLearner(Learner):
             oldest = max((behind for updates in recorded for _, behind in updates), default=0)
             self._parameters = OwnParameters(agent, oldest)
         else:
-            self._parameters = SharedParameters(agent, self.update, tree.group, bound)
+            self._parameters = SharedParameters(agent, self.optimizer, tree.group, bound)
 
     def learn(self, iteration: int, filled: dict[int, list[Filled]]) -> LearningReport:
         """Take all gradient steps of an iteration; filled: by batch slot of this learner, the new rollouts."""
@@ -239,9 +241,9 @@ class AsyncLearner(Learner):
         steps = self.batches.begin(iteration, filled, hyper)
         before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
         digests: dict[int, str] = {}
-        applied: dict[int, Update] = {}
+        applied: dict[int, Applied] = {}
         taken = dict.fromkeys(self._slots, 0)  # gradient steps so far
-        # As _mean counts, then the sum of the gradients' norms, and their number.
+        # As _split counts, then the sum of the gradients' norms, and their number.
         sums = {slot: torch.zeros(3 + len(algorithm.metric_names), dtype=torch.float64) for slot in self._slots}
         stopped: set[int] = set()
         self._parameters.open()
@@ -253,23 +255,23 @@ class AsyncLearner(Learner):
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self._alive()
-            gradient, added = self._mean(gradient)
+            gradient, added = self._split(gradient)
 
-            def update(place: int, gradient: Tensor = gradient, number: int = number) -> float:
-                norm = self.update.apply(gradient, algorithm.groups(number, hyper))
+            def move(place: int, gradient: Tensor = gradient, number: int = number) -> float:
+                norm = self.optimizer.step(gradient, algorithm.groups(number, hyper))
                 self._agent.follow(before * experiment.scheme.shards + place + 1)
                 return norm
 
-            place, behind, norm = self._parameters.change(update)
-            applied[place] = Update(slot, behind)
+            place, behind, norm = self._parameters.change(move)
+            applied[place] = Applied(slot, behind)
             sums[slot] += torch.cat([added.double(), torch.tensor([norm, 1.0], dtype=torch.float64)])
             if self._stops(added):
                 stopped.add(slot)
         *total, norms, updates = self._tree.sum(sums)  # after which all have applied their last gradient
         self._parameters.close()
-        self.seconds += time.perf_counter() - begin - (self._tree.group.waited - waited)
         metrics = self._metrics(hyper, torch.stack(total), int(updates), float(norms), int(updates))
-        return LearningReport(metrics, int(updates), digests, applied)
+        seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
+        return LearningReport(metrics, int(updates), digests, applied, seconds)
 
     def _turns(self, steps: int, stopped: set[int]) -> Iterator[tuple[int, int]]:
         """(slot, 0) of each gradient of this learner, until its slot has stopped."""

@@ -5,7 +5,6 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,116 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
-from torch.optim.rmsprop import rmsprop
 
 from lockstep.agent import Agent, below
 from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
-from lockstep.experiment import Experiment
+from lockstep.learning.optimizer import Optimizer
 from lockstep.ledger import fast_digest
 from lockstep.models.normalize import Normalizers
-from lockstep.models.parameters import FlatParameters
 from lockstep.runtime.graphs import Capture, Graph
 from lockstep.storage.batches import Batches, Filled
 from lockstep.tree import TreeSum
 
-MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
-"""What optimizers remember of gradients."""
 
-
-class UpdateRule:
-    """The optimizer, on the flat parameter vector and the reduced gradient.
-
-    torch's optimizers as functions: their classes import torch's compiler, which takes a second in every process.
-    """
-
-    def __init__(self, experiment: Experiment, flat: FlatParameters) -> None:
-        self._config = experiment.algorithm.optimizer
-        self._max_norm = experiment.algorithm.max_grad_norm
-        self._flat = flat
-        self._vector = flat.vector.detach()
-        self.moments = {name: torch.zeros_like(self._vector) for name in MOMENTS[self._config.name]}
-        """fp32 [N] each: what is remembered of gradients."""
-        self.counts: dict[str, Tensor] = {}
-        """Steps of each group that has moved."""
-
-    @torch.no_grad()
-    def apply(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
-        """One step down the global gradient, each group's clipped to the largest norm; returns the norm before
-        clipping. Parameters that are in no group stay where they are, and so does what is remembered of them."""
-        norms = [self._step(gradient, group) for group in groups]
-        self._flat.round()
-        return norms[0] if len(norms) == 1 else math.hypot(*norms)
-
-    def _step(self, gradient: Tensor, group: ParameterGroup) -> float:
-        span = self._flat.span(group.prefix) if group.prefix else None
-
-        def of(x: Tensor) -> Tensor:
-            return x if span is None else x[span]
-
-        gradient, vector = of(gradient), of(self._vector)
-        norm = float(gradient.norm())
-        if norm > self._max_norm:
-            gradient.mul_(self._max_norm / (norm + 1e-6))
-        config, count = self._config, f"step.{group.prefix}".removesuffix(".")
-        if count not in self.counts:
-            self.counts[count] = self._counter()
-        if config.name == "adam":
-            adam(
-                [vector],
-                [gradient],
-                [of(self.moments["exp_avg"])],
-                [of(self.moments["exp_avg_sq"])],
-                [],
-                [self.counts[count]],
-                fused=True,
-                amsgrad=False,
-                beta1=config.betas[0],
-                beta2=config.betas[1],
-                lr=group.learning_rate,
-                weight_decay=0.0,
-                eps=config.eps,
-                maximize=False,
-            )
-        else:
-            rmsprop(
-                [vector],
-                [gradient],
-                [of(self.moments["square_avg"])],
-                [],
-                [],
-                [self.counts[count]],
-                lr=group.learning_rate,
-                alpha=config.decay,
-                eps=config.eps,
-                weight_decay=0.0,
-                momentum=0.0,
-                centered=False,
-            )
-        return norm
-
-    def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors by name; empty before the first step."""
-        return {**self.counts, **self.moments} if self.counts else {}
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned."""
-        self.count({name: float(tensor) for name, tensor in tensors.items() if name not in self.moments})
-        for name, moment in self.moments.items():
-            if name in tensors:
-                moment.copy_(tensors[name])
-
-    def count(self, steps: dict[str, float]) -> None:
-        """Set how many steps each group has taken; groups that are not among them stay."""
-        for name, number in steps.items():
-            self.counts.setdefault(name, self._counter()).fill_(number)
-
-    def _counter(self) -> Tensor:
-        # Fused Adam counts where it computes.
-        return torch.zeros((), device=self._vector.device if self._config.name == "adam" else "cpu")
-
-
-class Update(NamedTuple):
+class Applied(NamedTuple):
     """A gradient's way into the parameters."""
 
     slot: int | None
@@ -137,13 +38,13 @@ class Computed(NamedTuple):
 
     gradient: Tensor
     iteration: int
-    update: int
+    step: int
     """Its number, as Algorithm.groups counts."""
     groups: tuple[ParameterGroup, ...]
     """What it moves, and how far: as of when it was computed."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LearningReport:
     """What one iteration's gradient steps did; equal on every process, except the shards' own digests."""
 
@@ -152,8 +53,10 @@ class LearningReport:
     gradient_digests: dict[int, str]
     """By batch slot: digest of its gradient in the iteration's first step, before the reduction. Later steps follow
     from that, and hashing all of them would cost as much as a tenth of small minibatches' learning."""
-    applied: dict[int, Update]
+    applied: dict[int, Applied]
     """By place among the iteration's updates: those of this process."""
+    seconds: float
+    """Spent learning, waiting for other processes left out."""
 
 
 class Learner:
@@ -180,7 +83,7 @@ class Learner:
         self._slots, self._tree, self._alive = slots, tree, alive
         self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
         self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
-        self.update = UpdateRule(agent.experiment, agent.flat)
+        self.optimizer = Optimizer(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
@@ -191,8 +94,6 @@ class Learner:
         """Whether a loss was looked at: those that follow are like it."""
         self._applied: Normalizers | None = None
         """The statistics that the model normalizes with at present."""
-        self.seconds = 0.0
-        """Time spent here since it was last set to 0, waiting for other processes left out."""
 
     def learn(self, iteration: int, filled: dict[int, list[Filled]]) -> LearningReport:
         """Take all gradient steps of an iteration; filled: by batch slot of this learner, the new rollouts."""
@@ -202,7 +103,7 @@ class Learner:
         steps = self.batches.begin(iteration, filled, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
-        applied: dict[int, Update] = {}
+        applied: dict[int, Applied] = {}
         sums, updates, norms, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0, 0
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
@@ -212,8 +113,8 @@ class Learner:
                     digests[slot] = fast_digest(gradient)
                 self.reduction.push(slot, gradient)
                 self._alive()
-            gradient, added = self._mean(self.reduction.finish().to(agent.device))
-            applied[updates] = Update(None, len(self._in_flight))
+            gradient, added = self._split(self.reduction.finish().to(agent.device))
+            applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
             groups = algorithm.groups(before + updates, hyper)
             self._in_flight.append(Computed(gradient, iteration, before + updates, groups))
@@ -222,16 +123,17 @@ class Learner:
             sums += added
             if self._stops(added):
                 break
-        self.seconds += time.perf_counter() - begin - (self._tree.group.waited - waited)
-        return LearningReport(self._metrics(hyper, sums, updates, norms, moved), updates, digests, applied)
+        metrics = self._metrics(hyper, sums, updates, norms, moved)
+        seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
+        return LearningReport(metrics, updates, digests, applied, seconds)
 
     def _apply(self, computed: Computed) -> float:
         """Change the parameters; returns the gradient's norm."""
-        norm = self.update.apply(computed.gradient, computed.groups)
-        self._agent.follow(computed.update)
+        norm = self.optimizer.step(computed.gradient, computed.groups)
+        self._agent.follow(computed.step)
         return norm
 
-    def _mean(self, total: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split what was summed over slices into the mean gradient and, on the CPU, the number of valid samples
         followed by the sum of every metric. With prioritized replay the gradient and the sums of losses are divided by
         the largest importance weight."""
@@ -269,22 +171,22 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors and the gradients in flight, by name."""
-        tensors = {f"optimizer.{name}": tensor for name, tensor in self.update.state().items()}
+        tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         for place, each in enumerate(self._in_flight):
             tensors[f"in_flight.{place}.gradient"] = each.gradient
-            tensors[f"in_flight.{place}.of"] = torch.tensor([each.iteration, each.update])
+            tensors[f"in_flight.{place}.of"] = torch.tensor([each.iteration, each.step])
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what state returned; further tensors may be among them."""
-        self.update.load(below("optimizer.", tensors))
+        self.optimizer.load(below("optimizer.", tensors))
         self._in_flight.clear()
         iterations = self._agent.experiment.iterations
         while f"in_flight.{len(self._in_flight)}.of" in tensors:
             saved = below(f"in_flight.{len(self._in_flight)}.", tensors)
-            iteration, update = saved["of"].tolist()
-            groups = self._algorithm.groups(update, self._algorithm.hyperparameters(iteration / iterations))
-            self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, update, groups))
+            iteration, step = saved["of"].tolist()
+            groups = self._algorithm.groups(step, self._algorithm.hyperparameters(iteration / iterations))
+            self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""

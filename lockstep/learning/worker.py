@@ -13,7 +13,7 @@ import torch
 from lockstep.agent import Agent, Version, below
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import RND
-from lockstep.clock import Recorded, Versions
+from lockstep.clock import Recorded
 from lockstep.handover.rollouts import Arrival, Rollouts
 from lockstep.learning.asynchronous import AsyncLearner
 from lockstep.learning.learner import Learner, LearningReport
@@ -34,7 +34,6 @@ class Worker:
         self,
         agent: Agent,
         rollouts: Rollouts,
-        versions: Versions[Version],
         group: Group,
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
@@ -42,7 +41,7 @@ class Worker:
     ) -> None:
         scheme = agent.experiment.scheme
         shards = scheme.shards
-        self.agent, self.rollouts, self.versions, self.group = agent, rollouts, versions, group
+        self.agent, self.rollouts, self.group = agent, rollouts, group
         self._alive = alive
         self.slots = block(shards, group.size, group.rank)
         self._tree = TreeSum(shards, group)
@@ -53,14 +52,8 @@ class Worker:
             self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
         self._begun = _numbers(agent.algorithm)
 
-    @property
-    def learning_seconds(self) -> float:
-        """Time spent learning in the last iteration, waiting for other processes left out."""
-        return self._learner.seconds
-
     def learn(self, iteration: int, arrivals: dict[int, list[Arrival]]) -> LearningReport:
         """Take the iteration's gradient steps."""
-        self._learner.seconds = 0.0
         filled = {slot: [arrival.filled for arrival in of_slot] for slot, of_slot in arrivals.items()}
         return self._learner.learn(iteration, filled)
 
@@ -88,7 +81,7 @@ class Worker:
         """Make version 0, from what a warm start takes over."""
         warm_start.load(self.agent, weights)
         self._learner.load(weights)
-        self.versions.publish(0, self.agent.version(0))
+        self.rollouts.versions.publish(self.agent.version(0))
 
     def restore(self, saved: Checkpoint) -> None:
         """Load a learner's part that save wrote, under any layout, with the versions that are still due to collect."""
@@ -102,7 +95,7 @@ class Worker:
         for number in meta["versions"]:
             state = below(f"version.{number}.normalizer.", tensors)
             vector = tensors[f"version.{number}.parameters"]
-            self.versions.publish(number, Version(number, vector, self.agent.normalizers.loaded(state)))
+            self.rollouts.versions.publish(Version(number, vector, self.agent.normalizers.loaded(state)))
 
     def save(self, directory: Path, iterations: int) -> list[dict[str, Any]]:
         """Write this process's parts of a checkpoint: its shards and, for learner 0, the learner.
@@ -118,7 +111,7 @@ class Worker:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
         if self.group.rank == 0:
             self._tell_of_lost_state()
-            tensors, held = self.state(), self.versions.held()
+            tensors, held = self.state(), self.rollouts.versions.held()
             if self.agent.experiment.scheme.free_running:  # collectors go on with the newest
                 held = {iterations: held[iterations]}
             for number, version in held.items():

@@ -13,7 +13,7 @@ from lockstep.experiment import Experiment
 from lockstep.handover.freerun import Pace
 from lockstep.handover.rollouts import Arrival
 from lockstep.layout import Layout
-from lockstep.learning.learner import LearningReport, Update
+from lockstep.learning.learner import Applied, LearningReport
 from lockstep.learning.worker import Worker
 from lockstep.ledger import Ledger, fast_digest, ledger_head
 from lockstep.records.lags import Lags
@@ -23,14 +23,14 @@ from lockstep.runtime import checkpoint
 from lockstep.runtime.display import PARTS
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
     """What one learner tells learner 0 of an iteration."""
 
     deliveries: dict[int, list[Delivery]]
     """By batch slot."""
     gradient_digests: dict[int, str]
-    applied: dict[int, Update]
+    applied: dict[int, Applied]
     """By place among the iteration's updates."""
     times: list[dict[str, float]]
     """Seconds of this process, and of the collectors that this learner speaks for."""
@@ -41,10 +41,10 @@ class Part:
 def part_of(worker: Worker, arrivals: dict[int, list[Arrival]], learned: LearningReport, begin: float) -> Part:
     """A learner's part of an iteration that began at `begin` (time.perf_counter)."""
     rollouts = worker.rollouts
-    times = {**rollouts.spent(), "learning": worker.learning_seconds, "waiting": worker.group.waited + rollouts.waited}
+    times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": worker.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     deliveries = {slot: [arrival.delivery for arrival in of_slot] for slot, of_slot in arrivals.items()}
-    times_of_all = [times, *rollouts.collectors()]
+    times_of_all = [times, *rollouts.collector_times()]
     return Part(deliveries, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
 
 
@@ -119,7 +119,7 @@ class Book:
         agent = self._worker.agent
         deliveries: dict[int, list[Delivery]] = {}
         gradients: dict[int, str] = {}
-        applied: dict[int, Update] = {}
+        applied: dict[int, Applied] = {}
         for part in parts:
             applied |= part.applied
             deliveries |= part.deliveries

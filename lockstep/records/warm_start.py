@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent, below
 from lockstep.experiment import Experiment, WarmStart
-from lockstep.learning.learner import MOMENTS
+from lockstep.learning.optimizer import MOMENTS
 from lockstep.ledger import state_digest
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import (

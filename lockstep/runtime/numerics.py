@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
 
 
-def settle(threads: int) -> None:
-    """Compute with so many threads, and otherwise as torch does by itself, whatever this process has set."""
+def settle(threads: int, device: str = "cpu") -> None:
+    """Compute with so many threads, and otherwise as torch does by itself, whatever this process has set; on a GPU with
+    kernels whose results are the same every time."""
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float32)
     torch.set_flush_denormal(False)
+    if device != "cpu":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS's sums may differ between calls
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.cuda.set_device(device)
 
 
 @contextlib.contextmanager
-def settled(threads: int) -> Iterator[None]:
+def settled(threads: int, device: str = "cpu") -> Iterator[None]:
     """The same for a while, without autocast."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     flushed = bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0)
-    settle(threads)
+    settle(threads, device)
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
@@ -30,3 +37,5 @@ def settled(threads: int) -> Iterator[None]:
         torch.set_float32_matmul_precision(before[1])
         torch.set_default_dtype(before[2])
         torch.set_flush_denormal(flushed)
+        if torch.are_deterministic_algorithms_enabled() != strict:
+            torch.use_deterministic_algorithms(strict, warn_only=warns)

@@ -19,7 +19,7 @@ from lockstep.arrays import map_structure
 from lockstep.collecting.collectors import Collector
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.learning.learner import UpdateRule
+from lockstep.learning.optimizer import Optimizer
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena
 from lockstep.shard import block
@@ -52,7 +52,9 @@ class Calls:
         learning = Agent(experiment, layout.device_of("learner", index % learners))
         self._synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
         group, size = acting_groups(experiment, shards)[0], experiment.envs_per_shard
-        slabs = Slabs(acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena())
+        slabs = Slabs(
+            acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena(pinned=acting.device.type != "cpu")
+        )
         (self._group, (slab,)) = slabs.groups[0]
         self._whole = slab.whole
         self._envs = [
@@ -168,12 +170,12 @@ class Calls:
         return learn
 
     def _optimizer(self, agent: Agent) -> Callable[[], object]:
-        rule = UpdateRule(self._experiment, agent.flat)
+        optimizer = Optimizer(self._experiment, agent.flat)
         gradient = torch.full_like(agent.flat.vector.data, 1e-9)
         hyper = agent.algorithm.hyperparameters(0.0)
         hyper = {name: 1e-9 if name.endswith("learning_rate") else value for name, value in hyper.items()}
         groups = agent.algorithm.groups(1, hyper)
-        return lambda: (rule.apply(gradient, groups), self._synchronize())
+        return lambda: (optimizer.step(gradient, groups), self._synchronize())
 
     def _reduction(self, agent: Agent, slots: int) -> Callable[[], object]:
         tree = TreeSum(1 << (slots.bit_length() - 1), Group())

@@ -14,13 +14,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
-
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.memory import keep_freed_memory
+from lockstep.runtime.numerics import settle
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.shard import block
@@ -205,7 +204,7 @@ class PartsWorkers:
 def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection, progress: Any) -> None:
     """What a measuring process does."""
     keep_freed_memory()
-    torch.set_num_threads(experiment.torch_threads)
+    settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning))
     try:
         calls = Calls(experiment, layout, index).calls
         pipe.send(0.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import EXPERIMENTS, options
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.clock import Clock, Versions
 from lockstep.handover.mail import Collection, Mailbox, MailedRollouts, Parcel, Published
 from lockstep.job import Job
@@ -51,8 +51,8 @@ def test_whoever_replaces_a_collector_collects_what_it_would_have(job: Job) -> N
 
 def test_rollouts_may_come_late_and_twice(job: Job) -> None:
     agent, clock = Agent(job.experiment), Clock.of(job.experiment)
-    versions: Versions[Version] = Versions(clock)
-    versions.publish(0, agent.version(0))
+    versions = Versions(clock)
+    versions.publish(agent.version(0))
     mailbox = Mailbox(clock.lag + 1)
     rollouts = MailedRollouts(agent, mailbox, Group(), clock, versions, 1)
     one: Collection = collection(job, 0, lambda: None)
@@ -71,7 +71,7 @@ def test_rollouts_may_come_late_and_twice(job: Job) -> None:
                 assert torch.equal(leaf, torch.from_numpy(field))
         mailbox.deliver(laps[number][0])  # which was learned from
         rollouts.publish(agent.version(number + 1))
-    assert rollouts.collectors(), "where the collector's time went"
+    assert rollouts.collector_times(), "where the collector's time went"
     assert {shard: list(state) for shard, state in mailbox.states(SHARDS, 3).items()} == {
         parcel.delivery.shard: list(parcel.state) for parcel in laps[2]
     }

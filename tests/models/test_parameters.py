@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.learning.learner import UpdateRule
+from lockstep.learning.optimizer import Optimizer
 from lockstep.models import PolicyModel, StandardModelConfig
 from lockstep.models.parameters import FlatParameters
 
@@ -68,8 +68,8 @@ def test_whoever_changes_parameters_has_them_rounded() -> None:
         return torch.equal(flat._rounded[name].value, flat.named()[name].to(torch.bfloat16))
 
     assert up_to_date(agent.flat) and up_to_date(target_flat)
-    rule = UpdateRule(agent.experiment, agent.flat)
-    rule.apply(torch.randn_like(agent.flat.vector.data), agent.algorithm.groups(1, {"learning_rate": 0.1}))
+    optimizer = Optimizer(agent.experiment, agent.flat)
+    optimizer.step(torch.randn_like(agent.flat.vector.data), agent.algorithm.groups(1, {"learning_rate": 0.1}))
     assert up_to_date(agent.flat)
     before = target_flat._rounded[name].value.clone()
     agent.follow(1)

@@ -1,0 +1,109 @@
+"""The optimizer of the flat parameter vector."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
+
+from lockstep.algorithms.base import ParameterGroup
+from lockstep.experiment import Experiment
+from lockstep.models.parameters import FlatParameters
+
+MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+"""What optimizers remember of gradients."""
+
+
+class Optimizer:
+    """Changes the flat parameter vector by the reduced gradient.
+
+    torch's optimizers as functions: their classes import torch's compiler, which takes a second in every process.
+    """
+
+    def __init__(self, experiment: Experiment, flat: FlatParameters) -> None:
+        self._config = experiment.algorithm.optimizer
+        self._max_norm = experiment.algorithm.max_grad_norm
+        self._flat = flat
+        self._vector = flat.vector.detach()
+        self.moments = {name: torch.zeros_like(self._vector) for name in MOMENTS[self._config.name]}
+        """fp32 [N] each: what is remembered of gradients."""
+        self.counts: dict[str, Tensor] = {}
+        """Steps of each group that has moved."""
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
+        """Go down the global gradient, each group's clipped to the largest norm; returns the norm before
+        clipping. Parameters that are in no group stay where they are, and so does what is remembered of them."""
+        norms = [self._move(gradient, group) for group in groups]
+        self._flat.round()
+        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+
+    def _move(self, gradient: Tensor, group: ParameterGroup) -> float:
+        span = self._flat.span(group.prefix) if group.prefix else None
+
+        def of(x: Tensor) -> Tensor:
+            return x if span is None else x[span]
+
+        gradient, vector = of(gradient), of(self._vector)
+        norm = float(gradient.norm())
+        if norm > self._max_norm:
+            gradient.mul_(self._max_norm / (norm + 1e-6))
+        config, count = self._config, f"step.{group.prefix}".removesuffix(".")
+        if count not in self.counts:
+            self.counts[count] = self._counter()
+        if config.name == "adam":
+            adam(
+                [vector],
+                [gradient],
+                [of(self.moments["exp_avg"])],
+                [of(self.moments["exp_avg_sq"])],
+                [],
+                [self.counts[count]],
+                fused=True,
+                amsgrad=False,
+                beta1=config.betas[0],
+                beta2=config.betas[1],
+                lr=group.learning_rate,
+                weight_decay=0.0,
+                eps=config.eps,
+                maximize=False,
+            )
+        else:
+            rmsprop(
+                [vector],
+                [gradient],
+                [of(self.moments["square_avg"])],
+                [],
+                [],
+                [self.counts[count]],
+                lr=group.learning_rate,
+                alpha=config.decay,
+                eps=config.eps,
+                weight_decay=0.0,
+                momentum=0.0,
+                centered=False,
+            )
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors by name; empty before the first step."""
+        return {**self.counts, **self.moments} if self.counts else {}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned."""
+        self.count({name: float(tensor) for name, tensor in tensors.items() if name not in self.moments})
+        for name, moment in self.moments.items():
+            if name in tensors:
+                moment.copy_(tensors[name])
+
+    def count(self, steps: dict[str, float]) -> None:
+        """Set how many steps each group has taken; groups that are not among them stay."""
+        for name, number in steps.items():
+            self.counts.setdefault(name, self._counter()).fill_(number)
+
+    def _counter(self) -> Tensor:
+        # Fused Adam counts where it computes.
+        return torch.zeros((), device=self._vector.device if self._config.name == "adam" else "cpu")
