@@ -15,9 +15,9 @@ from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.clock import Clock, Versions
 from lockstep.collecting.collectors import Collector
+from lockstep.digests import state_digest
 from lockstep.experiment import Experiment
 from lockstep.learning.learner import Learner
-from lockstep.ledger import state_digest
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import PrivateArena
 from lockstep.storage.batches import Filled

@@ -9,19 +9,12 @@ import hashlib
 import itertools
 import json
 import os
-import platform as system
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import torch
-import xxhash
-from torch import Tensor
-
+from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
 
 VERSION = 1
@@ -35,116 +28,6 @@ class LedgerError(SettingsError):
     def __init__(self, text: str, iteration: int | None = None) -> None:
         super().__init__(text)
         self.iteration = iteration
-
-
-# ---------------------------------------------------------------------------------------------------- digests
-
-
-def _header_and_bytes(tensor: Tensor | np.ndarray) -> tuple[bytes, np.ndarray]:
-    """The dtype and shape as text, and the values as flat bytes in logical (row-major) order."""
-    if isinstance(tensor, np.ndarray):
-        dtype, data = tensor.dtype.name, np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-    else:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
-    return f"{dtype}{list(tensor.shape)}".encode(), data
-
-
-def fast_digest(tensor: Tensor | np.ndarray) -> str:
-    """XXH3-64 over dtype, shape and bytes, as 16 hex digits; equal for a tensor and its numpy view.
-
-    Memory layout does not count: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
-    """
-    header, data = _header_and_bytes(tensor)
-    digest = xxhash.xxh3_64(header)
-    digest.update(data.data)
-    return digest.hexdigest()
-
-
-def structure_digests(structure: Any) -> dict[str, str]:
-    """Fast digest of every leaf of a tensor, a dict or an ArrayTuple, keyed by its dotted name."""
-    from lockstep.arrays import named_leaves
-
-    return {name: fast_digest(leaf) for name, leaf in named_leaves(structure)}
-
-
-def state_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes in the order of sorted names: a run's `digest:` line."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        header, data = _header_and_bytes(tensors[name])
-        for piece in (name.encode(), header):
-            digest.update(len(piece).to_bytes(8, "little") + piece)
-        digest.update(data.data)
-    return digest.hexdigest()
-
-
-# --------------------------------------------------------------------------------------------------- platform
-
-_ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
-_ARITHMETIC_VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_DYNAMIC",
-    "OMP_THREAD_LIMIT",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)
-_LIBRARIES = (
-    *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco", "pettingzoo"),
-    *("numpy", "vizdoom"),
-)
-
-
-def _cpu() -> dict[str, str]:
-    info: dict[str, str] = {}
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
-        name, _, value = line.partition(":")
-        info[name.strip().lower()] = value.strip()
-    flags = info.get("flags", info.get("features", "")).split()
-    return {
-        "model": info.get("model name") or system.processor() or system.machine(),
-        "features": " ".join(sorted(flag for flag in flags if flag.startswith(_ARITHMETIC_FLAGS))),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _library_versions() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def platform() -> dict[str, Any]:
-    """What a run's bits depend on beside its experiment: processor, torch, Python, C library, env libraries.
-
-    Runs are comparable bit for bit only where this is equal.
-    """
-    cuda = torch.cuda.is_available()
-    gpus = sorted({torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}) if cuda else []
-    return {
-        "cpu": _cpu(),
-        "gpu": gpus,
-        "cudnn": torch.backends.cudnn.version() if gpus else None,
-        "torch": str(torch.__version__),
-        "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
-        "libraries": _library_versions(),
-        "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
-    }
-
-
-# ------------------------------------------------------------------------------------------------------- file
 
 
 _ORDER = ("iteration", "collected_with", "events", "cuts", "rollout", "updates", "gradient", "parameters")
@@ -304,7 +187,7 @@ def ledger_head(experiment: Any) -> dict[str, Any]:
         "version": VERSION,
         "experiment": experiment.identity(),
         "settings": to_json(experiment),
-        "platform": platform(),
+        "platform": this_platform(),
     }
 
 

@@ -20,6 +20,7 @@ from lockstep.agent import Agent
 from lockstep.clock import Clock, Fill, Recorded, Versions
 from lockstep.collecting.collectors import Collectors
 from lockstep.collecting.preemption import preemption
+from lockstep.digests import state_digest
 from lockstep.experiment import Experiment
 from lockstep.handover.mail import Collection, MailedRollouts
 from lockstep.handover.remote import CollectorEnd, RemoteRollouts, RunEnded, collector_slabs
@@ -27,7 +28,6 @@ from lockstep.handover.rollouts import OwnRollouts, Rollouts, acting_with, slabs
 from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
-from lockstep.ledger import state_digest
 from lockstep.prepare import check_model, leads, prepare_run
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, part_of

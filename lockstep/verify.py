@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep import ledger
+from lockstep.digests import state_digest
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
@@ -172,4 +173,4 @@ def checkpoint_digest(path: Path) -> str | None:
         return None
     tensors, _ = checkpoint.open_checkpoint(path, only=("learner",)).part("learner")
     covered = ("parameter.", "target.", "optimizer.", "in_flight.", "normalizer.")
-    return ledger.state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})
+    return state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})

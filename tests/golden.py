@@ -15,6 +15,7 @@ from typing import Any
 from tiny import EXPERIMENTS, options
 
 from lockstep import ledger, train
+from lockstep.runtime.platform import this_platform
 
 FILE = Path(__file__).with_name("golden.json")
 
@@ -26,7 +27,7 @@ def read() -> list[dict[str, Any]]:
 
 def here(entry: dict[str, Any]) -> bool:
     """Whether an entry is of this platform; libraries that it does not have, or had not, make no difference."""
-    return not ledger.differing_platform(entry["platform"], ledger.platform())
+    return not ledger.differing_platform(entry["platform"], this_platform())
 
 
 @functools.cache
@@ -45,7 +46,7 @@ def record() -> None:
     with tempfile.TemporaryDirectory() as folder:
         digests = {name: digest(name, Path(folder) / name) for name in EXPERIMENTS}
     entries = [entry for entry in read() if not here(entry)]
-    entries.append({"platform": ledger.platform(), "digests": digests})
+    entries.append({"platform": this_platform(), "digests": digests})
     FILE.write_text(json.dumps(entries, indent=1) + "\n")
     print(f"{FILE}: {len(digests)} digests")
 

@@ -14,9 +14,9 @@ import pytest
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.layout import Layout
-from lockstep.prepare import prepare
+from lockstep.prepare import _check_layout, _shards_here, prepare
 from lockstep.recipes import RECIPES
-from lockstep.settings import SettingsError, check_values, parse_count
+from lockstep.settings import SettingsError, check_values, parse_count, parse_options
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -45,6 +45,8 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("ppo-atari", {"algorithm.optimizer.betas": (0.9,)}, r"betas=\(0.9,\) must be a tuple"),
         ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to be learned"),
         ("dqn-cartpole", {"scheme.gradient_lag": 12_300, "total_steps": 100_000}, "the run has 12256 gradient steps"),
+        ("dqn-cartpole", {"scheme.gradient_lag": 12_256, "total_steps": 100_000}, "the run has 12256 gradient steps"),
+        ("ppo-cartpole", {"torch_threads": 0}, "torch_threads=0 must be at least 1"),
         ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 is not used by algorithm=mpc"),
         ("ppo-cartpole", {"env.decorrelate": 10**20}, r"env\.decorrelate=1\d* must be below 2,147,483,648"),
         ("ppo-cartpole", {"env.curriculum": {"length": math.nan}}, r"env\.curriculum\.length=nan must be a number"),
@@ -125,7 +127,15 @@ def test_settings_of_users_own_are_checked_as_far_as_their_kinds_are_known() -> 
     check_values(Unusual())
     check_values(Unusual(names=("a",), sizes=[1, 2], either=2, maybe=1))  # type: ignore[arg-type]
     wrong: dict[str, Any]
-    for wrong in ({"maybe": "1"}, {"either": 2.5}, {"sizes": (1, "2")}, {"sizes": 3}, {"pair": "ab"}):
+    for wrong in (
+        {"maybe": "1"},
+        {"maybe": True},
+        {"sizes": (1, False)},
+        {"either": 2.5},
+        {"sizes": (1, "2")},
+        {"sizes": 3},
+        {"pair": "ab"},
+    ):
         with pytest.raises(SettingsError, match=f"{next(iter(wrong))}=.* must be "):
             check_values(Unusual(**wrong))
         check_values(Unreadable(**wrong))
@@ -137,3 +147,47 @@ def test_threads_that_depend_on_the_load_are_refused(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("OMP_DYNAMIC", value)
         with pytest.raises(SettingsError, match="Unset OMP_DYNAMIC") if refused else contextlib.nullcontext():
             prepare(experiment.replace(torch_threads=threads), Layout())
+
+
+def test_options_are_read_as_what_they_look_like() -> None:
+    found = parse_options(["a=3", "b=3.0", "c=-1e2", "d=True", "e=nan", "f=x=y", "g="])
+    assert list(map(repr, found.values())) == ["3", "3.0", "-100.0", "True", "'nan'", "'x=y'", "''"]
+    for wrong in ("a", "=3"):
+        with pytest.raises(ValueError, match="is not of the form name=value"):
+            parse_options([wrong])
+
+
+@pytest.mark.parametrize(
+    ("layout", "variables", "shards"),
+    [
+        ("processes:4", {}, 4),
+        ("torchrun", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 4),
+        ("torchrun", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, 2),
+        ("torchrun", {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"}, 2),
+        ("ray:4", {}, 1),
+        ("ray:a4-l2", {}, 2),
+    ],
+)
+def test_memory_is_asked_for_the_shards_of_this_machine(
+    layout: str, variables: dict[str, str], shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _shards_here(recipes.ppo_cartpole(), Layout.parse(layout)) == shards
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "layout", "words"),
+    [
+        ("env.adapter", "gymnasium", "inline,env_threads=2", "steps environments one after the other"),
+        ("env.adapter", "envpool", "inline,env_processes=2", "steps them in threads"),
+        ("scheme.preempt", 0.5, "torchrun", "memory that all collectors share"),
+        ("scheme.gradient_lag", "async", "torchrun", "to parameters in memory"),
+        ("scheme.lag", "async", "processes:2", "collectors can only run freely in processes of their own"),
+    ],
+)
+def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: str, words: str) -> None:
+    experiment = recipes.ppo_cartpole()
+    for each, fits in ((changed(experiment, path, value), False), (changed(experiment, "env.adapter", "ale"), True)):
+        with contextlib.nullcontext() if fits else pytest.raises(SettingsError, match=words):
+            _check_layout(each, Layout.parse("inline" if fits else layout), None)

@@ -112,3 +112,10 @@ def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
     assert Layout.of(None) == Layout()
     with pytest.raises(SettingsError, match=r"no Layout backend 'processes:2'\. Use Layout\.parse"):
         Layout("processes:2").validate(4)  # type: ignore[arg-type]
+
+
+def test_what_can_be_checked_of_a_layout_anywhere_is_on_the_cpu() -> None:
+    for text, here in (("a0-l1,2,graphs=1", "cpu:a1-l2"), ("inline,device=3,graphs=1,jitter=1", "inline,jitter=1")):
+        layout = Layout.parse(text).anywhere()
+        assert layout == Layout.parse(here)
+        layout.validate(shards=4)

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from lockstep import ledger
 from lockstep.arrays import ArrayTuple
+from lockstep.digests import fast_digest, state_digest, structure_digests
 from lockstep.ledger import Ledger, LedgerError
+from lockstep.runtime.platform import this_platform
 from lockstep.sweep.queue import write_json
 
 HEAD = {"version": 1, "experiment": "e" * 64, "settings": {"seed": 1, "env": {"id": "CartPole-v1"}}, "platform": {}}
@@ -50,26 +52,26 @@ def write(path: Path, iterations: int = 5) -> bytes:
 def test_fast_digest_is_xxh3_over_dtype_shape_and_bytes() -> None:
     values = (1.5, -0.0, 2.0, 3.0, 4.0, 5.0)
     expected = xxhash.xxh3_64(b"float32[2, 3]" + struct.pack("<6f", *values)).hexdigest()
-    assert ledger.fast_digest(torch.tensor(values).reshape(2, 3)) == expected
-    assert ledger.fast_digest(np.array(values, np.float32).reshape(2, 3)) == expected
+    assert fast_digest(torch.tensor(values).reshape(2, 3)) == expected
+    assert fast_digest(np.array(values, np.float32).reshape(2, 3)) == expected
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
 def test_tensors_and_numpy_arrays_agree(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = torch.ones(shape, dtype=getattr(torch, dtype))
-    assert ledger.fast_digest(tensor) == ledger.fast_digest(tensor.numpy())
+    assert fast_digest(tensor) == fast_digest(tensor.numpy())
 
 
 def test_fast_digest_ignores_memory_layout_and_sees_everything_else() -> None:
     x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
-    assert ledger.fast_digest(x.to(memory_format=torch.channels_last)) == ledger.fast_digest(x)
-    assert ledger.fast_digest(x[:, ::2]) == ledger.fast_digest(x[:, ::2].clone())
-    assert ledger.fast_digest(x.numpy()[:, ::2]) == ledger.fast_digest(x[:, ::2])
-    assert ledger.fast_digest(x.requires_grad_()) == ledger.fast_digest(x.detach())
+    assert fast_digest(x.to(memory_format=torch.channels_last)) == fast_digest(x)
+    assert fast_digest(x[:, ::2]) == fast_digest(x[:, ::2].clone())
+    assert fast_digest(x.numpy()[:, ::2]) == fast_digest(x[:, ::2])
+    assert fast_digest(x.requires_grad_()) == fast_digest(x.detach())
     bf16 = x.detach().bfloat16()
     different = [x, x.reshape(6, 20), x.int(), x.double(), bf16, bf16.half(), x + 1, -x * 0, x * 0, x[:0]]
-    assert len({ledger.fast_digest(y) for y in different}) == len(different)
+    assert len({fast_digest(y) for y in different}) == len(different)
 
 
 def test_structure_digests_name_every_leaf() -> None:
@@ -79,11 +81,11 @@ def test_structure_digests_name_every_leaf() -> None:
         extra: torch.Tensor | None
 
     obs = {"image": torch.zeros(2, 3, dtype=torch.uint8), "vector": torch.ones(2)}
-    digests = ledger.structure_digests(Step(obs=obs, reward=torch.zeros(2), extra=None))
+    digests = structure_digests(Step(obs=obs, reward=torch.zeros(2), extra=None))
     assert digests == {
-        "obs.image": ledger.fast_digest(obs["image"]),
-        "obs.vector": ledger.fast_digest(obs["vector"]),
-        "reward": ledger.fast_digest(torch.zeros(2)),
+        "obs.image": fast_digest(obs["image"]),
+        "obs.vector": fast_digest(obs["vector"]),
+        "reward": fast_digest(torch.zeros(2)),
     }
 
 
@@ -95,20 +97,20 @@ def test_state_digest_against_hand_made_bytes() -> None:
         ((b"w", b"float32[2, 1]"), struct.pack("<2f", 1.0, 2.0)),
     ):
         text += b"".join(struct.pack("<Q", len(p)) + p for p in piece) + data
-    assert ledger.state_digest({"w": w, "n": n}) == hashlib.sha256(text).hexdigest()
-    assert ledger.state_digest({"n": n, "w": w}) == ledger.state_digest({"w": w, "n": n})
-    assert ledger.state_digest({"w": w, "m": n}) != ledger.state_digest({"w": w, "n": n})
+    assert state_digest({"w": w, "n": n}) == hashlib.sha256(text).hexdigest()
+    assert state_digest({"n": n, "w": w}) == state_digest({"w": w, "n": n})
+    assert state_digest({"w": w, "m": n}) != state_digest({"w": w, "n": n})
 
 
 def test_platform_is_stable_and_plain_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = ledger.platform()
-    assert json.loads(json.dumps(first)) == first == ledger.platform()
+    first = this_platform()
+    assert json.loads(json.dumps(first)) == first == this_platform()
     assert first["torch"] == torch.__version__
     assert first["libraries"]["numpy"] == np.__version__
     assert first["cpu"]["model"]
     for name in ("ONEDNN_MAX_CPU_ISA", "OMP_THREAD_LIMIT"):
         monkeypatch.setenv(name, "1")
-        assert ledger.differing_platform(first, ledger.platform()) == (f"variables.{name}: absent != 1",)
+        assert ledger.differing_platform(first, this_platform()) == (f"variables.{name}: absent != 1",)
         monkeypatch.delenv(name)
 
 
@@ -310,7 +312,7 @@ def test_settings_are_named_with_the_difference_or_alone() -> None:
 
 
 def test_a_platform_names_all_that_bits_depend_on() -> None:
-    found = ledger.platform()
+    found = this_platform()
     assert set(found) == {"cpu", "gpu", "cudnn", "torch", "python", "os", "libraries", "variables"}
     assert set(found["cpu"]) == {"model", "features", "capability"} and found["cpu"]["capability"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3])) and found["os"].startswith("Linux")
@@ -341,3 +343,17 @@ def test_another_platform_is_named_as_a_cause() -> None:
     here, there = ({**HEAD, "platform": {"torch": x, "libraries": {"numpy": "1"}}} for x in ("1", "2"))
     found = ledger.compare(here, lines(), there, lines((0, {"collected_with": 5})))
     assert found is not None and found.settings == ("platform.torch: 1 != 2",)
+
+
+def test_libraries_of_one_platform_alone_were_not_used() -> None:
+    here, there = {"libraries": {"numpy": "1", "mujoco": "3"}}, {"libraries": {"numpy": "2", "minatar": "1"}}
+    assert ledger.differing_platform(here, there) == ("libraries.numpy: 1 != 2",)
+
+
+def test_first_lines_are_read_whatever_follows(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(write(path, 3)[:-20])
+    assert ledger.read(path, 2) == (HEAD, [line(0), line(1)])
+    assert ledger.read_last(path, 2) == (HEAD, line(1)) and ledger.read_last(path, 0) == (HEAD, HEAD)
+    with pytest.raises(LedgerError, match="iteration 2"):
+        ledger.read(path, 3)

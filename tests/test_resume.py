@@ -26,6 +26,7 @@ from lockstep.job import Result
 from lockstep.layout import Layout
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
+from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
 from lockstep.train import resume, train
 from lockstep.verify import verify
@@ -285,7 +286,7 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(cartpole(), options=options(Path("run")), stop_after=1)
-    other = {**ledger.platform(), "torch": "9.9"}
+    other = {**this_platform(), "torch": "9.9"}
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(ledger, "platform", lambda: other)
         resume("run")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pickle
@@ -324,3 +325,45 @@ def test_a_folder_that_cannot_be_locked_is_explained(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(SettingsError, match="Cannot write"), RunFolder(tmp_path).locked():
         pass
+
+
+@pytest.mark.parametrize(
+    ("recorded", "resumed", "lost"),
+    [(2, [], False), (3, [], True), (5, [{"checkpoint_every": 5}], False), (6, [{"checkpoint_every": 5}], True)],
+)
+def test_a_run_begins_again_unless_it_must_have_had_a_checkpoint(
+    recorded: int, resumed: list[dict[str, int]], lost: bool
+) -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r", checkpoint_every=2))
+    facts = {**json.loads((folder.path / "run.json").read_text()), "resumed": resumed}
+    (folder.path / "run.json").write_text(json.dumps(facts))
+    folder.ledger.write_text("{}\n" * (1 + recorded))
+    with pytest.raises(SettingsError, match=f"records {recorded} iterations") if lost else contextlib.nullcontext():
+        folder.begin_again(ppo_cartpole())
+    assert folder.ledger.exists() == lost
+
+
+def test_a_resumption_takes_the_place_of_those_that_it_repeats() -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    for iteration, every in ((2, 10), (5, 20), (5, 30), (9, 40), (5, 50)):
+        folder.note_resumption(iteration, Layout(), RunOptions(checkpoint_every=every), ())
+    found = [(each["iteration"], each["checkpoint_every"]) for each in folder.facts()["resumed"]]
+    assert found == [(2, 10), (5, 50)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "lost"),
+    [
+        ([{"loss/value": None}, {"loss/value": 1.0, "loss/policy": 2.0}], []),
+        ([{"loss/value": 1.0}, {"loss/value": None, "loss/policy": 2.0}], ["loss/value"]),
+        ([{"loss/value": None}, {"eval/score": 1.0}], ["loss/value"]),
+        ([], []),
+    ],
+)
+def test_a_run_has_diverged_if_its_last_losses_are_no_numbers(
+    lines: list[dict[str, float | None]], lost: list[str]
+) -> None:
+    folder = RunFolder(Path())
+    assert folder.diverged() == []
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert folder.diverged() == lost

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.agent import Agent
 from lockstep.clock import Clock, Fill, Recorded, Versions
+from lockstep.experiment import Experiment
 from lockstep.recipes import ppo_cartpole
 from lockstep.scheme import Scheme
+from lockstep.settings import SettingsError
 from lockstep.shard import block, holder
 
 
@@ -78,3 +84,43 @@ def test_the_clock_of_an_experiment(scheme: Scheme, lag: int) -> None:
     assert clock.fills(7) == [(shard, 7) for shard in range(4)]
     assert clock.acting(Fill(2, 7)) == ((0, 7 - lag),)
     assert [clock.slot(fill) for fill in clock.fills(7)] == [0, 1, 2, 3]
+
+
+@dataclass(frozen=True)
+class Scheduled(Clock):
+    """A schedule of its own."""
+
+    schedule: Callable[[int], int] = field(default=lambda rollout: rollout)
+
+    def collects_with(self, rollout: int) -> int:
+        return self.schedule(rollout)
+
+
+def of_a_schedule(schedule: Callable[[int], int], **settings: Any) -> Clock:
+    class Own(Scheme):
+        def clock(self, experiment: Experiment) -> Clock:
+            return Scheduled(self.slabs - 1, 40, self.shards, schedule=schedule)
+
+    return Clock.of(ppo_cartpole().replace(scheme=Own(**settings)))
+
+
+def test_a_schedule_of_its_own_may_use_all_of_its_lag() -> None:
+    assert of_a_schedule(lambda i: i - i % 3, lag=2).collects_with(5) == 3
+    assert of_a_schedule(lambda i: max(0, i - 2), lag=2).collects_with(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [
+        (lambda i: i + 1, {"lag": 2}),
+        (lambda i: max(0, i - 3), {"lag": 2}),
+        (lambda i: i - 2, {"lag": 2}),
+        (lambda i: max(0, i - 2 * (i % 2)), {"lag": 2}),
+        (lambda i: i, {"preempt": 0.5}),
+        (lambda i: max(0, i - 1), {"lag": "async"}),
+    ],
+    ids=["future", "too-old", "negative", "falling", "preempt", "async"],
+)
+def test_a_schedule_that_cannot_be_kept_is_refused(schedule: Callable[[int], int], settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="The clock Scheduled has rollouts collected with the versions"):
+        of_a_schedule(schedule, **settings)

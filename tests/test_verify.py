@@ -10,11 +10,13 @@ import pytest
 from safetensors.torch import load_file
 
 from lockstep import ledger, recipes
+from lockstep.digests import fast_digest
 from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.checkpoint import CheckpointError
+from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
 from lockstep.train import train
 from lockstep.verify import diff, verify
@@ -204,7 +206,7 @@ def test_a_ledger_cut_at_its_end_is_found(run: Path) -> None:
 
 
 def test_another_platform_is_warned_of(run: Path) -> None:
-    platform = ledger.platform()
+    platform = this_platform()
     forge(run, head={"platform": {**platform, "torch": "1.0.0"}})
     verdict = verify(run, INLINE, 1)
     assert verdict.ok
@@ -254,6 +256,6 @@ def test_the_checkpoint_holds_what_verify_reads(recorded: Path) -> None:
     path = checkpoint.latest(recorded / "checkpoints")
     _, lines = ledger.read(recorded / "ledger.jsonl")
     tensors = load_file(path / "learner.safetensors")
-    found = {name: ledger.fast_digest(tensors[f"parameter.{name}"]) for name in lines[-1]["parameters"]}
+    found = {name: fast_digest(tensors[f"parameter.{name}"]) for name in lines[-1]["parameters"]}
     assert found == lines[-1]["parameters"]
     assert any(name.startswith("optimizer.") for name in tensors)

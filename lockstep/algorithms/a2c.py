@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, OptimizerConfig, Targets
-from lockstep.algorithms.losses import VALUE_METRICS, explained_variance, masked_sum, value_metrics
+from lockstep.algorithms.losses import VALUE_METRICS, masked_sum, value_metrics
 from lockstep.algorithms.returns import n_step_returns
 from lockstep.models.base import PolicyModel
 from lockstep.storage.rollout import Rollout
@@ -24,7 +24,6 @@ class A2CConfig(OnPolicyConfig):
     """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of
     bootstrapping, shorter updates more often."""
     learning_rate: float = 7e-4
-    """Step size. Higher learns faster until it becomes unstable."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=1e-5, decay=0.99))
     normalize_advantages: bool = False
     """Standardize advantages over the global batch, which makes the step size independent of reward scale;
@@ -69,7 +68,3 @@ class A2C(OnPolicy[A2CConfig]):
                 **value_metrics(output.value, batch.value_target, valid),
             }
         return LossOutput(total, metrics)
-
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Explained variance out of the value moments."""
-        return explained_variance(metrics)

@@ -11,7 +11,7 @@ from lockstep.algorithms.impala import validate_vtrace
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
-    explained_variance,
+    clipped_value_loss,
     log_ratio,
     masked_sum,
     value_metrics,
@@ -99,11 +99,7 @@ class APPO(OnPolicy[APPOConfig]):
         surrogate_t = torch.minimum(ratio_t * advantage_t, clipped_ratio_t * advantage_t)
         policy_loss = -masked_sum(surrogate_t, valid)
 
-        error_t = (value_t - trace.vs).square()
-        if config.value_clip:
-            move_t = (value_t - batch.value).clamp(-config.value_clip, config.value_clip)
-            error_t = torch.maximum(error_t, (batch.value + move_t - trace.vs).square())
-        value_loss = 0.5 * masked_sum(error_t, valid)
+        value_loss = clipped_value_loss(value_t, batch.value, trace.vs, valid, config.value_clip)
 
         entropy = masked_sum(model.distribution.entropy(policy_t), valid)
         total = policy_loss + hyper["value_coef"] * value_loss - hyper["entropy_coef"] * entropy
@@ -122,7 +118,3 @@ class APPO(OnPolicy[APPOConfig]):
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """As the base class, and `clip`."""
         return {**super().hyperparameters(progress), "clip": self.config.clip}
-
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Explained variance out of the value moments."""
-        return explained_variance(metrics)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 from torch import Tensor, nn
 
+from lockstep.algorithms.losses import VALUE_METRICS, explained_variance
 from lockstep.arrays import ArrayTuple
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import RNDConfig
@@ -381,3 +382,7 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         config = self.config
         weights = {"entropy_coef": config.entropy_coef, "value_coef": config.value_coef}
         return {**super().hyperparameters(progress), **weights}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        """With the explained variance in place of the sums that it is computed from, of losses that report them."""
+        return explained_variance(metrics) if metrics.keys() >= set(VALUE_METRICS) else metrics

@@ -69,21 +69,21 @@ class DDPG(QPG[DDPGConfigT]):
         online, target = actor_critics(model)
         with torch.no_grad():
             action = self.next_action(target, batch)
-            wanted = batch.reward + batch.discount * target.q(batch.next_obs, action).amin(0)
-        values = online.q(batch.obs, batch.action)
-        error, priority = critic_error(values, wanted)
+            target_tm1 = batch.reward + batch.discount * target.q(batch.next_obs, action).amin(0)
+        q_tm1 = online.q(batch.obs, batch.action)
+        error, priority = critic_error(q_tm1, target_tm1)
         total = critic = (batch.weight * error).sum()
         actor = torch.zeros_like(critic)
         if hyper["update"] % self.policy_period == 0:
-            climbed = online.q(batch.obs, online.actor(batch.obs), frozen=True)[0]
-            actor = -(batch.weight * climbed).sum()
+            q_of_policy = online.q(batch.obs, online.actor(batch.obs), frozen=True)[0]
+            actor = -(batch.weight * q_of_policy).sum()
             total = critic + actor
         with torch.no_grad():
             metrics = {
                 "loss/critic": critic.detach(),
                 "loss/actor": self.policy_period * actor.detach(),
-                "value/mean": values.mean(0).sum(),
-                "value/target": wanted.sum(),
+                "value/mean": q_tm1.mean(0).sum(),
+                "value/target": target_tm1.sum(),
                 "value/error": priority.sum(),
             }
         return LossOutput(total, metrics, priority)
@@ -92,7 +92,7 @@ class DDPG(QPG[DDPGConfigT]):
         """The action that next_obs is valued by: [1, n, D]."""
         return target.actor(batch.next_obs)
 
-    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         """Uniform in the warm-up, then the policy's action with noise."""
         numbers = torch.full((len(environments), 1), self.config.noise_std)
         return Exploration(samples < self.config.warmup, numbers)

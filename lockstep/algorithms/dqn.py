@@ -11,7 +11,7 @@ Shape legend: n items, A actions, K atoms or quantiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,12 +36,8 @@ class DQNConfig(OffPolicyConfig):
     name = "dqn"
 
     learning_rate: float = 1e-4
-    """Step size. Higher learns faster until it becomes unstable."""
     anneal_learning_rate: bool = False
-    """Lower the learning rate linearly to zero over total_steps."""
     max_grad_norm: float = 10.0
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
-    slower."""
     double: bool = False
     """Let the model choose the action whose value the target network tells. On overestimates returns less."""
     epsilon_start: float = 1.0
@@ -91,11 +87,14 @@ class DQNConfig(OffPolicyConfig):
                 "sequences."
             )
 
-    def build(self) -> DQN:
+    def build(self) -> DQN[Any]:
         return DQN(self)
 
 
-class DQN(OffPolicy[DQNConfig]):
+DQNConfigT = TypeVar("DQNConfigT", bound=DQNConfig)
+
+
+class DQN(OffPolicy[DQNConfigT]):
     """Moves the value of a remembered action towards its reward and the value of the best action that followed."""
 
     metric_names = ("loss/value", "value/mean", "value/target", "value/error")
@@ -105,42 +104,42 @@ class DQN(OffPolicy[DQNConfig]):
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel)
         tau, target_tau = self._draw(online, target, batch)
-        numbers = _of_action(describe(online, batch.obs, tau), batch.action)
+        dist_tm1 = _of_action(distribution_of(online, batch.obs, tau), batch.action)
         with torch.no_grad():
             features = _features(target, batch.next_obs)
-            after = _numbers(target, features, target_tau)
+            dist_t = _numbers(target, features, target_tau)
             if self.config.double:
-                chooser = online.expected(describe(online, batch.next_obs))
+                q_selector = online.expected(distribution_of(online, batch.next_obs))
             else:
-                chooser = target.expected(after if target_tau is None else target.head(features))
-            after = _of_action(after, chooser.argmax(-1))
+                q_selector = target.expected(dist_t if target_tau is None else target.head(features))
+            dist_t = _of_action(dist_t, q_selector.argmax(-1))
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:
-            wanted = project(after.softmax(-1), reward + discount * online.atoms, online.atoms)
-            # Less the entropy of what is wanted, so that the smallest loss is 0: a priority should not be what no
+            target_dist = project(dist_t.softmax(-1), reward + discount * online.atoms, online.atoms)
+            # Less the entropy of the target, so that the smallest loss is 0: a priority should not be what no
             # learning can remove.
-            error = -(wanted * numbers.log_softmax(-1)).sum(-1) + torch.xlogy(wanted, wanted).sum(-1)
-            priority, value, towards = (
+            error = -(target_dist * dist_tm1.log_softmax(-1)).sum(-1) + torch.xlogy(target_dist, target_dist).sum(-1)
+            priority, q_tm1, target_tm1 = (
                 error,
-                (numbers.softmax(-1) * online.atoms).sum(-1),
-                (wanted * online.atoms).sum(-1),
+                (dist_tm1.softmax(-1) * online.atoms).sum(-1),
+                (target_dist * online.atoms).sum(-1),
             )
         elif online.quantiles:
-            wanted = reward + discount * after
-            error = quantile_huber(numbers, wanted, tau)
-            value, towards = numbers.mean(-1), wanted.mean(-1)
-            priority = (towards - value).abs()
+            target_dist = reward + discount * dist_t
+            error = quantile_huber(dist_tm1, target_dist, tau)
+            q_tm1, target_tm1 = dist_tm1.mean(-1), target_dist.mean(-1)
+            priority = (target_tm1 - q_tm1).abs()
         else:
-            value, towards = numbers.squeeze(-1), (reward + discount * after).squeeze(-1)
-            error = F.smooth_l1_loss(value, towards, reduction="none")
-            priority = (towards - value).abs()
+            q_tm1, target_tm1 = dist_tm1.squeeze(-1), (reward + discount * dist_t).squeeze(-1)
+            error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none")
+            priority = (target_tm1 - q_tm1).abs()
         loss = (batch.weight * error).sum()
         with torch.no_grad():
             metrics = {
                 "loss/value": loss.detach(),
-                "value/mean": value.detach().sum(),
-                "value/target": towards.sum(),
-                "value/error": (towards - value).abs().sum(),
+                "value/mean": q_tm1.detach().sum(),
+                "value/target": target_tm1.sum(),
+                "value/error": (target_tm1 - q_tm1).abs().sum(),
             }
         return LossOutput(loss, metrics, priority.detach().flatten())
 
@@ -166,9 +165,9 @@ class DQN(OffPolicy[DQNConfig]):
         """As the base class, and `epsilon`."""
         return {**super().hyperparameters(progress), "epsilon": self._epsilon(progress)}
 
-    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         epsilon = self._epsilon(progress)
-        place = torch.tensor(list(environments), dtype=torch.float64) / max(1, of - 1)
+        place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)
         spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
         numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)
         return Exploration(samples < self.config.warmup, numbers.to(torch.float32).unsqueeze(-1))
@@ -209,13 +208,13 @@ def project(probability: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
     return (probability.unsqueeze(-1) * near).sum(-2)
 
 
-def quantile_huber(quantiles: Tensor, wanted: Tensor, tau: Tensor | None = None) -> Tensor:
+def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None) -> Tensor:
     """The quantile regression loss with κ = 1 (Dabney et al. 2018, arXiv:1710.10044, equation 10; arXiv:1806.06923,
     equation 3), summed over quantiles.
 
     Args:
         quantiles: [..., K]
-        wanted: [..., K'], samples of the distribution that they should have.
+        target: [..., K'], samples of the distribution that they should have.
         tau: [..., K], their fractions; None are the midpoints of K equal parts.
 
     Returns:
@@ -224,7 +223,7 @@ def quantile_huber(quantiles: Tensor, wanted: Tensor, tau: Tensor | None = None)
     if tau is None:
         count = quantiles.shape[-1]
         tau = (torch.arange(count, device=quantiles.device) + 0.5) / count
-    error = wanted.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., quantile, sample]
+    error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., quantile, sample]
     huber = F.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
     return ((tau.unsqueeze(-1) - (error.detach() < 0).float()).abs() * huber).mean(-1).sum(-1)
 
@@ -241,7 +240,7 @@ def _numbers(model: QModel, features: Tensor, tau: Tensor | None) -> Tensor:
     return model.head(features) if tau is None else model.head(features, tau)
 
 
-def describe(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
+def distribution_of(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
     """[1, n, ...], fractions of implicit quantiles [1, n, K] -> the head's numbers [1, n, A, K]"""
     return _numbers(model, _features(model, obs), tau)
 

@@ -10,7 +10,6 @@ from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
-    explained_variance,
     log_ratio,
     masked_sum,
     value_metrics,
@@ -33,7 +32,6 @@ class IMPALAConfig(OnPolicyConfig):
     """Gradient steps per epoch, each on whole sequences of a part of the environments. The loss is a sum, so
     fewer minibatches take larger steps."""
     learning_rate: float = 6e-4
-    """Step size. Higher learns faster until it becomes unstable."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=0.01, decay=0.99))
     max_grad_norm: float = 40.0
     """Scale gradients whose global norm exceeds this. Lower is safer and slower. The loss is a sum, so the norm grows
@@ -116,7 +114,3 @@ class IMPALA(OnPolicy[IMPALAConfig]):
                 **value_metrics(value_t, trace.vs, valid),
             }
         return LossOutput(total, metrics)
-
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Explained variance out of the value moments."""
-        return explained_variance(metrics)

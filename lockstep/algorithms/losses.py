@@ -29,6 +29,16 @@ def approximate_kl(log_ratio_t: Tensor, valid_t: Tensor) -> Tensor:
     return masked_sum(torch.expm1(log_ratio_t) - log_ratio_t, valid_t)
 
 
+def clipped_value_loss(value_t: Tensor, old_value_t: Tensor, target_t: Tensor, valid_t: Tensor, clip: float) -> Tensor:
+    """Half the sum of squared errors of values [T, B]. One that has moved further than `clip` from the collected value,
+    towards its target, is counted as if it had stopped there, and learns no more; 0 does without."""
+    error_t = (value_t - target_t).square()
+    if clip:
+        move_t = (value_t - old_value_t).clamp(-clip, clip)
+        error_t = torch.maximum(error_t, (old_value_t + move_t - target_t).square())
+    return 0.5 * masked_sum(error_t, valid_t)
+
+
 def value_metrics(value_t: Tensor, value_target_t: Tensor, valid_t: Tensor) -> dict[str, Tensor]:
     """The sums VALUE_METRICS of predicted and target values [T, B]."""
     error_t = value_target_t - value_t

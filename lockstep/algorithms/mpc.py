@@ -34,12 +34,8 @@ class MPCConfig(OffPolicyConfig):
     updates: int = 100
     warmup: int = 200
     learning_rate: float = 1e-3
-    """Step size. Higher learns faster until it becomes unstable."""
     anneal_learning_rate: bool = False
-    """Lower the learning rate linearly to zero over total_steps."""
     max_grad_norm: float = 100.0
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
-    slower."""
     noise_std: float = 0.1
     """Deviation of the normal noise that planned actions are disturbed by, where bounds are at -1 and 1. Higher shows
     the model more of what its plans avoid."""
@@ -91,9 +87,9 @@ class MPC(OffPolicy[MPCConfig]):
         measured in different units; mean over members, summed over items. Each term is multiplied by its deviation,
         held constant: without that, what is predicted badly is learned slowly (Seitzer et al. 2022, β = 0.5)."""
         x = model.normalize(batch.obs)
-        wanted = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
+        target = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
         mean, log_variance = model.predict(x, model.actions.encode(batch.action))
-        squared = (mean - wanted).square()
+        squared = (mean - target).square()
         density = squared * (-log_variance).exp() + log_variance
         loss = ((0.5 * log_variance.detach()).exp() * density).sum(-1).mean(0).sum()
         with torch.no_grad():
@@ -104,7 +100,7 @@ class MPC(OffPolicy[MPCConfig]):
             }
         return LossOutput(loss, metrics)
 
-    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         """Uniform in the warm-up, then the plan's actions and normal noise."""
         numbers = torch.full((len(environments), 1), self.config.noise_std)
         return Exploration(samples < self.config.warmup, numbers)

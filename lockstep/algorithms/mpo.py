@@ -98,20 +98,20 @@ class MPO(QPG[MPOConfig]):
         distribution = online.distribution
         assert batch.noise is not None and isinstance(distribution, DiagonalGaussian)
         with torch.no_grad():
-            older = target.actor(batch.next_obs)  # [1, n, 2D]
-            noise = batch.noise.view(self.config.actions, older.shape[1], distribution.size)
-            action = distribution.sample(older, noise)  # [N, n, D]
+            old_policy = target.actor(batch.next_obs)  # [1, n, 2D]
+            noise = batch.noise.view(self.config.actions, old_policy.shape[1], distribution.size)
+            action = distribution.sample(old_policy, noise)  # [N, n, D]
             sampled = target.q(batch.next_obs, action).amin(0)  # [N, n]
-            wanted = batch.reward + batch.discount * sampled.mean(0)
-        values = online.q(batch.obs, batch.action)
-        error, priority = critic_error(values, wanted)
+            target_tm1 = batch.reward + batch.discount * sampled.mean(0)
+        q_tm1 = online.q(batch.obs, batch.action)
+        error, priority = critic_error(q_tm1, target_tm1)
 
         duals = online.variables
         temperature = F.softplus(duals["temperature"]) + _LEAST
         weights, dual = weigh(sampled, temperature, self.config.epsilon)  # [N, n], [n]
-        newer = online.actor(batch.next_obs)
-        mean, log_std = distribution.split(newer)
-        old_mean, old_log_std = distribution.split(older)
+        new_policy = online.actor(batch.next_obs)
+        mean, log_std = distribution.split(new_policy)
+        old_mean, old_log_std = distribution.split(old_policy)
         fit = -(
             weights * (normal_log_prob(mean, old_log_std, action) + normal_log_prob(old_mean, log_std, action))
         ).sum(0)
@@ -127,10 +127,10 @@ class MPO(QPG[MPOConfig]):
             metrics = {
                 "loss/critic": critic.detach(),
                 "loss/actor": actor.detach(),
-                "value/mean": values.mean(0).sum(),
-                "value/target": wanted.sum(),
+                "value/mean": q_tm1.mean(0).sum(),
+                "value/target": target_tm1.sum(),
                 "value/error": priority.sum(),
-                "policy/entropy": distribution.entropy(newer).sum(),
+                "policy/entropy": distribution.entropy(new_policy).sum(),
                 "policy/temperature": temperature.detach() * len(priority),
                 "policy/kl_weights": gain.sum(),
                 "policy/kl_mean": kl_mean.mean(-1).sum(),

@@ -287,7 +287,7 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
                 target.lerp_(online, self.config.target_rate)
 
     @abstractmethod
-    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         """How environments explore in a rollout.
 
         Args:

@@ -11,7 +11,7 @@ from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
-    explained_variance,
+    clipped_value_loss,
     log_ratio,
     masked_sum,
     value_metrics,
@@ -29,9 +29,7 @@ class PPOConfig(OnPolicyConfig):
     name = "ppo"
 
     epochs: int = 4
-    """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
     minibatches: int = 4
-    """Gradient steps per epoch. More take more, noisier steps."""
     gae_lambda: float = 0.95
     """λ of generalized advantage estimation. Higher trusts rewards (less bias), lower the values (less variance)."""
     clip: float = 0.1
@@ -111,11 +109,7 @@ class PPO(OnPolicy[PPOConfig]):
         surrogate_t = torch.minimum(ratio_t * batch.advantage, clipped_ratio_t * batch.advantage)
         policy_loss = -masked_sum(surrogate_t, valid)
 
-        error_t = (output.value - batch.value_target).square()
-        if self.config.value_clip:
-            move_t = (output.value - batch.value).clamp(-self.config.value_clip, self.config.value_clip)
-            error_t = torch.maximum(error_t, (batch.value + move_t - batch.value_target).square())
-        value_loss = 0.5 * masked_sum(error_t, valid)
+        value_loss = clipped_value_loss(output.value, batch.value, batch.value_target, valid, self.config.value_clip)
 
         entropy = masked_sum(model.distribution.entropy(output.policy), valid)
         total = policy_loss + hyper["value_coef"] * value_loss - hyper["entropy_coef"] * entropy
@@ -130,10 +124,6 @@ class PPO(OnPolicy[PPOConfig]):
                 **value_metrics(output.value, batch.value_target, valid),
             }
         return LossOutput(total, metrics)
-
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Explained variance out of the value moments."""
-        return explained_variance(metrics)
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
         """Whether the last minibatch's approximate KL exceeds target_kl."""

@@ -93,7 +93,7 @@ class QPG(OffPolicy[QPGConfigT]):
             ParameterGroup("critics.", hyper["learning_rate"]),
         )
 
-    def exploration(self, progress: float, samples: int, environments: range, of: int) -> Exploration:
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         """Uniform in the warm-up, then as the policy samples."""
         return Exploration(samples < self.config.warmup, torch.zeros(len(environments), 0))
 
@@ -105,8 +105,8 @@ def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
     return online, target
 
 
-def critic_error(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def critic_error(q_tm1: Tensor, target_tm1: Tensor) -> tuple[Tensor, Tensor]:
     """Squared errors of critics, [C, 1, n] against [1, n]: their sum over critics [1, n], and the mean size of the
     errors [n], as a priority."""
-    error = wanted - values
+    error = target_tm1 - q_tm1
     return error.square().sum(0), error.detach().abs().mean(0).flatten()

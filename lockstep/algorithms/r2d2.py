@@ -42,16 +42,12 @@ class R2D2Config(DQNConfig):
     batch_size: int = 32
     """Sequences of a gradient step. More make it less noisy, and cost more."""
     warmup: Steps = 100_000
-    """Steps, of all environments together, that are collected with random actions before learning begins. More begin
-    with more varied data."""
     burn_in: int = 40
     """L: steps at a sequence's beginning from which only the core's state follows. More let it forget more of the stale
     state that was stored, and cost time."""
     unroll: int = 80
     """M: steps that are learned from, over which gradients flow back. More learn longer dependencies, and cost time."""
     n_step: int = 5
-    """Steps after which a return is bootstrapped from a value. More let rewards travel faster, with more variance and
-    with the bias of old actions."""
     rescaling: float = 1e-3
     """ε of the function by which values are rescaled, h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx. Higher compresses large
     returns less."""
@@ -59,18 +55,12 @@ class R2D2Config(DQNConfig):
     """η: a sequence's priority is η times its largest error and 1 - η times its mean one. Higher prefers sequences with
     one surprise to those with many small ones."""
     max_grad_norm: float = 80.0
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
-    slower."""
     discount: float = 0.997
-    """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
     double: bool = True
-    """Let the model choose the action whose value the target network tells. On overestimates returns less."""
     target_period: int = 2_500
-    """Gradient steps after which the target network follows the model. More are more stable and slower."""
     epsilon_end: float = 0.4
     """ε once it has fallen, of the environment that explores most. Higher explores more for good."""
     epsilon_fraction: float = 0.0
-    """Share of total_steps over which ε falls. Longer explores more."""
     epsilon_spread: float = 7.0
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
     same. Higher lets environments explore more differently."""
@@ -106,42 +96,37 @@ class R2D2Config(DQNConfig):
         return R2D2(self)
 
 
-class R2D2(DQN):
+class R2D2(DQN[R2D2Config]):
     """Moves the values of a remembered sequence's actions towards what followed each of them."""
-
-    def __init__(self, config: R2D2Config) -> None:
-        super().__init__(config)
-        self._settings = config
 
     def memory(self, experiment: Experiment, rollout: Rollout) -> SequenceReplay:
         from lockstep.storage.sequences import SequenceReplay
 
-        return SequenceReplay(experiment, rollout, self._settings.burn_in, self._settings.unroll)
+        return SequenceReplay(experiment, rollout, self.config.burn_in, self.config.unroll)
 
     def loss(self, model: Networks, batch: Any, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of rescaled values, summed over the valid steps of Sequences."""
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel) and isinstance(batch, Sequences)
         disturb(online, target, batch.noise)
-        config, steps = self._settings, len(batch.action)
+        config, steps = self.config, len(batch.action)
         q = _unroll(online, batch, config.burn_in)
         with torch.no_grad():
-            after = _unroll(target, batch, config.burn_in)
-            best = (q if config.double else after).argmax(-1)
-            after = _of_action(after, best)
-            index = torch.arange(steps, device=after.device).unsqueeze(1) + batch.ahead
-            after = unscale(after.gather(0, index), config.rescaling)
-            towards = rescale(batch.reward + batch.discount * after, config.rescaling)
-        value = _of_action(q[:steps], batch.action)
-        valid = batch.valid.to(value.dtype)
-        error = F.smooth_l1_loss(value, towards, reduction="none") * valid
+            target_q = _unroll(target, batch, config.burn_in)
+            best = (q if config.double else target_q).argmax(-1)
+            index = torch.arange(steps, device=best.device).unsqueeze(1) + batch.ahead
+            q_t = unscale(_of_action(target_q, best).gather(0, index), config.rescaling)
+            target_tm1 = rescale(batch.reward + batch.discount * q_t, config.rescaling)
+        q_tm1 = _of_action(q[:steps], batch.action)
+        valid = batch.valid.to(q_tm1.dtype)
+        error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none") * valid
         loss = (batch.weight * error.sum(0)).sum()
         with torch.no_grad():
-            size = (towards - value).abs() * valid
+            size = (target_tm1 - q_tm1).abs() * valid
             metrics = {
                 "loss/value": loss.detach(),
-                "value/mean": (value * valid).sum(),
-                "value/target": (towards * valid).sum(),
+                "value/mean": (q_tm1 * valid).sum(),
+                "value/target": (target_tm1 * valid).sum(),
                 "value/error": size.sum(),
             }
         return LossOutput(loss, metrics, mixed_priority(size, batch.valid, config.priority_max))

@@ -75,9 +75,9 @@ class SAC(QPG[SACConfig]):
         log_alpha = online.variables["log_temperature"]
         alpha = log_alpha.detach().exp()
         terms = self._discrete if isinstance(online.distribution, Categorical) else self._continuous
-        values, after, climb, entropy = terms(online, target, batch, alpha)
-        wanted = batch.reward + batch.discount * after
-        error, priority = critic_error(values, wanted)
+        q_tm1, v_t, climb, entropy = terms(online, target, batch, alpha)
+        target_tm1 = batch.reward + batch.discount * v_t
+        error, priority = critic_error(q_tm1, target_tm1)
         critic, actor = (batch.weight * error).sum(), (batch.weight * climb).sum()
         gap = entropy.detach() - self._target_entropy(online)
         temperature = log_alpha.exp() * (batch.weight * gap).sum()
@@ -86,8 +86,8 @@ class SAC(QPG[SACConfig]):
                 "loss/critic": critic.detach(),
                 "loss/actor": actor.detach(),
                 "loss/temperature": temperature.detach(),
-                "value/mean": values.mean(0).sum(),
-                "value/target": wanted.sum(),
+                "value/mean": q_tm1.mean(0).sum(),
+                "value/target": target_tm1.sum(),
                 "value/error": priority.sum(),
                 "policy/entropy": entropy.sum(),
                 "policy/temperature": alpha * entropy.numel(),
@@ -105,8 +105,8 @@ class SAC(QPG[SACConfig]):
         climb = alpha * log_prob - online.q(batch.obs, action, frozen=True).amin(0)
         with torch.no_grad():
             next_action, next_log_prob = distribution.sample_with_log_prob(online.actor(batch.next_obs), next_noise)
-            after = target.q(batch.next_obs, next_action).amin(0) - alpha * next_log_prob
-        return online.q(batch.obs, batch.action), after, climb, -log_prob
+            v_t = target.q(batch.next_obs, next_action).amin(0) - alpha * next_log_prob
+        return online.q(batch.obs, batch.action), v_t, climb, -log_prob
 
     def _discrete(
         self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
@@ -118,9 +118,9 @@ class SAC(QPG[SACConfig]):
         climb = (log_p.exp() * (alpha * log_p - smallest)).sum(-1)
         with torch.no_grad():
             next_log_p = online.actor(batch.next_obs).log_softmax(-1)
-            after = (next_log_p.exp() * (target.q_all(batch.next_obs).amin(0) - alpha * next_log_p)).sum(-1)
+            v_t = (next_log_p.exp() * (target.q_all(batch.next_obs).amin(0) - alpha * next_log_p)).sum(-1)
         chosen = batch.action.long().expand(len(all_values), *batch.action.shape).unsqueeze(-1)
-        return all_values.gather(-1, chosen).squeeze(-1), after, climb, -(log_p.exp() * log_p).sum(-1)
+        return all_values.gather(-1, chosen).squeeze(-1), v_t, climb, -(log_p.exp() * log_p).sum(-1)
 
     def _target_entropy(self, model: PolicyModel) -> float:
         if self.config.target_entropy is not None:

@@ -18,10 +18,10 @@ from lockstep.arrays import named_leaves
 from lockstep.clock import Acting, Fill
 from lockstep.collecting.acting import ActingBatch, ShardSeat
 from lockstep.collecting.preemption import Preemption
+from lockstep.digests import structure_digests
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.layout import Layout
-from lockstep.ledger import structure_digests
 from lockstep.models.capture import Inference
 from lockstep.rng import stream
 from lockstep.runtime.graphs import Capture, cuda_graph

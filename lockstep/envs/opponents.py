@@ -96,7 +96,7 @@ def _found(name: str) -> Checkpoint:
 
 
 def _digest(checkpoint: Checkpoint) -> str:
-    from lockstep.ledger import state_digest
+    from lockstep.digests import state_digest
 
     tensors, _ = checkpoint.part("learner")
     return state_digest({name: x for name, x in tensors.items() if name.startswith(("parameter.", "normalizer."))})[:16]

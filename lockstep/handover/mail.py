@@ -154,12 +154,12 @@ class Mailbox:
     def deliver(self, parcel: Parcel) -> None:
         """Take in a rollout."""
         shard, number = parcel.delivery.shard, parcel.delivery.number
-        # A view would keep all of the message in memory.
-        self.remember(shard, number + 1, {name: array.copy() for name, array in parcel.state.items()})
         with self._changed:
-            if number >= self._next[shard]:
-                self._parcels[Fill(shard, number)] = parcel
-            self._changed.notify_all()
+            if number < self._next[shard]:
+                return  # it came before
+            self._parcels[Fill(shard, number)] = parcel
+            # A view would keep all of the message in memory.
+            self.remember(shard, number + 1, {name: array.copy() for name, array in parcel.state.items()})
 
     def take(self, fills: list[Fill]) -> list[Parcel]:
         """Wait for rollouts."""

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
+from lockstep.digests import fast_digest
 from lockstep.learning.learner import Applied, Learner, LearningReport
 from lockstep.learning.optimizer import Optimizer
-from lockstep.ledger import fast_digest
 from lockstep.runtime.graphs import Capture
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import Arena

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lockstep.agent import Agent, below
 from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
+from lockstep.digests import fast_digest
 from lockstep.learning.optimizer import Optimizer
-from lockstep.ledger import fast_digest
 from lockstep.models.normalize import Normalizers
 from lockstep.runtime.graphs import Capture, Graph
 from lockstep.storage.batches import Batches, Filled

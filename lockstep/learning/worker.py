@@ -51,6 +51,7 @@ class Worker:
         else:
             self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
         self._begun = _numbers(agent.algorithm)
+        self._told: set[str] = set()
 
     def learn(self, iteration: int, arrivals: dict[int, list[Arrival]]) -> LearningReport:
         """Take the iteration's gradient steps."""
@@ -124,13 +125,13 @@ class Worker:
     def _tell_of_lost_state(self) -> None:
         """Say it, once, if an algorithm of a user's own keeps on the object what it should let checkpoints hold."""
         begun, now = self._begun, _numbers(self.agent.algorithm)
-        if changed := [name for name in now if now[name] != begun.get(name)]:
+        if changed := [name for name in now if now[name] != begun.get(name) and name not in self._told]:
+            self._told.update(changed)
             tell(
                 f"warning: {', '.join(changed)} of the algorithm changed while it learned, and checkpoints do not hold "
                 "it: the run would not resume exactly. Let the algorithm's method variables return it.",
                 sys.stderr,
             )
-            self._begun = now
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.collecting.collectors import Delivery
+from lockstep.digests import fast_digest
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.handover.freerun import Pace
@@ -15,7 +16,7 @@ from lockstep.handover.rollouts import Arrival
 from lockstep.layout import Layout
 from lockstep.learning.learner import Applied, LearningReport
 from lockstep.learning.worker import Worker
-from lockstep.ledger import Ledger, fast_digest, ledger_head
+from lockstep.ledger import Ledger, ledger_head
 from lockstep.records.lags import Lags
 from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions

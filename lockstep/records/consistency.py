@@ -8,9 +8,11 @@ from typing import Any
 
 from lockstep import ledger
 from lockstep.agent import below
-from lockstep.ledger import Difference, fast_digest
+from lockstep.digests import fast_digest
+from lockstep.ledger import Difference
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
+from lockstep.runtime.platform import this_platform
 
 
 def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
@@ -21,7 +23,7 @@ def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | Non
 
 def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
     """What to say if this platform, or one that the run was resumed on, is not the one that it was started on."""
-    here = ledger.differing_platform(head["platform"], ledger.platform())
+    here = ledger.differing_platform(head["platform"], this_platform())
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
     for each in folder.facts().get("resumed", []):
         if each.get("differs"):

@@ -144,7 +144,7 @@ class Recorder:
                 totals.best = score
             totals.history.append(score)
             if len(totals.history) > _HISTORY:
-                totals.history = totals.history[1::2]
+                totals.history = totals.history[::2]
         status = self._status(report)
         self._write(_line(report, status))
         self._warn_once(report)

@@ -14,6 +14,7 @@ from lockstep.records.consistency import checkpoint_difference, edited_settings
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
 from lockstep.runtime.output import tell
+from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
 
 
@@ -69,7 +70,7 @@ def _require_memory(experiment: Experiment, begin: int) -> None:
 def other_platform(folder: RunFolder) -> tuple[str, ...]:
     """What of this platform is not as on the one that the run was started on; says so if there is anything."""
     head, _ = ledger.read(folder.ledger, 0)
-    differs = ledger.differing_platform(head["platform"], ledger.platform())
+    differs = ledger.differing_platform(head["platform"], this_platform())
     if differs:
         tell(
             "warning: this platform is not the one that the run was started on, so the run will not end with the bits "

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lockstep.agent import Agent, below
+from lockstep.digests import state_digest
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.learning.optimizer import MOMENTS
-from lockstep.ledger import state_digest
 from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import (
     Checkpoint,

@@ -122,11 +122,12 @@ def public_command(command: str) -> str:
     while words:
         word = words.pop(0)
         flag, given, _ = word.partition("=")
-        several = flag in ("--slurm-options", "--eval-opponents")
-        if not several and flag not in [f"--{name}" for name in _PRIVATE]:
+        name = flag.replace("_", "-")
+        several = name in ("--slurm-options", "--eval-opponents")
+        if not several and name not in [f"--{each}" for each in _PRIVATE]:
             kept.append(_FOLDERS.sub(_KEPT, word))
             continue
-        values = 0 if given else len(words) if several else 1
+        values = len(words) if several else 0 if given else 1
         while words and values and not words[0].startswith("--"):
             words.pop(0)
             values -= 1

@@ -176,22 +176,26 @@ def _normal(flag: str) -> str:
 
 def _alternatives(group: list[str]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
-    if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text)):
+    merged = _normal(flag) in MERGED  # of NAME=VALUE
+    last = text.rpartition("=")[2] if merged else text
+    if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(last)):
         return [group]
     found: list[list[str]] = []
-    merged = _normal(flag) in MERGED
     if merged and any(bracket in text for bracket in "[](){}"):
         raise SettingsError(f"{flag} {text}: options are numbers, words, true or false. Set lists in a Python file.")
     for part in map(str.strip, text.split(",")):
-        numbers = _RANGE.fullmatch(part)
+        name, equals, value = part.rpartition("=") if merged else ("", "", part)
+        numbers = _RANGE.fullmatch(value)
         begin, end = map(int, numbers.groups()) if numbers else (0, 0)
         if not part or begin > end:
             what = f"the range {part} is empty" if part else "a value is missing beside a comma"
             raise SettingsError(f"{flag} {text}: {what}. Write a list as 1,2,3 or whole numbers as 1..3.")
-        if merged and "=" not in part and found:  # NAME=1,2
-            found.append([*found[-1][:-1], f"{found[-1][-1].partition('=')[0]}={part}"])
+        values = [str(number) for number in range(begin, end + 1)] if numbers else [value]
+        if merged and not equals and found:  # NAME=1,2
+            *words, previous = found[-1]
+            found += [[*words, f"{previous.partition('=')[0]}={each}"] for each in values]
         elif numbers:
-            found += [[flag, str(number)] for number in range(begin, end + 1)]
+            found += [[flag, *f"{name}{equals}{each}".split()] for each in values]
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])
         else:

@@ -209,7 +209,8 @@ class Population:
         up = 1 if value <= space.low else -1 if value >= space.high else up
         low, high, now = (math.log(x) if space.log else x for x in (space.low, space.high, value))
         moved = self._at(name, space, (now - low) / (high - low) + up * _STEP)
-        return value + up if moved == value else moved  # of whole numbers a step may be less than one
+        whole = is_whole(space, setting(self.run.experiment, name))
+        return value + up if whole and moved == value else moved  # of whole numbers a step may be less than one
 
     def _others(self, name: str, value: Any) -> list[Any]:
         """The values of a setting that lists them, from the one behind the given on."""

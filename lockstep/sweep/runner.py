@@ -269,6 +269,9 @@ class Runner:
         self._looked = time.monotonic()
         for running in self._running:
             running.curve.read()
+        if self._rule is not None:
+            for entry in self._elsewhere:
+                self._curves[entry.name].read()
         for entry in [entry for entry in self._elsewhere if self._queue.state(entry.name) != "running"]:
             self._elsewhere.remove(entry)
             outcome = self._queue.outcome(entry.name)

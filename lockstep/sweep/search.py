@@ -113,7 +113,7 @@ def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experimen
     Raises:
         SettingsError: it is none of them.
     """
-    found = re.fullmatch(r"(log:)?(\S+?)\.\.(\S+)", text)
+    found = re.fullmatch(r"(log:)?([^\s,/]+?)\.\.([^\s,/]+)", text)  # paths have dots, too
     if found is None:
         values: list[Any] = []
         for experiment in alternatives():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep import train
 from lockstep.agent import Networks
-from lockstep.algorithms.dqn import DQN, DQNConfig, describe, project, quantile_huber
+from lockstep.algorithms.dqn import DQN, DQNConfig, distribution_of, project, quantile_huber
 from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, QModelConfig
 from lockstep.recipes import RECIPES
 from lockstep.storage.transitions import Transitions
@@ -263,8 +263,8 @@ def test_losses_of_all_returns_are_what_loops_give(returns: Any, double: bool) -
     )
     batch = transitions()
     out = DQN(DQNConfig(double=double)).loss(Networks(online, target), batch, {})
-    now, then = describe(online, batch.obs)[0].detach(), describe(target, batch.next_obs)[0].detach()
-    choosing = describe(online, batch.next_obs)[0].detach() if double else then
+    now, then = distribution_of(online, batch.obs)[0].detach(), distribution_of(target, batch.next_obs)[0].detach()
+    choosing = distribution_of(online, batch.next_obs)[0].detach() if double else then
     total, priorities = 0.0, []
     for i in range(ITEMS):
         best, action = int(online.expected(choosing[i]).argmax()), int(batch.action[0, i])

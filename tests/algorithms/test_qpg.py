@@ -26,7 +26,7 @@ from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.algorithms.sac import SACConfig
-from lockstep.learning.learner import UpdateRule
+from lockstep.learning.optimizer import Optimizer
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.distributions import standard_normal
 from lockstep.models.mlps import MLPs
@@ -240,19 +240,22 @@ def test_metrics_and_priorities(kind: str) -> None:
 def test_the_delayed_policy_stands_still_between_its_turns() -> None:
     case = Case("td3-mujoco")
     flat = FlatParameters(case.online)
-    rule, names = UpdateRule(case.experiment, flat), list(flat.named())
+    optimizer, names = Optimizer(case.experiment, flat), list(flat.named())
     moved = []
     for update in (1, 2, 3, 4):
         before = {name: x.clone() for name, x in flat.named().items()}
-        remembered = {name: x.clone() for name, x in rule.state().items()}
-        rule.apply(torch.ones_like(flat.vector), case.algorithm.groups(update, case.algorithm.hyperparameters(0.0)))
+        remembered = {name: x.clone() for name, x in optimizer.state().items()}
+        optimizer.step(torch.ones_like(flat.vector), case.algorithm.groups(update, case.algorithm.hyperparameters(0.0)))
         moved.append({name.split(".")[0] for name in names if not torch.equal(before[name], flat.named()[name])})
         if update == 3:
             span = flat.span("actor.")
-            assert torch.equal(remembered["exp_avg"][span], rule.state()["exp_avg"][span])
-            assert torch.equal(remembered["step.actor"], rule.state()["step.actor"])
+            assert torch.equal(remembered["exp_avg"][span], optimizer.state()["exp_avg"][span])
+            assert torch.equal(remembered["step.actor"], optimizer.state()["step.actor"])
     assert moved == [{"critics"}, {"critics", "actor"}] * 2
-    assert {name: float(x) for name, x in rule.state().items() if not x.ndim} == {"step.actor": 2, "step.critics": 4}
+    assert {name: float(x) for name, x in optimizer.state().items() if not x.ndim} == {
+        "step.actor": 2,
+        "step.critics": 4,
+    }
 
 
 def test_where_the_delayed_policy_stands_still_its_loss_costs_nothing() -> None:
@@ -286,7 +289,7 @@ def test_groups_are_optimizers_of_their_own(name: str) -> None:
     extra = {} if name == "adam" else {"alpha": algorithm.optimizer.decay}
     optimizers = [make(expected[p], lr=rate, eps=algorithm.optimizer.eps, **extra) for p, rate in groups]
     flat = FlatParameters(case.online, tail=1)
-    rule = UpdateRule(case.experiment.replace(algorithm=algorithm), flat)
+    optimizer = Optimizer(case.experiment.replace(algorithm=algorithm), flat)
     for step in range(3):
         for scale, parameters in zip((10.0, 0.01, 0.1), expected.values(), strict=True):
             for x in parameters:
@@ -295,19 +298,19 @@ def test_groups_are_optimizers_of_their_own(name: str) -> None:
             parameter.grad = None if x.grad is None else x.grad.clone()
         gradient, _ = flat.split(flat.gather_gradient([torch.zeros(())]))
         norms = [torch.nn.utils.clip_grad_norm_(xs, 1.0) for xs in expected.values()]
-        assert rule.apply(gradient, groups) == pytest.approx(float(torch.stack(norms).norm()), rel=1e-5)
-        for optimizer in optimizers:
-            optimizer.step()
+        assert optimizer.step(gradient, groups) == pytest.approx(float(torch.stack(norms).norm()), rel=1e-5)
+        for each in optimizers:
+            each.step()
     for mine, x in zip(case.online.parameters(), (x for xs in expected.values() for x in xs), strict=True):
         torch.testing.assert_close(mine, x, rtol=1e-6, atol=1e-7)
-    other = UpdateRule(case.experiment.replace(algorithm=algorithm), flat)
-    other.load(rule.state())
+    other = Optimizer(case.experiment.replace(algorithm=algorithm), flat)
+    other.load(optimizer.state())
     again = torch.randn_like(flat.vector)
     start = flat.vector.detach().clone()
-    rule.apply(again.clone(), groups)
+    optimizer.step(again.clone(), groups)
     end = flat.vector.detach().clone()
     flat.vector.data.copy_(start)
-    other.apply(again.clone(), groups)
+    other.step(again.clone(), groups)
     assert torch.equal(flat.vector, end), "what was loaded goes on exactly"
 
 

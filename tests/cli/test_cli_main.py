@@ -162,3 +162,11 @@ def test_progress_of_children_goes_to_standard_error_too(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert json.loads(done.stdout) == {"a": 1}
     assert sorted(done.stderr.split()) == ["child", "progress"]
+
+
+def test_every_host_is_told_of_a_mistake_once(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    for local, told in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("LOCAL_RANK", local)
+        common.complain("no such thing")
+        assert capsys.readouterr().err.count("no such thing") == told

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from children import ROOT, until
 
+from lockstep import recipes
 from lockstep.cli.main import main
-from lockstep.run import RunFolder
+from lockstep.cli.submit import SubmitArguments, _settings
+from lockstep.layout import Layout
+from lockstep.run import RunFolder, RunOptions
 
 RUN = (
     *("ppo-cartpole", "--env.adapter", "gymnasium", "--scheme.acting-batch", "0", "--algorithm.rollout", "8"),
@@ -130,3 +133,10 @@ def test_a_job_trains_and_goes_on_after_it_was_canceled(
     assert ledgers[0] == ledgers[1]
 
     assert "another experiment" in refused(capsys, *run, "--seed", "2")
+
+
+def test_a_layout_that_starts_its_processes_itself_gets_the_gpus_of_its_node() -> None:
+    given = SubmitArguments(recipes.ppo_cartpole(), RunOptions(run="runs/one"))
+    for layout, gpus in (("a0,1-l2", {"gpus_per_node": 3}), ("torchrun,device=0", {"gpus_per_task": 1}), ("ray:2", {})):
+        asked = _settings(given, Layout.parse(layout))
+        assert {name: count for name, count in asked.items() if name.startswith("gpus")} == gpus

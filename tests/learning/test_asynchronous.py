@@ -29,10 +29,12 @@ from workers import Ran, ran_of
 from lockstep import ledger, recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.algorithms.base import LossOutput, ParameterGroup
+from lockstep.digests import state_digest
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.learning.asynchronous import AsyncLearner, SharedParameters, in_time
-from lockstep.learning.learner import Learner, Update, UpdateRule
+from lockstep.learning.learner import Applied, Learner
+from lockstep.learning.optimizer import Optimizer
 from lockstep.ledger import LedgerError
 from lockstep.models.parameters import FlatParameters
 from lockstep.replay import replay
@@ -126,11 +128,11 @@ class Toy:
             round=lambda: None,
         )
         self.learner, self.flat = kind(agent, range(slots), TreeSum(slots, Group())), flat
-        self.learner.update = SimpleNamespace(apply=self._apply, moments={}, counts={})  # type: ignore[assignment]
+        self.learner.optimizer = SimpleNamespace(step=self._step, moments={}, counts={})  # type: ignore[assignment]
         self.seen: list[float] = []
         self.followed: list[int] = []
 
-    def _apply(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
+    def _step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
         vector = self.flat.vector.detach()
         vector -= groups[0].learning_rate * gradient
         self.seen.append(float(vector[0]))
@@ -143,7 +145,7 @@ def test_a_gradient_is_applied_steps_later() -> None:
     first = toy.learner.learn(0, {})
     # g1 = 1 | g2 = 1, w = 1 - g1/2 | g3 = 1/2, w = 1/2 - g2/2
     assert toy.seen == [0.5, 0.0] and toy.followed == [1, 2]
-    assert first.updates == 3 and first.applied == {0: Update(None, 0), 1: Update(None, 1), 2: Update(None, 1)}
+    assert first.updates == 3 and first.applied == {0: Applied(None, 0), 1: Applied(None, 1), 2: Applied(None, 1)}
     assert first.metrics["gradient_norm"] == 1.0 and first.metrics["error"] == pytest.approx(2.5 / 3)
     second = toy.learner.learn(1, {})
     # g4 = 0, w = 0 - g3 | g5 = -1/2, w = -1/2 - g4/2 | g6 = -1/2, w = -1/2 - g5/2
@@ -161,6 +163,14 @@ def test_gradients_of_a_larger_lag() -> None:
         assert report.applied[0].behind == min(iteration, 2)
     # All of the first three are 1, and the third is applied with twice the rate.
     assert toy.seen == [0.5, 0.0, -1.0]
+
+
+def test_steps_behind_one_that_stops_are_left_out() -> None:
+    """The error is a mean over both slots: 1, then 1/2."""
+    toy = Toy(Learner, Pull(3, [0.0, 0.0], stop_below=0.6), slots=2)
+    report = toy.learner.learn(0, {})
+    assert toy.seen == [0.5, 0.25] and report.updates == len(report.applied) == 2
+    assert report.metrics["error"] == pytest.approx(0.75)
 
 
 def test_each_slot_has_an_update_of_its_own() -> None:
@@ -238,16 +248,16 @@ def test_gradients_are_in_time_if_they_are_in_order(count: int, bases: list[int]
 # ------------------------------------------------------------------------------------------------- shared memory
 
 
-def one_number() -> tuple[UpdateRule, Tensor]:
+def one_number() -> tuple[Optimizer, Tensor]:
     """A model of one number, 1, and what changes it."""
     model = nn.Module()
     model.w = nn.Parameter(torch.ones(1))
     flat = FlatParameters(model)
-    return UpdateRule(recipes.ppo_cartpole(), flat), flat.vector.detach()
+    return Optimizer(recipes.ppo_cartpole(), flat), flat.vector.detach()
 
 
-def pull(rule: UpdateRule) -> Callable[[int], float]:
-    return lambda place: rule.apply(torch.ones(16), (ParameterGroup("", 0.25),))
+def pull(optimizer: Optimizer) -> Callable[[int], float]:
+    return lambda place: optimizer.step(torch.ones(16), (ParameterGroup("", 0.25),))
 
 
 @pytest.mark.parametrize("device", ["cpu", "elsewhere"])
@@ -255,11 +265,11 @@ def test_learners_see_each_others_updates(device: str) -> None:
     """Two in one process, by turns. On a CPU the optimizer's state is in the shared memory; elsewhere it is copied."""
     memory = SharedMemory()
 
-    def learner(rank: int) -> tuple[SharedParameters, UpdateRule, Tensor]:
-        rule, vector = one_number()
+    def learner(rank: int) -> tuple[SharedParameters, Optimizer, Tensor]:
+        optimizer, vector = one_number()
         agent: Any = SimpleNamespace(vectors=[vector], device=SimpleNamespace(type=device), round=lambda: None)
         group: Any = SimpleNamespace(rank=rank, size=2, shared=memory, waited=0.0, barrier=lambda: None)
-        return SharedParameters(agent, rule, group, bound=1), rule, vector
+        return SharedParameters(agent, optimizer, group, bound=1), optimizer, vector
 
     (a, rule_a, w_a), (b, rule_b, w_b) = learner(0), learner(1)
     a.open()
@@ -274,12 +284,14 @@ def test_learners_see_each_others_updates(device: str) -> None:
     assert a.change(pull(rule_a))[:2] == (2, 0)
     a.close()
     b.close()
-    rule, w = one_number()
+    optimizer, w = one_number()
     for place in range(3):
-        pull(rule)(place)
+        pull(optimizer)(place)
     for mine, of in ((w_a, rule_a), (w_b, rule_b)):
         assert torch.equal(mine, w)
-        assert {name: x.tolist() for name, x in of.state().items()} == {n: x.tolist() for n, x in rule.state().items()}
+        assert {name: x.tolist() for name, x in of.state().items()} == {
+            n: x.tolist() for n, x in optimizer.state().items()
+        }
     a.open()
     b.open()
     b.read(0)
@@ -426,7 +438,7 @@ def test_in_flight_gradients_are_part_of_the_digest_and_verified() -> None:
     steps = [saved[f"in_flight.{place}.of"].tolist() for place in range(3)]
     assert steps == [[2, 2], [2, 3], [2, 4]] and "in_flight.3.of" not in saved
     covered = {name: x for name, x in saved.items() if not name.startswith("version.")}
-    assert ledger.state_digest(covered) == result.digest
+    assert state_digest(covered) == result.digest
     assert verify("run", Layout.parse("processes:2"), "all").ok
 
 

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +152,7 @@ def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:
     recorder.close()
     line = lines(folder)[1]
     assert (line["iteration"], line["samples"], line["frames"]) == (1, STEP, 4 * STEP)
+    assert (line["updates"], line["seconds"]) == (20, 0.5)
     assert line["eval/score"] == 3.0 and line["eval/length"] == 30.0
     assert 1.0 <= line["eval/score_low"] < 3.0 < line["eval/score_high"] <= 6.0
     folder.truncate_metrics(1)
@@ -247,3 +248,68 @@ def test_a_wasteful_layout_is_named_once_and_not_before_it_has_settled(
     recorder.record(report(5, seconds=3.3))
     recorder.close()
     assert "lockstep tune" not in capsys.readouterr().out
+
+
+def test_the_display_is_told_of_the_recent_iterations(folder: RunFolder) -> None:
+    recorder, shown = Recorder(folder, EXPERIMENT, Layout(), QUIET), []
+    recorder._display.close()
+    recorder._display = SimpleNamespace(update=shown.append, close=lambda: None)  # type: ignore[assignment]
+    first, second = {"env": 3.0, "learning": 1.0}, {"env": 0.0, "learning": 4.0}
+    recorder.record(report(1, [1.0], times=first, waits={"rollouts": 1.0}, lags={"policy_versions": 2.0}))
+    recorder.record(report(2, [2.0, 6.0], times=second, waits={"rollouts": 4.0}, lags={}, seconds=1.5))
+    recorder.close()
+    status = shown[-1]
+    assert (status.iteration_seconds, status.seconds) == (1.0, 2.0)
+    assert status.total_samples == EXPERIMENT.iterations * STEP
+    assert status.waits == {"rollouts": 2.5} and status.policy_lag == 2.0, "of the newest data"
+    assert status.shares == {"env": 3 / 8, "learning": 5 / 8}
+    assert (status.episodes, status.score, status.length, status.history) == (3, 3.0, 30.0, [1.0, 3.0])
+    assert lines(folder)[-1]["episodes"] == 3
+
+
+def test_the_history_of_scores_is_thinned_when_it_is_full(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.records.recorder._HISTORY", 4)
+    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
+    for i in range(1, 7):
+        recorder.record(report(i, [float(i)]))
+    recorder.close()
+    assert recorder.state()["history"] == [1.0, 2.0, 3.0, 3.5], "of 1, 1.5, 2, 2.5, 3, and then 3.5"
+
+
+def test_a_resumed_run_is_judged_by_its_own_seconds(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.records.recorder.cores_of_the_run", lambda: 4)
+    monkeypatch.setattr("lockstep.records.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    recorder = Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"), {"seconds": 99.0})
+    for iteration in range(1, 7):
+        recorder.record(report(iteration, seconds=2.0))
+        assert ("lockstep tune" in capsys.readouterr().out) == (iteration == 5)
+    recorder.close()
+
+
+@pytest.mark.parametrize(("state", "resume"), [(None, "never"), ({"samples": STEP}, "allow")])
+def test_trackio_takes_up_a_run_that_is_resumed_alone(
+    folder: RunFolder, state: dict[str, Any] | None, resume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, Any]] = []
+    module = ModuleType("trackio")
+    module.__dict__.update(init=lambda **settings: begun.append(settings), finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, trackio="project"), state).close()
+    assert [settings["resume"] for settings in begun] == [resume]
+
+
+def test_wandb_takes_a_run_up_by_an_id_that_no_other_run_has(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, Any]] = []
+    module = ModuleType("wandb")
+    module.__dict__.update(
+        init=lambda **settings: begun.append(settings), define_metric=lambda *_, **__: None, finish=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, wandb="project")).close()
+    assert [(settings["id"], settings["resume"]) for settings in begun] == [(folder.facts()["id"], "allow")]

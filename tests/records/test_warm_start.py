@@ -16,10 +16,10 @@ from tiny import EXPERIMENTS, cut
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.cli.main import main
+from lockstep.digests import state_digest
 from lockstep.evaluation.runs import labels
 from lockstep.experiment import Experiment, NormalizeConfig, WarmStart
 from lockstep.layout import Layout
-from lockstep.ledger import state_digest
 from lockstep.prepare import prepare
 from lockstep.records.warm_start import load, weights
 from lockstep.replay import replay

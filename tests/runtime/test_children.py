@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.runtime import children
+from lockstep.runtime import children, machine
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -54,3 +54,14 @@ def test_a_start_and_explanations_take_longer(monkeypatch: pytest.MonkeyPatch) -
     assert standstill.too_long(started=False) is None
     assert standstill.too_long(started=True) == 3.0
     assert standstill.too_long(started=True, grace=2.0) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "cores"), [("max 100000", 8), ("150000 100000", 2), ("20000 100000", 1), ("9900000 100000", 8)]
+)
+def test_a_container_may_keep_fewer_cores_busy_than_it_shows(
+    told: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(machine.Path, "read_text", lambda _: told)
+    assert machine.cores() == cores

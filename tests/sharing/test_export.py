@@ -22,7 +22,7 @@ from lockstep.models.continuous import Deterministic, DiagonalGaussian, Squashed
 from lockstep.models.distributions import EpsilonGreedy, make_distribution
 from lockstep.settings import SettingsError
 from lockstep.sharing import export as exporting
-from lockstep.sharing.export import Format, export, load
+from lockstep.sharing.export import Check, Export, Format, export, load
 from lockstep.sharing.exported import EnvironmentAction
 
 onnx = pytest.mark.skipif(
@@ -200,3 +200,20 @@ def test_a_policy_that_diverged_is_not_exported(
     with pytest.raises(SettingsError, match=r"gives no numbers \(NaN\).*choose an earlier --checkpoint"):
         export(trained("cartpole-lag-1"), tmp_path / "policy.pt2")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("precision", "equal", "in_training", "as_alone", "ok"),
+    [
+        ("fp32", 10, 10, True, True),
+        ("fp32", 9, 10, True, False),
+        ("fp32", 10, 9, True, False),
+        ("bf16", 10, 9, True, True),
+        ("bf16", 10, 10, False, False),
+    ],
+)
+def test_an_export_is_as_good_as_the_model_or_not(
+    precision: str, equal: int, in_training: int, as_alone: bool, ok: bool
+) -> None:
+    check = Check(10, equal, 0.0, in_training, as_alone)
+    assert Export(Path("policy.pt2"), Path("policy.pt2.json"), 3, precision, check).ok is ok

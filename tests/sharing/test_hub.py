@@ -360,6 +360,8 @@ def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_p
             "lockstep sweep /srv/x p.py:r --slurm --slurm-options account=me mem=1 --seed 1..3",
             "lockstep sweep x p.py:r --slurm --seed 1..3",
         ),
+        ("lockstep sweep x p.py:r --slurm-options=mem=1 account=me --seed 1", "lockstep sweep x p.py:r --seed 1"),
+        ("lockstep sweep x p.py:r --slurm_options account=me --seed 1", "lockstep sweep x p.py:r --seed 1"),
         ("lockstep train examples/custom_env.py:recipe", "lockstep train examples/custom_env.py:recipe"),
     ],
 )

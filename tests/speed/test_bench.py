@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from lockstep import Layout
 from lockstep.cli.main import main
+from lockstep.speed import bench
 from lockstep.speed.bench import CAUSES, Report, Round
 from lockstep.speed.parts import PARTS, Costs
 
@@ -89,3 +91,21 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, text in ((["--rounds", "0"], "--rounds"), (["--layout", "processes:9"], "processes:9")):
         assert main(["bench", "ppo-cartpole", *flags]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_cores_are_busy_with_all_but_idling_and_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 5000 6000 1 2 47 0 0\ncpu1 7 7 7 7 7 7 7 7 0 0\nintr 3\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: told)
+    monkeypatch.setattr(bench.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(bench.os, "sysconf", lambda _: 100)
+    assert bench._busy_seconds() == 2.0
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(1.0, 0), (1.5, 1)])
+def test_other_programs_that_keep_many_cores_busy_are_warned_of(
+    seconds: float, warned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, said = iter([100.0, 100.0 + seconds]), list[str]()
+    monkeypatch.setattr(bench, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(bench.time, "sleep", lambda _: None)
+    assert bench.load_of_others(4, said.append) == seconds and len(said) == warned

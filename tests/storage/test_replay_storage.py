@@ -15,11 +15,11 @@ from tiny import EXPERIMENTS, options
 
 from lockstep import recipes, train
 from lockstep.agent import Agent
-from lockstep.experiment import Experiment
+from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.settings import SettingsError
 from lockstep.storage import memory
 from lockstep.storage.batches import Filled
-from lockstep.storage.frames import StackedFrames
+from lockstep.storage.frames import StackedFrames, ring_for
 from lockstep.storage.replay import Replay, ReplayBatches
 from lockstep.storage.rollout import Rollout
 
@@ -374,3 +374,32 @@ def test_beginnings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
     with pytest.raises(SettingsError, match="Episodes are so short that 100,000 beginnings"):
         ring._grow(100_000)  # type: ignore[attr-defined]
+
+
+def test_stacks_of_other_numbers_than_bytes_are_kept_as_they_are() -> None:
+    (rollout,) = World(2, 1, "zero", 0.0).rollouts(8, 1)
+    halves = rollout.obs / 2
+    ring = ring_for(20, halves, once=True)
+    ring.put(torch.arange(9), halves)
+    assert torch.equal(ring.take(torch.arange(9), torch.ones(9, dtype=torch.int64)), halves[:, 1])
+
+
+def test_rewards_are_scaled_by_the_deviation_that_returns_have_when_they_are_drawn() -> None:
+    base = experiment(steps=40, envs=2, n_step=1, rollout=8).replace(normalize=NormalizeConfig(returns=True))
+    agent = Agent(base.replace(algorithm=replace(base.algorithm, warmup=0)))  # type: ignore[call-arg]
+    batches, world = ReplayBatches(agent, range(1)), World(2, 3, "zero", 0.01)
+    for number, each in enumerate(world.rollouts(8, 2)):
+        batches.begin(number, {0: [Filled(each, agent.normalizers)]}, {})
+    agent.normalizers = agent.normalizers.merged(torch.tensor([4.0, 0.0, 16.0]))  # a deviation of 2
+    reward = batches.slice(0, 0).batch.reward[0]
+    assert batches._drawn is not None
+    raw = [world.history[time]["reward"][env] for time, env in zip(*batches._drawn, strict=True)]
+    assert reward.tolist() == pytest.approx([each / 2 for each in raw]) and any(raw)
+
+
+def test_a_memory_that_does_not_fit_is_refused_when_its_shapes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(experiment(steps=40, envs=2, n_step=1, rollout=8))
+    (rollout,) = World(2, 3, "zero", 0.01).rollouts(8, 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
+    with pytest.raises(SettingsError, match="for 1 of 1 shards"):
+        ReplayBatches(agent, range(1)).begin(0, {0: [Filled(rollout, agent.normalizers)]}, {})

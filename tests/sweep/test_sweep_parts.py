@@ -11,16 +11,21 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from made_runs import Instant
 from rich.console import Console
 
 from lockstep import recipes
+from lockstep.cli.sweep import _gist
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.machine import cores
@@ -30,7 +35,7 @@ from lockstep.sweep import Run, grid
 from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, LOST, run_entry
 from lockstep.sweep.claims import Claims
 from lockstep.sweep.options import SweepOptions
-from lockstep.sweep.overview import Picture, Row, fitting, panel, plain_line
+from lockstep.sweep.overview import Picture, PlainOverview, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner, _Running, needs_of
 from lockstep.sweep.search import measured, reached
@@ -195,8 +200,11 @@ def test_a_write_that_was_cut_off_is_no_entry(queue: Queue) -> None:
         ("processes:2,env_processes=2", 1, Needs(4)),
         ("cpu:a3-l1", 1, Needs(4)),
         ("cpu:a2-l1,env_processes=2", 2, Needs(6)),
+        ("cpu:a2-l1,env_processes=3", 2, Needs(8)),
+        ("cpu:a2-l1", 3, Needs(9)),
         ("inline,device=0", 1, Needs(1, 1)),
         ("a0-l1,2", 1, Needs(3, 3)),
+        ("a3-l0", 1, Needs(2, 4)),
         ("acpu,cpu-l0", 1, Needs(3, 1)),
     ],
 )
@@ -614,3 +622,163 @@ def test_a_run_is_not_lost_for_ever(tmp_path: Path) -> None:
     assert not Runner(queue, place, SweepOptions(overview="none")).run()
     outcome = queue.outcome(queue.entries()[0].name)
     assert place.started == 4 and outcome is not None and "was lost with its machine 4 times" in outcome.reason
+
+
+def test_a_run_is_recorded_with_the_folder_and_the_command_that_are_given(queue: Queue) -> None:
+    queue.add(seeds(1), "/there", ["lockstep", "it"])
+    (entry,) = queue.entries()
+    assert (entry.directory, entry.command) == ("/there", ["lockstep", "it"])
+
+
+def test_what_would_wait_again_has_the_layout_of_now(queue: Queue) -> None:
+    queue.add(seeds(1))
+    queue.end(queue.entries()[0].name, Outcome("failed"))
+    now = [dataclasses.replace(run, layout="processes:2") for run in seeds(1)]
+    assert [entry.layout for entry in queue.with_runs(now, again=("stopped",))] == ["inline"]
+    assert [entry.layout for entry in queue.with_runs(now, again=("failed",))] == ["processes:2"]
+
+
+def test_what_is_running_is_not_taken_out(queue: Queue) -> None:
+    queue.add(seeds(1, 2))
+    first, second = (entry.name for entry in queue.entries())
+    with queue.claimed(first):
+        assert queue.drop("*") == [second] and queue.has(first)
+
+
+def test_more_environments_are_no_other_task(queue: Queue) -> None:
+    base = recipes.ppo_cartpole()
+    queue.add([Run(base), Run(base.replace(env=dataclasses.replace(base.env, num_envs=2 * base.env.num_envs)))])
+    one, other = queue.entries()
+    assert one.env_settings == other.env_settings and one.env_settings["id"] == "CartPole-v1"
+
+
+def test_gpus_are_given_back() -> None:
+    machine = Machine(range(2), ["2"])
+    share = machine.take(Needs(1, 1))
+    assert share is not None and machine.take(Needs(1, 1)) is None
+    machine.give_back(share)
+    assert machine.take(Needs(1, 1)) == Share((0,), ("2",))
+
+
+def test_runs_that_are_too_large_for_memory_follow_each_other() -> None:
+    machine = Machine(range(8), memory=1e9)
+    for _ in range(2):
+        share = machine.take(Needs(1, memory=8_000_000_000))
+        assert share is not None
+        machine.give_back(share)
+
+
+def test_a_run_sees_the_gpus_of_its_share_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("lockstep.sweep.child.start", lambda *arguments: given.append(arguments))
+    machine = Machine(range(3), ["2", "5"])
+    machine.start(queue, "a", Share((0, 1), ("5", "2")))
+    machine.start(queue, "b", Share((2,)))
+    (_, *first, environment), second = given
+    assert first == ["a", (0, 1)] and environment["CUDA_VISIBLE_DEVICES"] == "5,2" and environment["PATH"]
+    assert second == (queue, "b", (2,), None)
+
+
+def test_the_gpus_of_this_machine_are_those_that_the_user_lets_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for visible, names in (("3, 5,7", ("3", "5")), (None, ("0", "1"))):
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        machine = Machine.here(2, replay=False)
+        share = machine.take(Needs(1, 2))
+        assert share is not None and share.gpus == names
+        assert machine.has_room(Needs(0, 2)), "two runs share a GPU"
+
+
+def test_a_machine_that_repeats_itself_is_not_impatient(queue: Queue) -> None:
+    runner = Runner(queue, Machine([0]), SweepOptions(overview="none"))
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        runner._count(number, None)
+        asked.append(runner._asked)
+    assert asked == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("others", "stopped"),
+    [
+        ([[100.0]] * 3, True),
+        ([[100.0]] * 2, False),
+        ([[1.0, 100.0]] * 3, False),
+        ([[100.0, 1.0]] * 3, True),
+        ([[]] * 3, False),
+    ],
+    ids=["worse", "too-few-others", "worse-than-later", "better-than-later", "nobody-came-so-far"],
+)
+def test_a_run_is_compared_with_what_others_had_after_as_many_samples(
+    others: list[list[float]], stopped: bool, queue: Queue
+) -> None:
+    queue.add(seeds(*range(len(others) + 1)))
+    entries = queue.entries()
+    for entry, scores in zip(entries, [*others, [2.0]], strict=True):
+        queue.run(entry.name).mkdir()
+        queue.metrics(entry.name).write_text("".join(line(1000 * n, score) for n, score in enumerate(scores, 1)))
+    runner = Runner(queue, Machine([0]), SweepOptions(overview="none", stop_early="median@1k"))
+    running = _Running(entries[-1], None, MagicMock(), runner._curves[entries[-1].name], 0.0)
+    runner._running = [running]
+    runner._judge(StopRule.parse("median@1k"))
+    assert (bool(running.objection), running.process.terminate.called) == (stopped, stopped)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_hopeless_run_has_ended_unless_another_process_goes_on_with_it(held: bool, queue: Queue) -> None:
+    queue.add(seeds(1))
+    (entry,) = queue.entries()
+    queue.run(entry.name).mkdir()
+    queue.metrics(entry.name).write_text(line(1000, 7.0))
+    place = Machine([0])
+    runner = Runner(queue, place, SweepOptions(overview="none"))
+    process: Any = SimpleNamespace(poll=lambda: INTERRUPTED, returncode=INTERRUPTED)
+    curve = Curve(queue.metrics(entry.name))
+    runner._running = [_Running(entry, place.take(Needs(1)), process, curve, 0.0, "score 7 is below 9", told=True)]
+    with queue.claimed(entry.name) if held else contextlib.nullcontext():
+        runner._collect()
+    ended = Outcome("stopped", score=7.0, reason="score 7 is below 9")
+    assert (queue.outcome(entry.name), runner._elsewhere) == ((None, [entry]) if held else (ended, []))
+
+
+def test_a_line_of_an_evaluation_says_nothing_of_speed(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(line(100, 1.0) + json.dumps({"samples": 100, "eval/score": 3.0}) + "\n")
+    curve = Curve(metrics)
+    curve.read()
+    assert (curve.samples, curve.score, curve.rate) == (100, 1.0, 50.0)
+
+
+def test_a_whole_last_iteration_is_no_more_than_all() -> None:
+    row = Row("a", "core 0", 1100, 1000, None, 100.0)
+    assert (row.share, row.left) == (1.0, "00:00")
+
+
+def test_what_runs_is_printed_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("lockstep.sweep.overview.time", SimpleNamespace(monotonic=lambda: clock.now))
+    overview, printed = PlainOverview(lambda: PICTURE), []
+    for seconds in (29.0, 30.0, 31.0, 59.0, 60.0):
+        clock.now = seconds
+        overview.update()
+        printed.append(capsys.readouterr().out.count("3 done"))
+    assert printed == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("options", [SweepOptions(slots=-1), SweepOptions(runs_per_gpu=0)])
+def test_numbers_of_runs_that_mean_nothing(options: SweepOptions) -> None:
+    SweepOptions(slots=0, runs_per_gpu=1).validate()
+    with pytest.raises(SettingsError, match=r"--slots -?\d must be 0 .* or more, and --runs-per-gpu \d at least 1"):
+        options.validate()
+
+
+def test_the_line_that_says_most_of_why_a_run_failed() -> None:
+    assert _gist("Traceback (most recent call last):\n  a line\nOSError: no licence") == "OSError: no licence"
+    assert _gist("The run's process was ended by SIGKILL. It had printed last:\nstep 3") == (
+        "The run's process was ended by SIGKILL. It had printed last:"
+    )

@@ -118,7 +118,8 @@ def test_each_member_begins_with_its_predecessor() -> None:
                 )
             else:
                 assert before[member.number - 1] in ranked[-2:] and before[member.successor_of - 1] in ranked[:2]
-                assert member.values != before[member.successor_of - 1].values
+                of = before[member.successor_of - 1].values
+                assert member.values == population().explored(generation, member.number - 1, of) != of
 
 
 def test_succession_by_hand() -> None:
@@ -147,6 +148,12 @@ def test_settings_move_by_a_tenth_of_their_range() -> None:
     assert {each["algorithm.epochs"] for each in found} >= {1, 2, 4, 6}, "at the end of its range, or drawn anew"
     assert 0.01 < sum(not each["algorithm.normalize_advantages"] for each in found) / len(found) < 0.12
     assert all(each != values for each in found)
+
+
+def test_a_number_whose_steps_are_too_small_to_tell_stays_in_its_range() -> None:
+    of = population({"algorithm.clip": Between(0.2, 0.2003)})
+    moved = {of.explored(2, member, {"algorithm.clip": 0.2})["algorithm.clip"] for member in range(40)}
+    assert all(0.2 <= value <= 0.2003 for value in moved)
 
 
 @pytest.mark.parametrize("space", [Between(1e-4, 1e-1, log=True), Between(0.0, 0.1), Between(0.5, 1)])
@@ -435,3 +442,14 @@ def test_a_member_of_every_algorithm_that_may() -> None:
 def test_a_population_of_another_experiment_is_another() -> None:
     other = dataclasses.replace(RUN, experiment=RUN.experiment.replace(total_steps=999))
     assert dataclasses.replace(population(), run=other).identity() != population().identity()
+
+
+def test_members_with_rivals_are_another_population() -> None:
+    assert population(rivals=True).identity() != population().identity()
+
+
+def test_predecessors_are_named_as_seen_from_where_the_population_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.sweep.generations.resolved", lambda experiment: experiment)
+    for folder, named in (("set", "set/runs/a"), ("../set", str(Path("../set/runs/a").resolve()))):
+        found = Generations.make(Queue.make(Path(folder)), population())
+        assert found._ended_with("a") == WarmStart(named, optimizer=True)

@@ -189,3 +189,36 @@ def test_memory_of_a_cluster_is_shared_out_too() -> None:
     cluster = RayCluster(Nodes())
     assert [cluster.take(Needs(1, memory=8_000_000_000)) is not None for _ in range(3)] == [True, True, False]
     assert cluster.take(Needs(1)) is not None
+
+
+def test_nodes_that_are_gone_are_no_place_for_a_run() -> None:
+    nodes = [{"Alive": alive, "Resources": {"CPU": count}} for alive, count in ((True, 2.0), (False, 64.0))]
+    cluster = RayCluster(SimpleNamespace(nodes=lambda: nodes, cluster_resources=lambda: {"CPU": 2.0}))
+    assert cluster.take(Needs(16)) == Bundle(2, 0.0)
+
+
+def test_a_run_too_large_for_every_node_s_memory_asks_for_all_of_one() -> None:
+    node = {"CPU": 8.0, "memory": 20e9}
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": node}], cluster_resources=lambda: node)
+    assert RayCluster(ray).take(Needs(1, memory=40_000_000_000)) == Bundle(1, 0.0, 20_000_000_000)
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_run_is_told_to_stop_or_ended_where_it_has_not_begun(placed: bool) -> None:
+    ray, actor = MagicMock(), SimpleNamespace(run=MagicMock(), stop=MagicMock(), __ray_ready__=MagicMock())
+    ray.remote().return_value.remote.return_value = actor
+    ray.wait.return_value = ([1], []) if placed else ([], [1])
+    process = RayProcess(ray, Queue.make(Path("set")), "run", Bundle(2, 0.5))
+    process.terminate()
+    assert (actor.stop.remote.called, ray.kill.called) == (placed, not placed)
+    wanted = {"num_cpus": 2, "num_gpus": 0.5, "memory": None}
+    ray.remote.assert_called_with(**wanted, max_restarts=0, max_concurrency=2)
+
+
+def test_a_run_that_is_told_to_stop_before_it_begins_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, process = SweepRun(), MagicMock()
+    process.wait.return_value = STOPPED[0]
+    monkeypatch.setattr("lockstep.sweep.child.start", lambda *_: process)
+    Queue.make(tmp_path / "set")
+    actor.stop()
+    assert actor.run(str(tmp_path / "set"), "name") == STOPPED[0] and process.terminate.called

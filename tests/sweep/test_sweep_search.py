@@ -290,13 +290,13 @@ def test_runs_for_which_there_is_never_room() -> None:
 
 
 def test_a_search_begun_by_flags_goes_on_with_its_number_of_trials() -> None:
-    queue, found = Queue.make(Path("set")), search(trials=80)
+    queue, found = Queue.make(Path("set")), search(trials=80, objective="loss/value")
     Trials.make(queue, found).begin()
-    again = dataclasses.replace(found, trials=20)  # what flags say without --trials
+    again = dataclasses.replace(found, trials=20, objective="score/mean")  # what flags say without --trials
     for given, trials in ((SweepOptions(search={"a": "b"}), 80), (SweepOptions(search={"a": "b"}, trials=9), 9)):
         made = _trials(queue, again, given)
-        assert isinstance(made, Trials) and made.search.trials == trials
-    made = _trials(queue, again, SweepOptions())
+        assert isinstance(made, Trials) and (made.search.trials, made.search.objective) == (trials, "loss/value")
+    made = _trials(queue, dataclasses.replace(found, trials=20), SweepOptions())
     assert isinstance(made, Trials) and made.search.trials == 20, "a file says what it says"
 
 
@@ -320,6 +320,7 @@ def test_another_search_in_the_same_folder() -> None:
         ("model.hidden_sizes", "64 64,128", OneOf(((64, 64), (128,)))),
         ("algorithm.anneal_learning_rate", "true,false", OneOf((True, False))),
         ("model.core", "none,lstm", OneOf(("none", "lstm"))),
+        ("env.id", "../a.py:make,../b.py:make", OneOf(("../a.py:make", "../b.py:make"))),
     ],
 )
 def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import ROOT, until
@@ -20,7 +21,10 @@ from tiny import options
 from lockstep.cli.main import main
 from lockstep.runtime import checkpoint
 from lockstep.settings import from_json
+from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Queue
+from lockstep.sweep.slots import Needs
+from lockstep.sweep.slurm import submit_search
 from lockstep.train import train
 
 SMALL = (
@@ -230,3 +234,13 @@ def test_without_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "submitit" else found(name))
     assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SUBMIT, "--dry-run"]) == 2
     assert 'pip install "lockstep[slurm]"' in capsys.readouterr().err
+
+
+def test_the_job_of_a_search_has_room_for_its_largest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("lockstep.sweep.slurm.executor", lambda _, settings, *__, **___: asked.append(settings))
+    monkeypatch.setattr("lockstep.sweep.slurm.script", lambda _: "")
+    runs, options = [Needs(1, 2, 2**30), Needs(2, 1)], SweepOptions(slots=3, runs_per_gpu=8)
+    submit_search(Queue.make(tmp_path / "set"), runs, options, lambda _: None, dry_run=True)
+    memory = 3 * 1024 + 3 * 2048 + 3 * 2 * 1024  # of replay, beside it for each run, and for each core
+    assert asked == [{"job_name": "set", "cpus_per_task": 6, "gpus_per_node": 2, "mem": f"{memory}M"}]

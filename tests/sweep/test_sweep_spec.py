@@ -65,6 +65,12 @@ def test_flags_with_several_values_are_what_a_grid_is() -> None:
         (("--env.id", "CartPole-v1,Acrobot-v1"), "env.id", ["CartPole-v1", "Acrobot-v1"]),
         (("--env.num-envs", "8..10"), "env.num_envs", [8, 9, 10]),
         (("--env.options", "gravity=1,", "gravity=2"), "env.options", [{"gravity": 1}, {"gravity": 2}]),
+        (("--env.options", "gravity=1..2"), "env.options", [{"gravity": 1}, {"gravity": 2}]),
+        (
+            ("--env.options", "a=x b=1,3..4"),
+            "env.options",
+            [{"a": "x", "b": 1}, {"a": "x", "b": 3}, {"a": "x", "b": 4}],
+        ),
         (("--env.options", "gravity=1,2"), "env.options", [{"gravity": 1}, {"gravity": 2}]),
         (("--env.options", "a=x b=True,False"), "env.options", [{"a": "x", "b": True}, {"a": "x", "b": False}]),
         (("--seed", "5"), "seed", [5]),

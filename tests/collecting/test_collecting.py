@@ -1,0 +1,133 @@
+"""What collectors make of environments' answers, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep import recipes
+from lockstep.agent import Agent
+from lockstep.clock import Clock
+from lockstep.collecting.collectors import Collector, Collectors, Delivery
+from lockstep.envs.base import ShardEnv, StepResult
+from lockstep.experiment import NormalizeConfig
+from lockstep.handover.rollouts import slabs_of
+from lockstep.runtime.shared import PrivateArena
+from lockstep.scheme import Scheme
+from lockstep.storage.rollout import Rollout
+
+
+class Scripted(ShardEnv):
+    """Two environments that answer as written.
+
+    Args:
+        told: by step, the rewards and what happened: `d`ied, `o`ut of time, `f`irst of an episode, `l`ost a life.
+        due: steps after which they are started afresh.
+    """
+
+    num_envs, frames_per_step = 2, 1
+
+    def __init__(self, told: list[tuple[list[float], str]], due: int = -1) -> None:
+        self.told, self.due, self.steps = told, due, 0
+
+    def reset(self, out: Any) -> None:
+        out[:] = 0
+
+    def send(self, action: np.ndarray) -> None: ...
+
+    def recv(self, out: Any) -> StepResult:
+        reward, happened = self.told[self.steps]
+        self.steps += 1
+        out[:] = self.steps
+        flags = (np.array([each == kind for each in happened]) for kind in "dofl")
+        return StepResult(np.array(reward, np.float32), *flags)
+
+    def reseed_due(self) -> bool:
+        return self.steps == self.due
+
+    def reseed(self, out: Any) -> None:
+        out[:] = -1
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Any, out: Any, alive: Callable[[], None] = lambda: None) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+def collected(env: Scripted, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Delivery, Rollout]]:
+    """Rollouts of four steps, with rewards clipped and returns normalized."""
+    base = recipes.ppo_cartpole()
+    experiment = base.replace(
+        env=replace(base.env, num_envs=2, reward_clip=True),
+        algorithm=replace(base.algorithm, rollout=4, minibatches=1, discount=0.5),
+        normalize=NormalizeConfig(returns=True),
+        scheme=Scheme(shards=1),
+    )
+    agent = Agent(experiment)
+    monkeypatch.setattr("lockstep.envs.make", lambda *_, **__: env)
+    (slabs,) = slabs_of(agent, range(1), Clock.of(experiment), PrivateArena(), ahead=False)
+    collector, version, found = Collector(agent, slabs), agent.version(0), []
+    collector.reset()
+    for lap in range(len(env.told) // 4):
+        (delivery,) = collector.collect(lap, lambda t: version)
+        found.append((delivery, slabs.rollout(0, lap).map(lambda leaf: leaf.clone())))
+    return found
+
+
+def test_a_lost_life_is_an_end_to_the_agent_and_none_to_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        *(([3.0, 2.0], ".o"), ([-5.0, 0.0], "lf"), ([0.5, 7.0], ".."), ([2.0, 1.0], "d.")),
+        *(([0.0, 1.0], "f."), ([4.0, 1.0], "dd"), ([0.0, 0.0], "ff"), ([1.0, 1.0], "..")),
+    ]
+    (first, rollout), (second, other) = collected(Scripted(told), monkeypatch)
+    yes, no = True, False
+    assert rollout.reward.tolist() == [[1.0, 1.0], [-1.0, 0.0], [0.5, 1.0], [1.0, 1.0]]
+    assert rollout.terminated.tolist() == [[no, no], [yes, no], [no, no], [yes, no]]
+    assert rollout.truncated.tolist() == [[no, yes], [no, no], [no, no], [no, no]]
+    assert rollout.valid.tolist() == [[yes, yes], [yes, no], [yes, yes], [yes, yes]]
+    assert rollout.start.tolist() == [[yes, yes], [no, no], [yes, yes], [no, no], [no, no]]
+    assert other.start.tolist() == [[no, no], [yes, no], [no, no], [yes, yes], [no, no]]
+    assert first.episodes == [(2.0, 1), (0.5, 4)], "with raw rewards"
+    assert second.episodes == [(4.0, 1), (10.0, 4)], "of which the second began in the rollout before"
+
+
+def test_environments_that_start_afresh_count_nothing_of_what_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        *[([1.0, 1.0], "..")] * 4,
+        *(([0.5, 1.0], ".."), ([0.5, 1.0], "dd"), ([0.0, 0.0], "ff"), ([1.0, 1.0], "..")),
+    ]
+    _, (delivery, rollout) = collected(Scripted(told, due=4), monkeypatch)
+    assert rollout.start.tolist() == [[True, True], [False, False], [False, False], [True, True], [False, False]]
+    assert (rollout.obs[0] == -1).all()
+    assert delivery.episodes == [(1.0, 2), (2.0, 2)]
+    # Returns of the first environment: 1/2, 1/2 + 1/4, 1. Of the second: 1, 1 + 1/2, 1.
+    assert delivery.moments.tolist() == [6, 2.25 + 3.5, 1.8125 + 4.25]
+
+
+def test_times_are_told_once() -> None:
+    each: list[Any] = [SimpleNamespace(times={"env": 1.0, "inference": 2.0}) for _ in range(2)]
+    collectors: Any = SimpleNamespace(_all=each)
+    assert Collectors.take_times(collectors) == {"env": 2.0, "inference": 4.0}
+    assert Collectors.take_times(collectors) == {"env": 0.0, "inference": 0.0}
+
+
+def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Collector, "told", False)
+    of: Any = SimpleNamespace(_experiment=SimpleNamespace(env=SimpleNamespace(id="Own-v0")))
+    nan, zero = torch.full((1,), torch.nan), torch.zeros(1)
+    diverged, wrong = (SimpleNamespace(action=action, reward=nan, obs=zero) for action in (nan, zero))
+    Collector._look(of, diverged)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    Collector._look(of, wrong)  # type: ignore[arg-type]
+    assert "Own-v0 returned a reward" in capsys.readouterr().err
