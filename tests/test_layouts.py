@@ -56,11 +56,12 @@ def job(name: str, run: Path, layout: str) -> Job:
 
 
 def layouts(name: str) -> list[str]:
-    """Those that an experiment is tried on: some on all, each on two with separate roles, so that all are covered."""
+    """Those that an experiment is tried on: some on all, each on one of either kind and on three processes, whose
+    shares of the shards are unequal, so that all are covered."""
     if name in EVERYWHERE:
         return [*COLOCATED, *SPLIT]
     turn = list(EXPERIMENTS).index(name)
-    return [*COLOCATED, SPLIT[turn % len(SPLIT)], SPLIT[(turn + 3) % len(SPLIT)]]
+    return [COLOCATED[2 * (turn % 2)], "processes:3", SPLIT[turn % len(SPLIT)]]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forks import forks
 from torch import Tensor
 
 from lockstep.runtime.group import GlooGroup, Group
@@ -58,7 +58,7 @@ def _reduce(rank: int, size: int, shards: int, path: str, ends: Ends | None, que
 
 
 def run(size: int, shards: int, path: Path, kind: str = "gloo") -> list[Any]:
-    context = multiprocessing.get_context("spawn")
+    context = forks()
     queue = context.Queue()
     ends = join(context, size, partners(shards, size)) if kind == "local" else [None] * size
     processes = [

@@ -264,7 +264,8 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         parts.append(page.paragraph(text, "note"))
     if rows or len(games) > 1:
         at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
-        text = f"In this section the runs of a task are compared at an equal number of {x}, which all reached: {at}."
+        unit = "seconds" if x == "time" else x
+        text = f"In this section the runs of a task are compared at an equal number of {unit}, which all reached: {at}."
         parts.append(page.paragraph(text, "note"))
         parts += [page.paragraph(text, "warning") for text in short if text]
     return "".join(parts)
@@ -302,9 +303,10 @@ def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw
         _profile("Share of games whose mean is above τ", statistics.task_profile, groups, found),
     ]
     for x in ("frames", "time"):
-        by_task = [[[_curve(run, x, metric) for run in group.on(task)] for task in named] for group in groups]
-        human = [[[(s, normalize(t, y)) for s, y in runs] for t, runs in zip(named, group)] for group in by_task]
-        lines.append(_chart(groups, human, x, "human-normalized IQM"))
+        by_task = [_known(groups, task, x, metric) for task in named]
+        human = [[[(s, normalize(t, y)) for s, y in runs] for runs in known] for t, known in zip(named, by_task)]
+        if all(all(known) for known in human):
+            lines.append(_chart(groups, [list(each) for each in zip(*human)], x, "human-normalized IQM"))
     text = (
         f"Human-normalized scores of the {len(named)} games of which every method has runs ({', '.join(named)}): 0 is "
         "random play, 1 a human tester. Intervals are 95% stratified bootstrap intervals, where every game has several "

@@ -169,7 +169,8 @@ def evaluate_policy(
         raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
     if max_steps is not None and max_steps < 1:
         raise SettingsError(f"--max-steps {max_steps} is out of range: an episode has at least one.")
-    adapter = envs.resolve(experiment.env).adapter
+    experiment = experiment.replace(env=envs.resolve(experiment.env))
+    adapter = experiment.env.adapter
     if max_steps is not None and adapter != "gymnasium":
         raise SettingsError(
             f"--max-steps {max_steps} is for tasks that gymnasium steps, but {experiment.env.id} is stepped by "

@@ -413,6 +413,7 @@ def test_self_play_scores_nothing_and_evaluations_have_opponents(trained: Path) 
     assert against.scores != evaluate(trained, episodes=8, opponents=("random",)).scores
 
 
+@pytest.mark.usefixtures("processes_are_there_already")
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_training_against_a_run_is_the_same_on_every_layout_and_resumed(
     core: str, trained: Path, tmp_path: Path

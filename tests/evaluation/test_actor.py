@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import EXPERIMENTS, options
+from torch import Tensor
 
-from lockstep import envs
+from lockstep import envs, recipes
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
 from lockstep.evaluation.actor import Actor
@@ -104,3 +106,39 @@ def test_another_environment_is_refused(policy: Policy) -> None:
         env.action_space = gymnasium.spaces.Box(-0.4, 0.4, env.action_space.shape)
         with pytest.raises(SettingsError, match=r"act in Box.-0.4, 0.4"):
             Actor(policy, env)
+
+
+def untrained(**changes: Any) -> Policy:
+    """Of a model that sees what it did last, and what that has earned."""
+    base = recipes.ppo_memory()
+    model = dataclasses.replace(base.model, core_size=8, previous_action_reward=True)
+    experiment = base.replace(model=model, env=dataclasses.replace(base.env, **changes), seed=4)
+    built = model.build(*envs.spaces(experiment.env), precision="fp32", normalize_observations=False, seed=1)
+    return Policy(built, experiment, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(True, 1.0), (False, 2.5)])
+def test_an_actor_tells_the_model_what_it_did_last_and_where_episodes_start(
+    monkeypatch: pytest.MonkeyPatch, clip: bool, expected: float
+) -> None:
+    policy = untrained(reward_clip=clip)
+    env = construct(policy.experiment.env)
+    actor, told = Actor(policy, env), list[Any]()
+    infer = actor._actor
+
+    def recorded(obs: Any, start: Tensor, *rest: Tensor) -> Any:
+        told.append((bool(start), *(x.item() for x in rest[1:])))
+        return infer(obs, start, *rest)
+
+    monkeypatch.setattr(actor, "_actor", recorded)
+    observation, _ = env.reset(seed=1)
+    actions = [actor.act(observation), actor.act(observation, 2.5)]
+    actor.reset()
+    actor.act(observation, -0.5)
+    assert told == [(True, 0, 0.0), (False, actions[0], expected), (True, actions[1], -0.5)]
+
+
+def test_an_actor_samples_by_the_seed_of_the_experiment_unless_another_is_given() -> None:
+    policy = untrained()
+    default, same, other = (repr(played(policy, 12, **seed)[1]) for seed in ({}, {"seed": 4}, {"seed": 0}))
+    assert default == same != other

@@ -188,3 +188,19 @@ def test_mistakes_are_explained(tmp_path: Path, changes: dict[str, Any], words: 
 def test_sets_without_a_common_task(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no task in common: CartPole-v1 in the first, Acrobot-v1 in the second"):
         compare(runs_of(tmp_path, "a", [1]), runs_of(tmp_path, "b", [1], "Acrobot-v1"))
+
+
+def test_runs_that_were_to_go_on_are_named(tmp_path: Path) -> None:
+    a, b = runs_of(tmp_path, "a", [1, 2]), runs_of(tmp_path, "b", [3])
+    young = write_run(tmp_path / "young", seed=9, task="CartPole-v1", iterations=58, planned=60)
+    assert "these runs have not had all the iterations that they were to: young." in compare(a, [*b, young]).notes
+    assert not any("have not had all" in note for note in compare(a, b).notes)
+
+
+def test_everything_is_compared_along_the_axis_that_is_asked_for(tmp_path: Path) -> None:
+    a, b = runs_of(tmp_path, "a", [1] * 3), runs_of(tmp_path, "b", [2] * 2)
+    short = write_run(tmp_path / "short", seed=9, task="CartPole-v1", iterations=20)
+    found = compare(a, [*b, short], x="time", out=tmp_path / "c.html")
+    assert any(note.startswith("short has its last score/mean at 4,000 seconds") for note in found.notes)
+    text = (tmp_path / "c.html").read_text()
+    assert "an equal number of seconds, which all reached: 4,000 on CartPole-v1" in text

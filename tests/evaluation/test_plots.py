@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import write_run
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from lockstep.evaluation import plots
 from lockstep.evaluation.plots import plot
-from lockstep.evaluation.runs import Run
+from lockstep.evaluation.runs import Method, Run
 from lockstep.settings import SettingsError
 
 
@@ -143,3 +145,29 @@ def test_many_lines_are_drawn_without_single_runs(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{lag}-{seed}", seed=seed, lag=lag) for lag in range(6) for seed in (1, 2)]
     few, many = (plot(chosen, tmp_path / f"{len(chosen)}.svg").read_text() for chosen in (runs[:10], runs))
     assert few.count("stroke-opacity: 0.3") == 10 and many.count("stroke-opacity: 0.3") == 0
+
+
+def test_a_line_is_the_mean_and_its_band_one_sample_deviation() -> None:
+    axes, x = Figure().add_subplot(), np.array([0.0, 1.0])
+    plots._draw(axes, [Method({})], [[(x, np.array([0.0, 2.0])), (x, np.array([2.0, 10.0]))]])
+    mean: Any = axes.lines[-1].get_ydata()
+    (band,) = axes.collections
+    corners = [tuple(point) for point in np.asarray(band.get_paths()[0].vertices).round(6)]
+    assert (mean[0], mean[-1]) == (1, 6)
+    for at, middle, deviation in ((0, 1, 2**0.5), (1, 6, 32**0.5)):
+        assert {(at, round(middle - deviation, 6)), (at, round(middle + deviation, 6))} <= set(corners)
+
+
+def test_thick_lines_are_smoothed_over_a_thirtieth_of_their_points() -> None:
+    axes, y = Figure().add_subplot(), np.zeros(91)
+    y[45] = 3.0
+    plots._draw(axes, [Method({})], [[(np.arange(91.0), y)]])
+    thin, thick = (np.asarray(line.get_ydata()) for line in axes.lines)
+    assert np.array_equal(thin, y) and thick[43:48].tolist() == [0, 1, 1, 1, 0]
+
+
+def test_time_is_drawn_in_the_unit_that_the_axis_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_draw", lambda axes, groups, curves: drawn.extend(curves))
+    plot([write_run(tmp_path / "a")], tmp_path / "c.svg", x="time")
+    assert drawn[0][0][0][-1] == pytest.approx(60 * 200 / 3600)

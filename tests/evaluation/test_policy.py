@@ -13,6 +13,8 @@ from test_video import read
 from tiny import EXPERIMENTS
 
 from lockstep import recipes
+from lockstep.evaluation import scores as scoring
+from lockstep.evaluation import video
 from lockstep.evaluation.policy import find_checkpoint, load_policy
 from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate, evaluate_policy
@@ -238,3 +240,34 @@ def test_mistakes_are_explained(cartpole: Path, tmp_path: Path, arguments: dict[
     with pytest.raises(SettingsError, match=words):
         record_video(cartpole, **given)
     assert not list(tmp_path.iterdir())
+
+
+class Asked(Exception):
+    """What would have played, and how."""
+
+
+def asked(*model: Any, **how: Any) -> None:
+    raise Asked(*model, how)
+
+
+def test_evaluations_are_played_as_they_are_asked_for(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "evaluate_policy", asked)
+    how: dict[str, Any] = {"seed": 7, "num_envs": 3, "levels": "test", "max_steps": 9}
+    with pytest.raises(Asked) as found:
+        evaluate(cartpole, episodes=5, greedy=True, checkpoint=3, **how)
+    model, _, *rest, given = found.value.args
+    assert rest == [5, True] and how.items() <= given.items() and given["seed_purpose"] == "test"
+    expected = load_policy(cartpole, 3).model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected, strict=True))
+
+
+def test_videos_show_what_they_are_asked_for(cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "Player", asked)
+    monkeypatch.setattr(video, "prepare_graphics", lambda env: None)
+    for given, seed in ((7, 7), (None, load_policy(cartpole).experiment.seed)):
+        with pytest.raises(Asked) as found:
+            record_video(cartpole, tmp_path / "a.mp4", greedy=True, checkpoint=3, seed=given)
+        model, _, how = found.value.args
+        assert (how["greedy"], how["seed"], how["num_envs"], how["purpose"]) == (True, seed, 1, "video")
+        expected = load_policy(cartpole, 3).model.parameters()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected, strict=True))

@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import write_run
 
 from lockstep import ledger, recipes
+from lockstep.evaluation import findings
 from lockstep.evaluation.compare import compare
 from lockstep.evaluation.report import report as write_report
 from lockstep.evaluation.runs import Run
@@ -404,3 +406,58 @@ def test_mistakes_are_explained(tmp_path: Path, changes: dict[str, Any], words: 
         report(**arguments)
     for word in words:
         assert word in str(error.value)
+
+
+def of_records(*records: dict[str, float | None], **settings: Any) -> Run:
+    return Run(Path("run"), 1, {name.replace("__", "."): value for name, value in settings.items()}, {}, list(records))
+
+
+def test_shares_are_weighted_by_the_time_that_iterations_took() -> None:
+    run = of_records({"seconds": 10.0, "time/env": 0.1}, {"seconds": 20.0}, {"seconds": 50.0, "time/env": 0.5})
+    assert run.share("time/env") == pytest.approx((10 * 0.1 + 30 * 0.5) / 40)
+    assert np.isnan(of_records({"seconds": 10.0}).share("time/env"))
+
+
+def test_averages_are_means_over_the_iterations_that_have_a_value() -> None:
+    run = of_records({"lag/x": 1.0}, {"lag/x": None}, {}, {"lag/x": 4.0})
+    assert run.average("lag/x") == 2.5 and np.isnan(run.average("lag/y"))
+
+
+@pytest.mark.parametrize(("iteration", "finished"), [(3, False), (4, True)])
+def test_a_run_has_finished_with_its_last_iteration_though_it_has_fewer_samples(iteration: int, finished: bool) -> None:
+    planned = {"total_steps": 100, "algorithm__rollout": 8, "env__num_envs": 4}
+    assert of_records({"iteration": iteration, "samples": 90}, **planned).finished == finished
+
+
+def test_means_of_curves_are_over_the_range_that_all_share() -> None:
+    x, y = findings._mean([(np.array([0.0, 2.0]), np.array([0.0, 4.0])), (np.array([1.0, 3.0]), np.array([4.0, 8.0]))])
+    assert (x[0], x[-1], y[0], y[-1]) == (1, 2, 3, 5)
+
+
+def test_curves_over_time_are_drawn_in_the_unit_of_their_axis(tmp_path: Path) -> None:
+    for runs in (1, 2):
+        folders = [write_run(tmp_path / f"{runs}-{seed}", seed=seed) for seed in range(runs)]
+        text = report(folders, tmp_path / "r.html").read_text()
+        chart = text.partition("over training time [hours]")[2].partition("</figure>")[0]
+        assert re.findall(r'class="middle">([^<]*)<', chart) == ["0", "1", "2", "3"], "of 3.33 hours"
+
+
+def test_videos_of_several_tasks_share_the_room_on_a_page(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / task, task=task) for task in ("Pong", "Breakout", "Freeway")]
+    for run, size in zip(runs, (1_500_000, 1_500_000, 900_000), strict=True):
+        (run / "video.mp4").write_bytes(bytes(size))
+    page = report(runs, tmp_path / "r.html")
+    assert sum(tag == "video" for tag, _ in read(page).tags) == 2
+    assert "Left out to keep the page light" in page.read_text() and "Breakout/video.mp4 (1.5 MB)" in page.read_text()
+
+
+def test_ages_of_data_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    shares = {"lag/share_10_behind": 0.25, "lag/share_2_behind": 0.75}
+    text = report([write_run(tmp_path / "a", lag="async", metrics=shares)], tmp_path / "r.html").read_text()
+    assert 'title="2 behind 75%, 10 behind 25%"' in text
+
+
+def test_runs_of_unequal_length_are_told_of(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(n), iterations=n, planned=60, seed=n) for n in (60, 54, 53)]
+    assert "unequal length" not in read(report(runs[:2], tmp_path / "r.html")).sections["scores"]
+    assert "unequal length" in read(report(runs, tmp_path / "r.html")).sections["scores"]

@@ -232,3 +232,14 @@ def test_the_protocol_says_how_actions_were_chosen(recipe: str, acting: str) -> 
     assert ", greedy actions, " in evaluate_policy(policy, settings, 1, greedy=True).protocol
     with pytest.raises(SettingsError, match=r"--episodes 9999999 is out of range: an evaluation has 1 to 1,000,000"):
         evaluate_policy(policy, settings, 9_999_999)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(True, 1.0), (False, 2.5)])
+def test_models_see_the_last_reward_as_they_do_in_training(scripted: Experiment, clip: bool, expected: float) -> None:
+    env = dataclasses.replace(scripted.env, reward_clip=clip)
+    settings = experiment(env, core="gru", core_size=8, previous_action_reward=True)
+    player = Player(build(settings), settings, num_envs=2, greedy=False, seed=1, purpose="eval")
+    assert player.step().reward.tolist() == [2.5, 2.5]
+    previous = player.inputs[4]
+    player.close()
+    assert previous is not None and previous.tolist() == [[expected, expected]]

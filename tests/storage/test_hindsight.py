@@ -338,3 +338,18 @@ def test_a_wrapper_may_say_what_goals_earn(tmp_path: Path) -> None:
     assert goals.reward(a, b).tolist() == [0.0, np.float32(-0.1)]
     assert goals.terminated(a, b, b, np.zeros(2, bool)).tolist() == [True, False]
     goals.close()
+
+
+def test_rewards_in_hindsight_are_clipped_as_those_of_training(tmp_path: Path) -> None:
+    (tmp_path / "far.py").write_text(
+        "from lockstep.envs.tasks import BitFlip\n"
+        "class Far(BitFlip):\n"
+        "    def compute_reward(self, achieved_goal, desired_goal, info):\n"
+        "        return -abs(achieved_goal - desired_goal).sum(-1)\n"
+    )
+    a, b = np.array([[0, 1], [1, 1]], np.float32), np.array([[0, 1], [0, 0]], np.float32)
+    for clip, expected in ((False, [0.0, -2.0]), (True, [0.0, -1.0])):
+        config = EnvConfig(id=f"{tmp_path}/far.py:Far", adapter="gymnasium", options={"bits": 2}, reward_clip=clip)
+        goals = Goals(config)
+        assert goals.reward(a, b).tolist() == expected
+        goals.close()

@@ -29,7 +29,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 100])
 def test_against_a_scan_over_many_random_operations(size: int) -> None:
     draw, tree, priorities = np.random.default_rng(size), SumTree(size), np.zeros(size)
-    for _ in range(20_000):
+    for _ in range(4_000):
         items = draw.integers(0, size, draw.integers(1, 5))
         # Whole numbers have exact sums, so that both ways must agree on every border.
         values = draw.integers(0, 4, len(items)).astype(float)

@@ -415,19 +415,19 @@ def test_a_killed_population_goes_on(start: Callable[..., Child], capsys: pytest
 
 @pytest.mark.timeout(400)
 def test_members_play_against_the_generation_before(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*FLAGS, *SMALL, "--env.opponents", "random", "--population", "2", "--generations", "3", "--rivals"]
+    flags = [*FLAGS, *SMALL, "--env.opponents", "random", "--population", "2", "--generations", "2", "--rivals"]
     assert main(["sweep", "league", "ppo-self-play", *flags, "--json"]) == 0
     capsys.readouterr()
     queue = Queue.open(Path("league"))
     found = Generations.open(queue)
-    assert found is not None and len(found.all()) == 6
+    assert found is not None and len(found.all()) == 4
     for member in found.all():
         opponents = from_json(queue.entry(member.run).experiment).env.opponents
         before = [each for each in found.all() if each.generation == member.generation - 1 and each.value is not None]
         assert opponents[0] == "random" and len(opponents) == 1 + len(before)
         for name, rival in zip(opponents[1:], before, strict=True):
             assert name.startswith(f"league/runs/{rival.run}@20#")
-    run = queue.run(found.members(3)[-1].run)
+    run = queue.run(found.members(2)[-1].run)
     assert len(from_json(json.loads((run / "experiment.json").read_text())).env.opponents) == 3
     assert verify(run, Layout.parse("processes:2"), 2).ok
 
