@@ -39,7 +39,7 @@ class Scheme:
     """Environments per inference call, a multiple of a shard's; 0 means one shard's. Larger calls are more
     efficient, smaller ones let more processes share the work without padding."""
     gradient_lag: int | Literal["async"] = 0
-    """A gradient is applied so many gradient steps after the one that computed it, and the first steps apply none: the
+    """Gradients are applied so many gradient steps after they were computed, and the first steps change nothing: the
     staleness of asynchronous learners, without chance. 0 applies it at once; higher makes gradients staler. With one
     gradient step an iteration (A2C, IMPALA) the unit is versions. async has every shard's slice of a minibatch give an
     update of its own, applied when it is ready: learners wait for no other, and what timing decided is recorded."""

@@ -30,7 +30,7 @@ from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
 from lockstep.prepare import check_model, leads, prepare_run
 from lockstep.records import warm_start
-from lockstep.records.book import Book, Resumed, part_of
+from lockstep.records.book import Book, Resumed, report_of
 from lockstep.records.resumption import other_platform, resumable
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.channels import Link
@@ -207,9 +207,9 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
             counts["samples"] += taken * experiment.samples_per_rollout
             counts["updates"] += learned.updates
             done = iteration + 1
-            parts = group.gather(part_of(worker, arrivals, learned, begin))
-            if book is not None and parts is not None:
-                book.record(iteration, counts, learned, parts, time.perf_counter() - begin)
+            reports = group.gather(report_of(worker, arrivals, learned, begin))
+            if book is not None and reports is not None:
+                book.record(iteration, counts, learned, reports, time.perf_counter() - begin)
                 book.evaluate(done)
             ended = stopped or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:

@@ -202,8 +202,8 @@ class Batch(ArrayTuple):
     truncated: Tensor
     valid: Tensor
     advantage: Tensor | None
-    """fp32 [T, B], normalised already if the algorithm asked for it. Where the loss computes advantages, what is to be
-    added to them."""
+    """fp32 [T, B], from targets, standardized if the algorithm asks for it. For losses with advantages of their own
+    (V-trace): the intrinsic one to add, or None."""
     value_target: Tensor | None
     intrinsic: Intrinsic | None = None
 
@@ -276,8 +276,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         return {}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
-        """Which parameters the gradient step of this number, counted from 1, moves, and how far. The rest stays as it
-        is, with the optimizer's memory of it. The norm of each group's gradient is clipped by itself."""
+        """Which parameters the gradient step of this number moves, and how far: counted from 1, off-policy over the
+        run, on-policy in every iteration. The rest stays as it is, with the optimizer's memory of it. The norm of each
+        group's gradient is clipped by itself."""
         return (ParameterGroup("", hyper["learning_rate"]),)
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, Steps
 from lockstep.storage.transitions import Transitions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class MPCConfig(OffPolicyConfig):
     rollout: int = 50
     batch_size: int = 128
     updates: int = 100
-    warmup: int = 200
+    warmup: Steps = 200
     learning_rate: float = 1e-3
     anneal_learning_rate: bool = False
     max_grad_norm: float = 100.0

@@ -54,9 +54,9 @@ class ReplayConfig:
     For environments that are told goals; 0 switches it off."""
     recency: float = 1.0
     """η of c_k = C η^(1000 k / K), the newest steps that update k of K in an iteration draws from, where C is the
-    capacity; it rises to 1 over total_steps (ERE, Wang and Ross 2019, whose η is 0.996). Lower learns more from what is
+    capacity; η rises to 1 over total_steps (ERE, Wang and Ross 2019, whose η is 0.996). Lower learns more from what is
     new."""
-    recency_least: int = 5_000
+    recency_least: Steps = 5_000
     """The smallest number of newest steps that recency narrows a draw to. Lower lets the last updates of an iteration
     see only what is newest."""
     slack: float = 0.5

@@ -38,7 +38,7 @@ class RNDConfig:
     gae_lambda: float = 0.95
     """λ of their advantages. Higher has less bias, lower less variance."""
     value_coef: float = 0.5
-    """Weight of the intrinsic value's loss."""
+    """Weight of the intrinsic value's loss. Higher learns these values sooner."""
     share: float = 0.25
     """Of the samples that the predictor learns from. Higher lets novelty fade sooner."""
     features: int = 512

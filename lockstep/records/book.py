@@ -25,7 +25,7 @@ from lockstep.runtime.display import PARTS
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerReport:
     """What one learner tells learner 0 of an iteration."""
 
     deliveries: dict[int, list[Delivery]]
@@ -39,23 +39,25 @@ class Part:
     """Seconds that this learner waited for rollouts."""
 
 
-def part_of(worker: Worker, arrivals: dict[int, list[Arrival]], learned: LearningReport, begin: float) -> Part:
-    """A learner's part of an iteration that began at `begin` (time.perf_counter)."""
+def report_of(
+    worker: Worker, arrivals: dict[int, list[Arrival]], learned: LearningReport, begin: float
+) -> WorkerReport:
+    """A learner's report of an iteration that began at `begin` (time.perf_counter)."""
     rollouts = worker.rollouts
     times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": worker.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     deliveries = {slot: [arrival.delivery for arrival in of_slot] for slot, of_slot in arrivals.items()}
     times_of_all = [times, *rollouts.collector_times()]
-    return Part(deliveries, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
+    return WorkerReport(deliveries, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
 
 
-def _waits(parts: list[Part], layout: Layout) -> dict[str, float]:
+def _waits(reports: list[WorkerReport], layout: Layout) -> dict[str, float]:
     """Seconds that a learner, the one that did so longest, waited for collectors, and these on average for versions."""
     if not layout.split:
         return {}
-    collectors = [times["waiting"] for part in parts for times in part.times[1:]]
+    collectors = [times["waiting"] for report in reports for times in report.times[1:]]
     return {
-        "rollouts": max(part.waited for part in parts),  # where timing decides, learner 0 waits for all
+        "rollouts": max(report.waited for report in reports),  # where timing decides, learner 0 waits for all
         # Where timing decides, an iteration may learn from what had arrived before it.
         "parameters": sum(collectors) / max(1, len(collectors)),
     }
@@ -113,7 +115,7 @@ class Book:
         iteration: int,
         counts: dict[str, int],
         learned: LearningReport,
-        parts: list[Part],
+        reports: list[WorkerReport],
         seconds: float,
     ) -> None:
         """Write one iteration's metrics and its line of the ledger."""
@@ -121,10 +123,10 @@ class Book:
         deliveries: dict[int, list[Delivery]] = {}
         gradients: dict[int, str] = {}
         applied: dict[int, Applied] = {}
-        for part in parts:
-            applied |= part.applied
-            deliveries |= part.deliveries
-            gradients |= part.gradient_digests
+        for report in reports:
+            applied |= report.applied
+            deliveries |= report.deliveries
+            gradients |= report.gradient_digests
         slots = sorted(deliveries)
         updates = [applied[place] for place in sorted(applied)]
         behind = [update.behind for update in updates]
@@ -147,7 +149,7 @@ class Book:
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
             }
         )
-        spent = [times for part in parts for times in part.times]
+        spent = [times for report in reports for times in report.times]
         times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
         self._recorder.record(
             IterationReport(
@@ -160,7 +162,7 @@ class Book:
                 times=times,
                 seconds=seconds,
                 lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
-                waits=_waits(parts, self._layout),
+                waits=_waits(reports, self._layout),
             )
         )
 

@@ -35,7 +35,8 @@ class Rollout(ArrayTuple):
     log_prob: Tensor
     """fp32 [T, B]: log-probability of a_t under the policy that collected it."""
     value: Tensor
-    """fp32 [T+1, B]: value of obs_t under the version that collected it."""
+    """fp32 [T+1, B]: value of obs_t under the version that collected it; the last row only where targets are computed
+    from it."""
     terminated: Tensor
     """bool [T, B]: the episode ended with a_t; nothing is bootstrapped."""
     truncated: Tensor

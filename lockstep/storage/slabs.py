@@ -1,7 +1,8 @@
 """Slabs: the preallocated memory that collectors write rollouts into, private or shared with learners.
 
-A slab holds one rollout of an acting batch, that is of one or more shards. With a policy lag of k there are k + 1 of
-them, used in turn, so that collection never overwrites what is still to be learned from.
+A slab holds one rollout of an acting batch, that is of one or more shards. Where collecting runs
+ahead of learning, with a policy lag of k, there are k + 1 of them, used in turn, so that it never overwrites what is
+still to be learned from; elsewhere one.
 
 Shape legend: T time, A rows of an acting batch.
 """
