@@ -185,10 +185,6 @@ class Replay:
     def _can_be_drawn(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
         return self._valid.numpy()[times % self.steps, environments]
 
-    def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
-        """What was drawn, as the loss takes it."""
-        return self.transitions(times, environments, weight)
-
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of steps of these numbers: the discounted sum of up to n rewards, the weight of the value that follows, and
         how many steps later that is."""
@@ -203,7 +199,7 @@ class Replay:
             going &= ~(ended | self._truncated[at, environment])
         return reward, self._discounts[ahead] * ~terminated, ahead
 
-    def transitions(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Transitions:
+    def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
         """What is remembered of steps that were drawn."""
         time, environment = torch.from_numpy(times), torch.from_numpy(environments)
         reward, discount, ahead = self._returns(time, environment)

@@ -111,7 +111,7 @@ def drawn() -> tuple[Past, list[tuple[np.ndarray, np.ndarray, Transitions, int]]
         memory.insert(each)
         hindsight.follow()
         times, environments, _ = memory.draw(64, draw)
-        plain = memory.transitions(times, environments, np.ones(64))
+        plain = memory.batch(times, environments, np.ones(64))
         taken.append(
             (times, environments, hindsight.relabel(plain, times, environments, *draw.random((2, 64))), memory.count)
         )
@@ -167,7 +167,7 @@ def test_four_of_five_items_get_another_goal_and_all_later_ones_are_as_likely() 
         raise AssertionError("no such episode")
     n = 20_000
     times, environments = np.full(n, time), np.zeros(n, np.int64)
-    plain = memory.transitions(times, environments, np.ones(n))
+    plain = memory.batch(times, environments, np.ones(n))
     items = hindsight.relabel(plain, times, environments, *np.random.default_rng(5).random((2, n)))
     goals: Tensor = items.obs["desired_goal"][0]
     counts = {goal: 0 for goal in later}

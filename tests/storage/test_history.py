@@ -31,7 +31,7 @@ def assert_equal_from_here(memory: Replay, twin: Replay, rollouts: list[Rollout]
             twin.insert(each)
         drawn, again = (m.draw(n, np.random.default_rng(number)) for m in (memory, twin))
         assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
-        for a, b in zip(memory.transitions(*drawn).leaves(), twin.transitions(*again).leaves(), strict=True):
+        for a, b in zip(memory.batch(*drawn).leaves(), twin.batch(*again).leaves(), strict=True):
             assert torch.equal(a, b)
         if memory._tree is not None:
             for m in (memory, twin):
@@ -171,6 +171,6 @@ def test_checkpoints_at_every_step_hold_what_was(again: bool, tmp_path: Path, mo
     times = np.arange(whole._oldest(), whole._newest() + 1)
     for env in range(2):
         items = times, np.full(len(times), env), np.ones(len(times))
-        for a, b in zip(whole.transitions(*items).leaves(), twin.transitions(*items).leaves(), strict=True):
+        for a, b in zip(whole.batch(*items).leaves(), twin.batch(*items).leaves(), strict=True):
             assert torch.equal(a, b)
     assert torch.equal(whole._valid, twin._valid)

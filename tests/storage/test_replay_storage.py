@@ -167,7 +167,7 @@ def test_every_item_is_what_happened(
         if (number + 1) * rollout < n_step + 1:
             continue
         times, environments, probability = memory.draw(16, draw)
-        items = memory.transitions(times, environments, np.ones(16))
+        items = memory.batch(times, environments, np.ones(16))
         for i, (time, env) in enumerate(zip(times, environments, strict=True)):
             expected = world.transition(int(time), int(env), n_step)
             assert np.array_equal(items.obs[0, i].numpy(), expected["obs"])
@@ -233,11 +233,11 @@ def test_many_short_episodes_take_more_memory_and_are_not_mixed_up() -> None:
         if number < 20:
             continue
         drawn = memory.draw(32, np.random.default_rng(number))
-        items = memory.transitions(*drawn)
+        items = memory.batch(*drawn)
         for time, env, obs in zip(drawn[0], drawn[1], items.obs[0], strict=True):
             assert np.array_equal(obs, world.history[int(time)]["obs"][int(env)])
         if twin is not None:
-            again = twin.transitions(*twin.draw(32, np.random.default_rng(number)))
+            again = twin.batch(*twin.draw(32, np.random.default_rng(number)))
             assert all(torch.equal(a, b) for a, b in zip(items.leaves(), again.leaves(), strict=True))
     assert len(sizes) > 1, "there was more to be kept aside than had room"
 
@@ -276,7 +276,7 @@ def test_state_is_all_there_is() -> None:
         twin.insert(each)
         drawn, again = (m.draw(8, np.random.default_rng(6)) for m in (memory, twin))
         assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
-        for a, b in zip(memory.transitions(*drawn).leaves(), twin.transitions(*again).leaves(), strict=True):
+        for a, b in zip(memory.batch(*drawn).leaves(), twin.batch(*again).leaves(), strict=True):
             assert torch.equal(a, b)
 
 
