@@ -1,4 +1,4 @@
-"""The shard, the unit of everything: and which process holds which."""
+"""The shard, the unit of everything, and which process holds which."""
 
 from __future__ import annotations
 

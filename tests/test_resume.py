@@ -18,7 +18,7 @@ import pytest
 from children import Child
 from tiny import EXPERIMENTS, cut, options, replaying
 
-from lockstep import ledger, recipes
+from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.experiment import Experiment
@@ -285,7 +285,7 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     train(cartpole(), options=options(Path("run")), stop_after=1)
     other = {**this_platform(), "torch": "9.9"}
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(ledger, "platform", lambda: other)
+        elsewhere.setattr("lockstep.records.resumption.this_platform", lambda: other)
         resume("run")
     assert "warning: this platform is not the one that the run was started on" in capsys.readouterr().err
     (again,) = RunFolder(Path("run")).facts()["resumed"]

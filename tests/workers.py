@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import traceback
@@ -13,7 +14,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from forks import forks
 from torch import Tensor
 
 import lockstep.train
@@ -62,7 +62,7 @@ def _learners(job: Job) -> int:
 def _serve(number: int, orders: Any, answers: Any) -> None:
     """One of the processes; learners come first."""
     warnings.simplefilter("error")
-    children.die_with_parent(os.getppid())  # which ends with the one that tests
+    children.die_with_parent()
     while True:
         order, folder, job, ends, link, tree = orders.get()
         os.chdir(folder)
@@ -87,7 +87,7 @@ class Workers:
     """Four processes, of which runs use two, three or all."""
 
     def __init__(self) -> None:
-        context = self._context = forks()
+        context = self._context = multiprocessing.get_context("spawn")
         self._orders = [context.Queue() for _ in range(MOST)]
         self._answers = context.Queue()
         self._started: list[Job] = []

@@ -24,12 +24,12 @@ def settle(threads: int, device: str = "cpu") -> None:
 
 @contextlib.contextmanager
 def settled(threads: int, device: str = "cpu") -> Iterator[None]:
-    """The same for a while, without autocast."""
+    """The same for a while, without autocast. The current GPU stays."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype()
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     flushed = bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0)
-    settle(threads, device)
     try:
+        settle(threads, device)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
@@ -37,5 +37,6 @@ def settled(threads: int, device: str = "cpu") -> Iterator[None]:
         torch.set_float32_matmul_precision(before[1])
         torch.set_default_dtype(before[2])
         torch.set_flush_denormal(flushed)
-        if torch.are_deterministic_algorithms_enabled() != strict:
+        now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if now != (strict, warns):  # changing them imports torch's compiler, which takes a second
             torch.use_deterministic_algorithms(strict, warn_only=warns)

@@ -50,7 +50,7 @@ class Calls:
         shards = block(experiment.scheme.shards, collectors, index % collectors)
         acting = Agent(experiment, layout.device_of("collector", index % collectors))
         learning = Agent(experiment, layout.device_of("learner", index % learners))
-        self._synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+        self._gpus = {agent.device for agent in (acting, learning) if agent.device.type == "cuda"}
         group, size = acting_groups(experiment, shards)[0], experiment.envs_per_shard
         slabs = Slabs(
             acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena(pinned=acting.device.type != "cpu")
@@ -168,6 +168,10 @@ class Calls:
             self._synchronize()
 
         return learn
+
+    def _synchronize(self) -> None:
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
 
     def _optimizer(self, agent: Agent) -> Callable[[], object]:
         optimizer = Optimizer(self._experiment, agent.flat)

@@ -204,8 +204,9 @@ class PartsWorkers:
 def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection, progress: Any) -> None:
     """What a measuring process does."""
     keep_freed_memory()
-    settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning))
     try:
+        settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning))
+        settle(experiment.torch_threads, layout.device_of("collector", index % layout.collecting))
         calls = Calls(experiment, layout, index).calls
         pipe.send(0.0)
         while True:

@@ -2,7 +2,7 @@
 
 A slab holds one rollout of an acting batch, that is of one or more shards. Where collecting runs
 ahead of learning, with a policy lag of k, there are k + 1 of them, used in turn, so that it never overwrites what is
-still to be learned from; elsewhere one.
+still to be learned from, and as many where a free-running run is repeated; elsewhere one.
 
 Shape legend: T time, A rows of an acting batch.
 """

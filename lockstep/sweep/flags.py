@@ -77,7 +77,8 @@ def runs_of(
         SettingsError: a list of values cannot be read.
         SystemExit: a flag is unknown or has a wrong value, which was explained; or help was asked for, and given.
     """
-    axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in _groups(flags)]
+    groups = [each for group in _groups(flags) for each in _by_name(group)]
+    axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in groups]
     settings = [axis for axis in axes if axis.flag not in MERGED and axis.flag not in _SINGLE]
     counts = Counter(axis.flag for axis in settings if len(axis.alternatives[0]) > 1)
     if twice := [flag for flag, count in counts.items() if count > 1]:
@@ -174,11 +175,18 @@ def _normal(flag: str) -> str:
     return flag.replace("_", "-")
 
 
+def _by_name(group: list[str]) -> list[list[str]]:
+    """A flag of several NAME=VALUE as one flag for each, whose values may be several: NAME=1,2."""
+    flag, text = group[0], " ".join(group[1:])
+    if _normal(flag) not in MERGED or _normal(flag) in _SINGLE:
+        return [group]
+    return [[flag, each] for each in re.split(r"(?<!,)\s+(?!,)", text)]
+
+
 def _alternatives(group: list[str]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
-    merged = _normal(flag) in MERGED  # of NAME=VALUE
-    last = text.rpartition("=")[2] if merged else text
-    if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(last)):
+    merged = _normal(flag) in MERGED
+    if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
         return [group]
     found: list[list[str]] = []
     if merged and any(bracket in text for bracket in "[](){}"):
@@ -192,10 +200,10 @@ def _alternatives(group: list[str]) -> list[list[str]]:
             raise SettingsError(f"{flag} {text}: {what}. Write a list as 1,2,3 or whole numbers as 1..3.")
         values = [str(number) for number in range(begin, end + 1)] if numbers else [value]
         if merged and not equals and found:  # NAME=1,2
-            *words, previous = found[-1]
-            found += [[*words, f"{previous.partition('=')[0]}={each}"] for each in values]
+            name = found[-1][1].partition("=")[0]
+            found += [[flag, f"{name}={each}"] for each in values]
         elif numbers:
-            found += [[flag, *f"{name}{equals}{each}".split()] for each in values]
+            found += [[flag, f"{name}{equals}{each}"] for each in values]
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])
         else:

@@ -71,6 +71,8 @@ def test_flags_with_several_values_are_what_a_grid_is() -> None:
             "env.options",
             [{"a": "x", "b": 1}, {"a": "x", "b": 3}, {"a": "x", "b": 4}],
         ),
+        (("--env.options", "a=1..2", "b=x"), "env.options", [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]),
+        (("--env.options", "a=1,2", "b=3..3"), "env.options", [{"a": 1, "b": 3}, {"a": 2, "b": 3}]),
         (("--env.options", "gravity=1,2"), "env.options", [{"gravity": 1}, {"gravity": 2}]),
         (("--env.options", "a=x b=True,False"), "env.options", [{"a": "x", "b": True}, {"a": "x", "b": False}]),
         (("--seed", "5"), "seed", [5]),
