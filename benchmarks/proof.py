@@ -30,9 +30,10 @@ from lockstep.evaluation.statistics import estimate, iqm, readable, thinned
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, load_object, reference_to
+from lockstep.settings import SettingsError
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json
+from lockstep.user_code import load_object, reference_to
 
 RESULTS = Path(__file__).parent / "seeds"
 _ALONE = Scheme(shards=1)

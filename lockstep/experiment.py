@@ -13,7 +13,8 @@ from lockstep.algorithms.base import AlgorithmConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, Steps, check_values, from_json, to_json
+from lockstep.settings import SettingsError, Steps, check_values
+from lockstep.settings_json import from_json, to_json
 
 if TYPE_CHECKING:
     import gymnasium

@@ -9,13 +9,14 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
+from lockstep.settings_json import to_json
 
 VERSION = 1
 _CHAIN = ',"chain":"'
@@ -180,14 +181,13 @@ class Ledger:
 
 
 def ledger_head(experiment: Any) -> dict[str, Any]:
-    """The head of an Experiment's ledger: version, identity, settings and this platform."""
-    from lockstep.settings import to_json
-
+    """The head of an Experiment's ledger: version, identity, settings, and this platform with users' files."""
+    settings = to_json(experiment)
     return {
         "version": VERSION,
         "experiment": experiment.identity(),
-        "settings": to_json(experiment),
-        "platform": this_platform(),
+        "settings": settings,
+        "platform": this_platform(settings),
     }
 
 
@@ -254,6 +254,8 @@ class Difference:
 
 
 _ABSENT = "absent"
+_OPTIONAL = ("libraries.", "code.")
+"""Entries of a platform that need not be there."""
 
 
 def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -270,10 +272,15 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]
 
 
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """The entries of two platforms that differ, each as `name: a != b`; a library that is on one of them alone was not
-    used."""
+    """The entries of two platforms that differ, each as `name: a != b`. A library that is on one of them alone was not
+    used, and a user's file that one alone has was not found, or not looked at by an earlier version."""
     found = _differing(dict(a), dict(b))
-    return tuple(_told(*each) for each in found if not (each[0].startswith("libraries.") and _ABSENT in each[1:]))
+    return tuple(_told(*each) for each in found if not (each[0].startswith(_OPTIONAL) and _ABSENT in each[1:]))
+
+
+def platform_or_code(differs: Sequence[str]) -> str:
+    """What to call entries that differ."""
+    return "your own code" if all(each.startswith("code.") for each in differs) else "this platform"
 
 
 def _told(name: str, a: Any, b: Any) -> str:

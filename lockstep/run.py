@@ -24,7 +24,9 @@ from lockstep.layout import Layout
 from lockstep.runtime.files import locked_within, read_objects, write_whole, writing
 from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError, check_values, from_json, look_for_files_in, require, to_json
+from lockstep.settings import SettingsError, check_values, require
+from lockstep.settings_json import from_json, to_json
+from lockstep.user_code import digests_of, look_for_files_in
 
 _MOST_EPISODES = 1_000_000
 """Of an evaluation."""
@@ -39,6 +41,7 @@ _FACTS: dict[str, type] = {
     "command": str,
     "started": str,
     "versions": dict,
+    "code": dict,
     "python": str,
     "platform": str,
     "cores": int,
@@ -149,14 +152,15 @@ class RunFolder:
         if layout.backend == "torchrun" and os.environ.get("RANK", "0") != "0":
             return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
         seeds = envs.first_seeds(experiment.env, experiment.seed)
+        settings = to_json(experiment)  # before there is a folder: what cannot be written leaves none behind
         facts = {
             **_here_and_now(layout),
+            "code": digests_of(settings),
             "options": {**dataclasses.asdict(options), "run": None if options.run is None else str(options.run)},
             "directory": os.getcwd(),
             "id": uuid.uuid4().hex,
             "first_env_seeds": seeds,
         }
-        settings = to_json(experiment)  # before there is a folder: what cannot be written leaves none behind
         with writing(options.run or "runs"):
             folder = RunFolder(_new_folder(experiment, options.run))
             folder.checkpoints.mkdir()

@@ -36,7 +36,8 @@ class Verdict:
     message: str
     """The verdict in a sentence or two."""
     warning: str | None = None
-    """Set if this platform is not the one that the run was made or resumed on: then bits may differ for that reason."""
+    """Set if this platform, or what is in users' files, is not what it was when the run was made or resumed: then bits
+    may differ for that reason."""
 
 
 def verify(

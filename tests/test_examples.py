@@ -22,8 +22,9 @@ from lockstep.layout import Layout
 from lockstep.prepare import prepare
 from lockstep.run import RunFolder, RunOptions
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError
 from lockstep.storage.replay import ReplayBatches
+from lockstep.user_code import load_object
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = (

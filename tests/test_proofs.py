@@ -14,9 +14,9 @@ from gymnasium import spaces
 from made_runs import write_run
 
 from lockstep.evaluation.scores import Evaluation
-from lockstep.settings import load_object
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Outcome, Queue
+from lockstep.user_code import load_object
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 DRAW = np.random.default_rng(1)

@@ -16,7 +16,7 @@ from lockstep.envs import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.recipes import RECIPES
-from lockstep.settings import from_json, to_json
+from lockstep.settings_json import from_json, to_json
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 

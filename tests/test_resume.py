@@ -29,6 +29,7 @@ from lockstep.runtime import checkpoint
 from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
 from lockstep.train import resume, train
+from lockstep.user_code import load_object
 from lockstep.verify import verify
 
 ITERATIONS = 150
@@ -285,11 +286,35 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     train(cartpole(), options=options(Path("run")), stop_after=1)
     other = {**this_platform(), "torch": "9.9"}
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("lockstep.records.resumption.this_platform", lambda: other)
+        elsewhere.setattr("lockstep.records.resumption.this_platform", lambda settings: other)
         resume("run")
-    assert "warning: this platform is not the one that the run was started on" in capsys.readouterr().err
+    assert "warning: this platform is not what it was when the run was started" in capsys.readouterr().err
     (again,) = RunFolder(Path("run")).facts()["resumed"]
     (differs,) = again["differs"]
     assert differs.startswith("torch: ") and differs.endswith(" != 9.9")
     warning = verify("run", Layout(), 1).warning
     assert warning is not None and f"resumed on after 1 iterations: {differs}" in warning
+    assert warning.startswith("What the run was resumed with is not what it was when the run was started")
+
+
+def test_a_file_of_users_that_was_edited_is_told_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", "")
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom lockstep.models import StandardModelConfig\n"
+        "@dataclass(frozen=True)\nclass Model(StandardModelConfig):\n    pass\n"
+    )
+    experiment = cartpole().replace(model=load_object("mine.py:Model")())
+    train(experiment, options=options(Path("run")), stop_after=1)
+    resume("run", stop_after=2)
+    assert "warning" not in capsys.readouterr().err and verify("run", Layout(), 1).warning is None
+    before = RunFolder(Path("run")).facts()["code"]["mine.py"]
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("# edited\n")
+    resume("run")
+    assert "warning: your own code is not what it was when the run was started" in capsys.readouterr().err
+    (differs,) = RunFolder(Path("run")).facts()["resumed"][-1]["differs"]
+    assert differs.startswith(f"code.mine.py: {before} != ")
+    warning = verify("run", Layout(), 1).warning
+    assert warning is not None and warning.startswith("Your own code is not") and differs in warning

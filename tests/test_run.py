@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import pickle
 import re
@@ -10,14 +11,17 @@ from typing import Any, Literal
 
 import pytest
 
+from lockstep import ledger
 from lockstep.algorithms import PPOConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.layout import Layout
 from lockstep.models import StandardModelConfig
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder, RunOptions
-from lockstep.settings import SettingsError, from_json, load_object, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json, to_json
 from lockstep.train import train
+from lockstep.user_code import digests_of, load_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +249,30 @@ def test_of_two_runs_files_with_one_name_each_run_has_its_own(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     for place in ("a", "b", "a"):
         assert type(RunFolder.open(f"{place}/r").experiment().model)().of == place  # type: ignore[attr-defined]
+
+
+def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("a.py", "elsewhere/b.py", "c.py"):
+        (tmp_path / name).write_text(f"# {name}\n")
+    settings = {
+        "env": {"id": "pettingzoo/c.py:make", "opponents": ["random", "b.py:play", "a.py:play", "runs/a.py:5"]},
+        "model": {"$type": "lockstep.models.policy:StandardModelConfig", "size": 3, "note": "a.py", "none": None},
+        "algorithm": {"$type": "a.py:Own", "rnd": {"$type": "missing.py:Own"}},
+    }
+    digests = digests_of(settings)
+    assert digests == {
+        named: hashlib.sha256(f"# {name}\n".encode()).hexdigest()[:16]
+        for named, name in (("a.py", "a.py"), ("b.py", "elsewhere/b.py"), ("c.py", "c.py"))
+    }
+    assert list(digests) == sorted(digests)
+    here, there = ({"libraries": {}, "code": code} for code in (digests, {**digests, "a.py": "0" * 16}))
+    assert ledger.differing_platform(here, there) == (f"code.a.py: {digests['a.py']} != {'0' * 16}",)
+    assert ledger.differing_platform(here, {"libraries": {}}) == (), "what earlier versions did not look at"
+    assert ledger.platform_or_code(["code.a.py: 1 != 2"]) == "your own code"
+    assert ledger.platform_or_code(["code.a.py: 1 != 2", "torch: 1 != 2"]) == "this platform"
 
 
 def test_environments_that_would_start_from_one_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions, is_run, require_empty
 from lockstep.runtime.slurm import executor, refusals, script, submitit
-from lockstep.settings import Options, SettingsError, from_json, look_for_files_in, to_json
+from lockstep.settings import Options, SettingsError
+from lockstep.settings_json import from_json, to_json
+from lockstep.user_code import look_for_files_in
 
 
 @dataclass(frozen=True)

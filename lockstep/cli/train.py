@@ -22,7 +22,9 @@ from lockstep.experiment import Experiment, WarmStart
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions, require_empty
 from lockstep.runtime.output import reader_gone, tell
-from lockstep.settings import SettingsError, check_values, flat, load_value, to_json
+from lockstep.settings import SettingsError, check_values
+from lockstep.settings_json import flat, to_json
+from lockstep.user_code import load_value
 
 if TYPE_CHECKING:
     from lockstep.job import Result

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lockstep.experiment import Experiment
-from lockstep.settings import flat, to_json
+from lockstep.settings_json import flat, to_json
 
 
 class _Need(NamedTuple):

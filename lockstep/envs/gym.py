@@ -19,7 +19,8 @@ from gymnasium import spaces
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError
+from lockstep.user_code import load_object
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
 _EXTRAS = {

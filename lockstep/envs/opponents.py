@@ -25,7 +25,8 @@ from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError
+from lockstep.user_code import load_object
 
 if TYPE_CHECKING:
     from lockstep.evaluation.policy import Policy

@@ -17,7 +17,8 @@ import numpy as np
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.random_actions import RandomActions
-from lockstep.settings import SettingsError, import_module, load_object
+from lockstep.settings import SettingsError
+from lockstep.user_code import import_module, load_object
 
 if TYPE_CHECKING:
     from lockstep.envs.gym import GymShard

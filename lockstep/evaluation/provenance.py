@@ -179,8 +179,9 @@ def _facts(run: Run) -> dict[str, object]:
     last: dict[str, object] = {}
     for each in ({**run.facts, "iteration": 0}, *run.facts.get("resumed", [])):
         versions = {f"{name} version": version for name, version in each.get("versions", {}).items() if version}
+        code = {f"{name}, SHA-256": digest for name, digest in each.get("code", {}).items()}
         kept = {name: each[name] for name in ("python", "platform", "cores", "layout", "started") if name in each}
-        for name, value in (versions | kept).items():
+        for name, value in (versions | code | kept).items():
             if name not in told:
                 told[name] = value
             elif value != last[name]:

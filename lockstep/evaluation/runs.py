@@ -16,7 +16,8 @@ import numpy as np
 
 from lockstep.evaluation.statistics import Curve
 from lockstep.run import RunFolder
-from lockstep.settings import SettingsError, flat
+from lockstep.settings import SettingsError
+from lockstep.settings_json import flat
 
 _Item = TypeVar("_Item")
 

@@ -22,17 +22,18 @@ def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | Non
 
 
 def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
-    """What to say if this platform, or one that the run was resumed on, is not the one that it was started on."""
-    here = ledger.differing_platform(head["platform"], this_platform())
+    """What to say if this platform, or one that the run was resumed on, or what is in users' files, is not what it was
+    when the run was started."""
+    here = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
     for each in folder.facts().get("resumed", []):
         if each.get("differs"):
             told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
     if not told:
         return None
-    what = "This platform" if here else "A platform that the run was resumed on"
-    only = "is not the one that the run was made on, and bits are only comparable on an equal one."
-    return f"{what} {only} {' '.join(told)}"
+    what = ledger.platform_or_code(here) if here else "what the run was resumed with"
+    only = "is not what it was when the run was started, and bits are only comparable where it is."
+    return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)}"
 
 
 def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:

@@ -19,7 +19,7 @@ from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.display import PARTS, Display, make_display
 from lockstep.runtime.machine import cores_of_the_run
 from lockstep.runtime.status import Status, waste
-from lockstep.settings import to_json
+from lockstep.settings_json import to_json
 
 if TYPE_CHECKING:
     from lockstep.evaluation.scores import Evaluation

@@ -68,13 +68,13 @@ def _require_memory(experiment: Experiment, begin: int) -> None:
 
 
 def other_platform(folder: RunFolder) -> tuple[str, ...]:
-    """What of this platform is not as on the one that the run was started on; says so if there is anything."""
+    """What of this platform, or of users' files, is not as it was when the run was started; says so if anything is."""
     head, _ = ledger.read(folder.ledger, 0)
-    differs = ledger.differing_platform(head["platform"], this_platform())
+    differs = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
     if differs:
         tell(
-            "warning: this platform is not the one that the run was started on, so the run will not end with the bits "
-            f"that it would have had there. Recorded and present: {'; '.join(differs)}.",
+            f"warning: {ledger.platform_or_code(differs)} is not what it was when the run was started, so the run may "
+            f"end with other bits than it would have had. Recorded and present: {'; '.join(differs)}.",
             sys.stderr,
         )
     return differs

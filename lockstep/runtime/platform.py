@@ -1,15 +1,19 @@
-"""What bits depend on beside the experiment: the machine, its libraries, and variables that these listen to."""
+"""What bits depend on beside the experiment: the machine, its libraries, variables that these listen to, and what is in
+users' files, of which settings have the names alone."""
 
 from __future__ import annotations
 
 import os
 import platform as system
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from lockstep.user_code import digests_of
 
 _ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
 _ARITHMETIC_VARIABLES = (
@@ -55,11 +59,13 @@ def _library_versions() -> dict[str, str]:
     return versions
 
 
-def this_platform() -> dict[str, Any]:
-    """What a run's bits depend on beside its experiment: processor, torch, Python, C library, env libraries.
+def this_platform(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run's bits depend on beside its experiment: processor, torch, Python, C library, env libraries, and the
+    users' files that its settings, as JSON has them, name.
 
     Runs are comparable bit for bit only where this is equal.
     """
+    code = digests_of(settings)
     cuda = torch.cuda.is_available()
     gpus = sorted({torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}) if cuda else []
     return {
@@ -71,4 +77,5 @@ def this_platform() -> dict[str, Any]:
         "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
         "libraries": _library_versions(),
         "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
+        **({"code": code} if code else {}),
     }

@@ -24,8 +24,9 @@ from lockstep.evaluation.video import record_video
 from lockstep.run import RunFolder, check_episodes
 from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
 from lockstep.runtime.files import writing
-from lockstep.settings import SettingsError, load_object, reference_to, require
+from lockstep.settings import SettingsError, require
 from lockstep.sharing.card import CURVE, VIDEO, card, public_facts
+from lockstep.user_code import load_object, reference_to
 
 _LARGE = 1_000_000
 """Bytes above which ledger and metrics are compressed."""

@@ -95,8 +95,9 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     from lockstep.layout import Layout
     from lockstep.run import RunOptions
     from lockstep.runtime.supervisor import unattended
-    from lockstep.settings import from_json, look_for_files_in
+    from lockstep.settings_json import from_json
     from lockstep.train import resume, train
+    from lockstep.user_code import look_for_files_in
 
     with contextlib.suppress(OSError):
         os.chdir(entry.directory)

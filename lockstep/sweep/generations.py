@@ -13,7 +13,8 @@ from typing import Any
 from lockstep.envs import opponents
 from lockstep.experiment import WarmStart
 from lockstep.records.warm_start import resolved
-from lockstep.settings import SettingsError, from_json, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json, to_json
 from lockstep.sweep.population import Population
 from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Entry, Outcome, Queue, State, read_json, write_json

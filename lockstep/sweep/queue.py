@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lockstep.runtime.files import locked_within, sync, write_whole, writing
-from lockstep.settings import SettingsError, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import to_json
 
 if TYPE_CHECKING:
     from lockstep.sweep.spec import Run

@@ -13,7 +13,8 @@ from typing import Any
 
 from lockstep.experiment import Experiment
 from lockstep.runtime.files import read_objects
-from lockstep.settings import SettingsError, from_json, parse_count, to_json
+from lockstep.settings import SettingsError, parse_count
+from lockstep.settings_json import from_json, to_json
 from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20

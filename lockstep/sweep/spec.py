@@ -18,8 +18,10 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import prepare
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, from_json, load_value, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json, to_json
 from lockstep.storage.memory import replay_bytes
+from lockstep.user_code import load_value
 
 if TYPE_CHECKING:
     from lockstep.sweep.population import Population

@@ -17,7 +17,7 @@ from lockstep.experiment import Experiment, WarmStart
 from lockstep.prepare import prepare
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder
-from lockstep.settings import flat, from_json, to_json
+from lockstep.settings_json import flat, from_json, to_json
 
 Captured = pytest.CaptureFixture[str]
 SMALL = (
@@ -161,7 +161,7 @@ def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, 
         (["missing.py:recipe"], ["no Python file", "missing.py"]),
         (["lockstep.recipes:missing"], ["lockstep.recipes:missing"]),
         (["lockstep.recipes:RECIPES"], ["gives a dict", "returns a lockstep.Experiment"]),
-        (["lockstep.settings:load_file"], ["cannot be called without arguments", "'path'"]),
+        (["lockstep.user_code:load_file"], ["cannot be called without arguments", "'path'"]),
     ],
 )
 def test_mistakes(arguments: list[str], texts: list[str], capsys: Captured) -> None:

@@ -30,7 +30,8 @@ from lockstep.replay import replay
 from lockstep.run import RunFolder
 from lockstep.runtime.shared import PrivateArena, SharedMemory
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import to_json
 from lockstep.storage.rollout import Rollout
 from lockstep.train import launch, resume, train
 from lockstep.verify import verify

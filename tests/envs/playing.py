@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from lockstep.envs import ShardEnv, StepResult
-from lockstep.settings import look_for_files_in
+from lockstep.user_code import look_for_files_in
 
 
 @contextlib.contextmanager

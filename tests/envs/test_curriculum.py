@@ -11,7 +11,8 @@ from lockstep import envs
 from lockstep.cli.main import main
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.goals import Goals
-from lockstep.settings import SettingsError, from_json, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json, to_json
 
 ROOT = Path(__file__).parents[2]
 TASK = "lockstep/Memory-v0"

@@ -15,7 +15,8 @@ from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.subprocess import SteppingPool
-from lockstep.settings import SettingsError, load_object
+from lockstep.settings import SettingsError
+from lockstep.user_code import load_object
 
 
 def make(env_id: str, num_envs: int = 2, render: bool = False, **settings: Any) -> ShardEnv:

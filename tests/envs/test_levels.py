@@ -15,7 +15,8 @@ from lockstep.envs.base import MAX_LEVELS, EnvConfig
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 from lockstep.layout import Layout
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import to_json
 
 SHOWS_ITS_SEED = """
 import gymnasium

@@ -259,12 +259,13 @@ def test_runs_of_equal_names_are_told_apart_by_those_of_the_folders_above(tmp_pa
 
 def test_a_run_that_went_on_otherwise_says_where(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
-    facts = json.loads((run / "run.json").read_text())
+    facts = {**json.loads((run / "run.json").read_text()), "code": {"mine.py": "12ab"}}
     resumed = [{"iteration": at, **facts, "layout": layout} for at, layout in ((20, "inline"), (40, "processes:2"))]
     (run / "run.json").write_text(json.dumps({**facts, "resumed": resumed}))
     sections = read(report([run], tmp_path / "r.html")).sections
     assert "inline; after iteration 40: processes:2" in sections["speed"]
     assert "inline; after iteration 40: processes:2" in sections["machines"]
+    assert ["mine.py, SHA-256", "12ab"] in rows(tmp_path / "r.html", "machines")
 
 
 def test_pairs_that_are_not_shown_are_counted(tmp_path: Path) -> None:

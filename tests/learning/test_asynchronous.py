@@ -43,7 +43,8 @@ from lockstep.runtime import checkpoint
 from lockstep.runtime.group import Group
 from lockstep.runtime.shared import SharedMemory
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, from_json, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json, to_json
 from lockstep.storage.batches import Slice
 from lockstep.train import resume, train
 from lockstep.tree import TreeSum

@@ -25,7 +25,8 @@ from lockstep.records.warm_start import load, weights
 from lockstep.replay import replay
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError, flat, from_json, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import flat, from_json, to_json
 from lockstep.train import resume, train
 from lockstep.verify import verify
 

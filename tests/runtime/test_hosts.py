@@ -12,8 +12,9 @@ from children import ROOT
 
 from lockstep.runtime import supervisor
 from lockstep.runtime.local import LocalGroup, join
-from lockstep.settings import SettingsError, load_file
+from lockstep.settings import SettingsError
 from lockstep.speed.projection import Network
+from lockstep.user_code import load_file
 
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
 

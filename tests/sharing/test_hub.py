@@ -25,7 +25,8 @@ from lockstep.layout import Layout
 from lockstep.recipes import RECIPES
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.checkpoint import latest, open_checkpoint
-from lockstep.settings import SettingsError, to_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import to_json
 from lockstep.sharing import hub
 from lockstep.sharing.card import card, public_command
 

@@ -29,7 +29,8 @@ from lockstep.cli.sweep import _gist
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.machine import cores
-from lockstep.settings import SettingsError, from_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json
 from lockstep.storage.memory import replay_bytes
 from lockstep.sweep import Run, grid
 from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, LOST, run_entry

@@ -25,7 +25,8 @@ from lockstep.cli.main import main
 from lockstep.experiment import WarmStart
 from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError, from_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json
 from lockstep.sweep import Between, OneOf, Population, Run, Search
 from lockstep.sweep.child import INTERRUPTED
 from lockstep.sweep.flags import search_of

@@ -20,7 +20,8 @@ from tiny import options
 from lockstep.cli.main import main
 from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError, from_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json
 from lockstep.sweep.child import LOST, STOPPED
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.ray import Bundle, RayCluster, RayProcess, SweepRun

@@ -22,7 +22,8 @@ from tiny import options
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.sweep import _trials
-from lockstep.settings import SettingsError, from_json
+from lockstep.settings import SettingsError
+from lockstep.settings_json import from_json
 from lockstep.sweep import Between, OneOf, Run, Search, grid
 from lockstep.sweep.flags import search_of
 from lockstep.sweep.options import SweepOptions

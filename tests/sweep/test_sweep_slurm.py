@@ -20,7 +20,7 @@ from tiny import options
 
 from lockstep.cli.main import main
 from lockstep.runtime import checkpoint
-from lockstep.settings import from_json
+from lockstep.settings_json import from_json
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Needs

@@ -1,0 +1,92 @@
+"""Settings, which are frozen dataclasses, to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lockstep.settings import SettingsError, default_of
+from lockstep.user_code import load_object, reference_to
+
+_TYPE = "$type"
+"""Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
+
+
+def to_json(value: Any, *, whole: bool = False) -> Any:
+    """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
+
+    Settings that a class lists as `later` are left out while they have their default value: they came when there were
+    runs already, whose experiments stay what they were.
+
+    Args:
+        whole: leave out none.
+
+    Raises:
+        SettingsError: a value is of a type that JSON does not have.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        later = getattr(type(value), "later", frozenset())
+        present = {f.name: (getattr(value, f.name), default_of(f)) for f in dataclasses.fields(value)}
+        given = {name: x for name, (x, default) in present.items() if whole or name not in later or x != default}
+        fields = {name: to_json(x, whole=whole) for name, x in given.items()}
+        return {_TYPE: reference_to(type(value)), **fields}
+    if isinstance(value, dict):
+        return {str(key): to_json(item, whole=whole) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item, whole=whole) for item in value]
+    if not (value is None or isinstance(value, (str, int, float, bool))):
+        raise SettingsError(
+            f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "
+            "False, None, and tuples, dicts and dataclasses of these: convert it, as by int() or str()."
+        )
+    return value
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What to_json wrote, by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
+    lines: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            lines |= flat(value, f"{prefix}{name}.") or {prefix + name: {}}
+        elif prefix or name != _TYPE:
+            lines[prefix + name] = value
+    return lines
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def from_json(value: Any) -> Any:
+    """Rebuild what to_json wrote. Sequences come back as tuples.
+
+    Raises:
+        SettingsError: a type no longer exists, or has no such setting.
+    """
+    if isinstance(value, dict) and _TYPE in value:
+        named = value[_TYPE]
+        cls = load_object(named) if isinstance(named, str) else None
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            raise SettingsError(
+                f"{_TYPE} {named!r} is not the name of settings: this file is damaged. Restore it from a copy."
+            )
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = set(value) - known - {_TYPE}
+        if unknown:
+            raise SettingsError(
+                f"{value[_TYPE]} has no setting {', '.join(sorted(unknown))}: this run was written by another "
+                "version of lockstep. Install that version, or start a new run."
+            )
+        settings = {key: from_json(item) for key, item in value.items() if key != _TYPE}
+        lacking = [each.name for each in dataclasses.fields(cls) if each.name not in settings and _required(each)]
+        if lacking:
+            raise SettingsError(
+                f"{value[_TYPE]} needs the setting {', '.join(lacking)}, which this run does not have: its file is "
+                "damaged, or another version of lockstep, or of your own file, wrote it."
+            )
+        return cls(**settings)
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(from_json(item) for item in value)
+    return value
