@@ -89,7 +89,7 @@ class Layout:
                 allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in _OPTIONS.items())
                 raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
         layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
-        layout.check()
+        layout.validate()
         return layout
 
     @staticmethod
@@ -152,7 +152,7 @@ class Layout:
             graphs=0,
         )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         if self.backend not in get_args(_Backend):
             raise SettingsError(f"There is no Layout backend {self.backend!r}. Use Layout.parse({self.backend!r}).")
@@ -198,9 +198,9 @@ class Layout:
                 "rollouts stay in memory that is shared: leave them out."
             )
 
-    def validate(self, shards: int) -> None:
+    def check(self, shards: int) -> None:
         """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
-        self.check()
+        self.validate()
         if self.backend == "ray":
             otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
             require("ray", "ray", f"Layout {self}", otherwise)

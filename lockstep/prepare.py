@@ -47,7 +47,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     experiment = dataclasses.replace(experiment, env=env)
     experiment.validate()
     envs.check_matches(env, experiment.envs_per_shard)
-    layout.validate(experiment.scheme.shards)
+    layout.check(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
     Clock.of(experiment)  # which refuses a schedule that cannot be kept
     return warm_start.resolved(experiment) if leads(layout) else experiment
@@ -62,7 +62,7 @@ def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
             "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
             "torchrun. Without torchrun use --layout processes:2."
         )
-    dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).validate(experiment.scheme.shards)
+    dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).check(experiment.scheme.shards)
 
 
 def prepare_run(

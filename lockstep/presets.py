@@ -85,7 +85,7 @@ def compose(experiment: Experiment, collectors: CollectorSet, learners: LearnerS
     else:
         layout = Layout("inline" if learners.number == 1 else "processes", learners.number, device=learners.device)
     scheme.validate()
-    layout.check()
+    layout.validate()
     return Composed(experiment.replace(scheme=scheme), layout)
 
 

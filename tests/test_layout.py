@@ -98,24 +98,24 @@ def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:
 )
 def test_every_process_needs_a_shard(text: str, role: str) -> None:
     with pytest.raises(SettingsError, match=f"5 {role} for scheme.shards=4"):
-        Layout.parse(text).validate(shards=4)
+        Layout.parse(text).check(shards=4)
 
 
 def test_gpus_must_exist() -> None:
     count = torch.cuda.device_count()
     with pytest.raises(SettingsError, match=f"needs GPU {count}, but this machine has {count}"):
-        Layout.parse(f"a{count}-lcpu").validate(shards=4)
+        Layout.parse(f"a{count}-lcpu").check(shards=4)
 
 
 def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
     assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
     assert Layout.of(None) == Layout()
     with pytest.raises(SettingsError, match=r"no Layout backend 'processes:2'\. Use Layout\.parse"):
-        Layout("processes:2").validate(4)  # type: ignore[arg-type]
+        Layout("processes:2").check(4)  # type: ignore[arg-type]
 
 
 def test_what_can_be_checked_of_a_layout_anywhere_is_on_the_cpu() -> None:
     for text, here in (("a0-l1,2,graphs=1", "cpu:a1-l2"), ("inline,device=3,graphs=1,jitter=1", "inline,jitter=1")):
         layout = Layout.parse(text).anywhere()
         assert layout == Layout.parse(here)
-        layout.validate(shards=4)
+        layout.check(shards=4)

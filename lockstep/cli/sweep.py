@@ -104,9 +104,9 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
             f"lockstep sweep begins with the folder of the set: lockstep sweep runs/set {' '.join(arguments)}"
         )
     if len(words) > 1:
+        from lockstep.cli.sweep_flags import runs_of, search_of
         from lockstep.cli.train import load_recipe
         from lockstep.experiment import Experiment
-        from lockstep.sweep.flags import runs_of, search_of
         from lockstep.sweep.spec import from_file
 
         what = words[1]

@@ -84,7 +84,7 @@ class Run:
                 "the sweep's. Leave it out."
             )
         prepare(self.experiment, layout if here else layout.anywhere())
-        layout.check()
+        layout.validate()
         self.options.validate()
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from lockstep import recipes
 from lockstep.cli.main import main
+from lockstep.cli.sweep_flags import search_of
 from lockstep.experiment import WarmStart
 from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
@@ -29,7 +30,6 @@ from lockstep.settings import SettingsError
 from lockstep.settings_json import from_json
 from lockstep.sweep import Between, OneOf, Population, Run, Search
 from lockstep.sweep.child import INTERRUPTED
-from lockstep.sweep.flags import search_of
 from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue

@@ -19,10 +19,10 @@ from tiny import options
 
 from lockstep import recipes
 from lockstep.cli.main import main
+from lockstep.cli.sweep_flags import runs_of
 from lockstep.runtime import checkpoint
 from lockstep.settings_json import from_json
 from lockstep.sweep import grid
-from lockstep.sweep.flags import runs_of
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.train import train
