@@ -82,13 +82,3 @@ def game(env_id: str) -> str | None:
     name = re.sub(r"-v\d+$", "", name)
     name = re.sub(r"(Deterministic|NoFrameskip)$", "", name)
     return _BY_FOLDED_NAME.get(name.replace("_", "").lower())
-
-
-def human_normalized(game: str, score: float) -> float:
-    """(score − random) / (human − random) of a raw score.
-
-    Raises:
-        KeyError: the game is none of RANDOM_AND_HUMAN.
-    """
-    random, human = RANDOM_AND_HUMAN[game]
-    return (score - random) / (human - random)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.evaluation import atari, page
-from lockstep.evaluation.findings import diverged, few, normalize, protocol
+from lockstep.evaluation import page
+from lockstep.evaluation.findings import diverged, few, protocol
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.report import read_runs, write_page
 from lockstep.evaluation.runs import (
-    SCORES,
     TASK,
     X_LABELS,
     Method,
@@ -29,6 +28,7 @@ from lockstep.evaluation.runs import (
     seeds_again,
     tasks,
 )
+from lockstep.evaluation.scales import scale_of
 from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement, readable
 from lockstep.settings import SettingsError
 
@@ -42,7 +42,7 @@ class Contrast:
 
     task: str
     a: Estimate | None
-    """Interquartile mean over the runs of the first set; of several tasks, of human-normalized scores, or None."""
+    """Interquartile mean over the runs of the first set; of several tasks, of normalized scores, or None."""
     b: Estimate | None
     difference: Estimate | None
     """a − b, with runs drawn independently from both sets."""
@@ -179,9 +179,10 @@ def _estimates(task: str, a: Scores, b: Scores, *rest: Any) -> Contrast:
 
 def _overall(found: Sequence[Contrast], metric: str) -> Contrast:
     raw = [[np.array(scores) for scores in side] for side in ([c.scores_a for c in found], [c.scores_b for c in found])]
-    if metric in SCORES and all(atari.game(each.task) for each in found):
-        a, b = ([normalize(c.task, scores) for c, scores in zip(found, side)] for side in raw)
-        return _estimates(f"{len(found)} games, human-normalized", a, b)
+    scales = [scale for each in found if (scale := scale_of(each.task, metric))]
+    if len(scales) == len(found) and len({scale.name for scale in scales}) == 1:
+        a, b = ([scale.of(scores) for scale, scores in zip(scales, side)] for side in raw)
+        return _estimates(f"{len(found)} games, {scales[0].name}", a, b)
     return Contrast(f"{len(found)} tasks", None, None, None, estimate(probability_of_improvement, *raw))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.evaluation import atari, page, statistics
+from lockstep.evaluation import page, statistics
 from lockstep.evaluation.charts import Line, interval_chart, line_chart
 from lockstep.evaluation.runs import (
     SCORES,
@@ -21,6 +21,7 @@ from lockstep.evaluation.runs import (
     tasks,
     time_unit,
 )
+from lockstep.evaluation.scales import Scale, on_one_scale, scale_of
 from lockstep.evaluation.statistics import Curve, Estimate, Scores, align, efficiency_curve, estimate, iqm, readable
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
@@ -29,7 +30,7 @@ _ENOUGH = 5
 """Runs of a task from which on intervals are worth something; docs/statistics.md has the figures."""
 _MAX_PAIRS = 15
 _THRESHOLDS = 101
-"""Human-normalized scores at which a performance profile is computed, from the lowest to the highest."""
+"""Normalized scores at which a performance profile is computed, from the lowest to the highest."""
 _HIGHEST = 8.0
 """Where profiles end: a game or two are played at 70 times a human's score, beside which nothing else could be read."""
 _ELSEWHERE = ("score", "eval", "time", "speed", "lag", "wait")
@@ -50,7 +51,10 @@ class Scored:
     """Interquartile mean over runs."""
     lowest: float
     highest: float
-    human_normalized: float | None
+    normalized: float | None
+    """The same on the scale of its kind of games; None where there is none."""
+    scale: str | None
+    """The name of that scale."""
 
 
 def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
@@ -104,25 +108,23 @@ def scored(groups: Sequence[Method], named: Sequence[str], metric: str) -> list[
         if runs := group.on(task):
             found = np.array([run.last(metric) for run in runs])
             samples = sorted(float(run.curve("samples", metric)[0][-1]) for run in runs)
-            score, game = estimate(iqm, [found]), atari.game(task) if metric in SCORES else None
-            human = atari.human_normalized(game, score.value) if game else None
-            ends = (samples[0], samples[-1])
-            every.append(
-                Scored(task, group.label, len(runs), ends, score, float(found.min()), float(found.max()), human)
-            )
+            score, scale = estimate(iqm, [found]), scale_of(task, metric)
+            on_scale = (float(scale.of(np.array(score.value))), scale.name) if scale else (None, None)
+            ends, extremes = (samples[0], samples[-1]), (float(found.min()), float(found.max()))
+            every.append(Scored(task, group.label, len(runs), ends, score, *extremes, *on_scale))
     return every
 
 
 def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> str:
     """A row for each task and method."""
-    normalized = any(each.human_normalized is not None for each in found)
+    scales = {each.scale for each in found if each.scale}
     rows = []
     for each in found:
         budget = " to ".join(dict.fromkeys(f"{count:,.0f}" for count in each.samples))
         row = [each.task, each.method, str(each.runs), budget, str(each.score)]
         row.append(f"{readable(each.lowest)} and {readable(each.highest)}")
-        if normalized:
-            row.append("" if each.human_normalized is None else f"{100 * each.human_normalized:,.1f}%")
+        if scales:
+            row.append("" if each.normalized is None else f"{100 * each.normalized:,.1f}%")
         rows.append(row)
     header = ["Task", "Method", "Runs", "Samples", "Score (95% interval)", "Lowest and highest run"]
     texts = [
@@ -134,7 +136,10 @@ def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> st
     if any(each.samples[0] < 0.9 * each.samples[1] for each in found):
         texts.append("Runs of unequal length count with what each of them reached.")
     text = " ".join(filter(None, texts))
-    return page.table(header + ["Human-normalized"] * normalized, rows) + page.paragraph(text, "note")
+    if scales:
+        (name,) = scales if len(scales) == 1 else ("normalized",)
+        header.append(name[0].upper() + name[1:])
+    return page.table(header, rows) + page.paragraph(text, "note")
 
 
 def protocol(runs: Sequence[Run], metric: str) -> str:
@@ -235,15 +240,18 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         short.append(held_back(every, metric, x))
     named = list(found)
     shared = [task for task in named if all(group.on(task) for group in groups)]
-    games = [task for task in shared if atari.game(task)] if metric in SCORES else []
-    if len(games) > 1:
-        scores_of = [[found[task][n] for task in games] for n in range(len(groups))]
-        parts.append(_normalized(groups, games, metric, scores_of))
-    elif len(named) > 1:
-        why = "scores are only normalized for Atari games" if metric in SCORES else f"{metric} is no score"
+    normalized = on_one_scale(shared, metric).values()
+    several = [games for games in normalized if len(games) > 1]
+    for games in several:
+        parts.append(_normalized(groups, games, metric, [[found[t][n] for t in games] for n in range(len(groups))]))
+    if not several and len(named) > 1:
+        known = "scores are only normalized for the games of Atari and of Procgen"
+        why = known if metric in SCORES else f"{metric} is no score"
         why = why if shared else "no task has runs of every method"
-        if len(games) == 1:
-            why = f"{games[0]} is the only game that can be compared"
+        if normalized:
+            only = [game for games in normalized for game in games]
+            why = "is the only game that can be compared" if len(only) == 1 else "have a scale each"
+            why = f"{' and '.join(only)} {why}"
         text = f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
         parts.append(page.paragraph(text, "note"))
     rows, pairs = [], list(itertools.combinations(range(len(groups)), 2))
@@ -262,7 +270,7 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
         if len(pairs) > _MAX_PAIRS:
             text += f" These are the first {_MAX_PAIRS} of {len(pairs)} pairs: report fewer methods to see others."
         parts.append(page.paragraph(text, "note"))
-    if rows or len(games) > 1:
+    if rows or several:
         at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
         unit = "seconds" if x == "time" else x
         text = f"In this section the runs of a task are compared at an equal number of {unit}, which all reached: {at}."
@@ -276,16 +284,13 @@ def legend(groups: Sequence[Method]) -> str:
     return page.legend([(f"{group.label} ({group.size})", number) for number, group in enumerate(groups)])
 
 
-def normalize(task: str, values: np.ndarray) -> np.ndarray:
-    """Human-normalized scores of an Atari game."""
-    game = atari.game(task)
-    assert game is not None
-    return np.array([atari.human_normalized(game, value) for value in values.tolist()])
-
-
 def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw: Sequence[Scores]) -> str:
-    """Aggregates of human-normalized scores; raw: those of each method, by task."""
-    found = [[normalize(task, scores) for task, scores in zip(named, each, strict=True)] for each in raw]
+    """Aggregates of scores of one scale; raw: those of each method, by task."""
+    scales: list[Scale] = [scale for task in named if (scale := scale_of(task, metric))]
+    assert len(scales) == len(named), "tasks without a scale"
+    name, meaning, *_ = scales[0]
+    name = name[0].upper() + name[1:]
+    found = [[scale.of(scores) for scale, scores in zip(scales, each, strict=True)] for each in raw]
     kinds: dict[str, Callable[[Scores], np.ndarray]] = {
         "Interquartile mean": iqm,
         "Median": statistics.median,
@@ -299,18 +304,17 @@ def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw
         for name, each in estimates.items()
     ]
     lines = [
-        _profile("Share of runs that score above τ", statistics.run_profile, groups, found),
-        _profile("Share of games whose mean is above τ", statistics.task_profile, groups, found),
+        _profile("Share of runs that score above τ", statistics.run_profile, groups, found, name),
+        _profile("Share of games whose mean is above τ", statistics.task_profile, groups, found, name),
     ]
     for x in ("frames", "time"):
         by_task = [_known(groups, task, x, metric) for task in named]
-        human = [[[(s, normalize(t, y)) for s, y in runs] for runs in known] for t, known in zip(named, by_task)]
-        if all(all(known) for known in human):
-            lines.append(_chart(groups, [list(each) for each in zip(*human)], x, "human-normalized IQM"))
+        scaled = [[[(s, scale.of(y)) for s, y in runs] for runs in each] for scale, each in zip(scales, by_task)]
+        if all(all(each) for each in scaled):
+            lines.append(_chart(groups, [list(each) for each in zip(*scaled)], x, f"{scales[0].name} IQM"))
     text = (
-        f"Human-normalized scores of the {len(named)} games of which every method has runs ({', '.join(named)}): 0 is "
-        "random play, 1 a human tester. Intervals are 95% stratified bootstrap intervals, where every game has several "
-        "runs."
+        f"{name} scores of the {len(named)} games of which every method has runs ({', '.join(named)}): {meaning}. "
+        "Intervals are 95% stratified bootstrap intervals, where every game has several runs."
     )
     table = page.table(["Method", *kinds], rows)
     return page.paragraph(text) + table + legend(groups) + page.figures(dots) + page.figures(lines)
@@ -321,8 +325,9 @@ def _profile(
     kind: Callable[[Scores, np.ndarray], np.ndarray],
     groups: Sequence[Method],
     found: Sequence[Scores],
+    scale: str,
 ) -> str:
-    """A performance profile of each method."""
+    """A performance profile of each method, of scores of a scale."""
     lines = []
     every = np.concatenate([scores for each in found for scores in each])
     highest = float(max(1.0, every.max()))
@@ -331,7 +336,7 @@ def _profile(
     for number, (group, each) in enumerate(zip(groups, found)):
         share, low, high = statistics.bootstrap(lambda sample: kind(sample, thresholds), each, resamples=1_000)
         lines.append(Line(group.label, number, (thresholds, share), None if np.isnan(low).any() else (low, high)))
-    return page.figure(caption, line_chart(lines, "Human-normalized score τ", "Share", ends=(0.0, 1.0)))
+    return page.figure(caption, line_chart(lines, f"{scale} score τ", "Share", ends=(0.0, 1.0)))
 
 
 def _chart(

@@ -74,6 +74,18 @@ def test_games_are_compared_by_human_normalized_scores(tmp_path: Path) -> None:
     assert overall.improvement.value == 1
 
 
+def test_games_of_procgen_have_a_scale_and_those_of_two_benchmarks_none(tmp_path: Path) -> None:
+    a = runs_of(tmp_path, "a", [64] * 5, "StarpilotEasy-v0") + runs_of(tmp_path, "a", [10] * 5, "MazeEasy-v0")
+    b = runs_of(tmp_path, "b", [2.5] * 5, "StarpilotEasy-v0") + runs_of(tmp_path, "b", [5] * 5, "MazeEasy-v0")
+    found = compare(a, b)
+    overall = found.overall
+    assert overall and overall.a and overall.b and (overall.a.value, overall.b.value) == pytest.approx((1, 0))
+    assert "2 games, Procgen-normalized" in str(found)
+    a[5:], b[5:] = runs_of(tmp_path, "a", [14.6] * 5, "Pong"), runs_of(tmp_path, "b", [-20.7] * 5, "Pong")
+    overall = compare(a, b).overall
+    assert overall and overall.a is None and overall.improvement.value == 1
+
+
 def test_what_weakens_a_comparison_is_noted(tmp_path: Path) -> None:
     a = [
         *runs_of(tmp_path, "a", [1, 2]),

@@ -161,10 +161,26 @@ def test_games_are_aggregated_and_other_tasks_are_not(tmp_path: Path) -> None:
 
     others = [write_run(tmp_path / task, task=task) for task in ("CartPole-v1", "Acrobot-v1")]
     told = read(report(others, tmp_path / "others.html")).sections["aggregates"]
-    assert "no aggregate over tasks, since scores are only normalized for Atari games" in told
+    assert "no aggregate over tasks, since scores are only normalized for the games of Atari and of Procgen" in told
     others[0] = write_run(tmp_path / "other-method", task="CartPole-v1", lag=1)
     told = read(report(others, tmp_path / "others.html")).sections["aggregates"]
     assert "no aggregate over tasks, since no task has runs of every method" in told
+
+
+def test_games_of_two_benchmarks_are_aggregated_apart(tmp_path: Path) -> None:
+    ends = {"Pong": 14.6, "Breakout": 30.5, "StarpilotEasy-v0": 33.25, "MazeHard-v0": 7.0}
+    runs = [write_run(tmp_path / task, task=task, score=lambda done, end=end: end) for task, end in ends.items()]
+    page = report(runs, tmp_path / "r.html")
+    header, *scores = rows(page, "scores")
+    assert header[-1] == "Normalized" and [row[-1] for row in scores] == ["100.0%", "100.0%", "50.0%", "50.0%"]
+    means = [row[1] for row in rows(page, "aggregates") if len(row) == 5 and row[0] != "Method"]
+    assert means == ["1", "0.5"]
+    told = read(page).sections["aggregates"]
+    assert "Procgen-normalized scores of the 2 games" in told and "Human-normalized score τ" in told
+    procgen = [run for run in runs if run.name.endswith("v0")]
+    assert rows(report(procgen, tmp_path / "r.html"), "scores")[0][-1] == "Procgen-normalized"
+    one_each = report([runs[0], runs[3]], tmp_path / "r.html")
+    assert "since Pong and MazeHard-v0 have a scale each" in read(one_each).sections["aggregates"]
 
 
 def test_readers_are_warned(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Scales on which the scores of different games can be averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lockstep.evaluation import atari, procgen
+from lockstep.evaluation.runs import SCORES
+
+
+class Scale(NamedTuple):
+    """Which raw scores of a game are 0 and 1."""
+
+    name: str
+    """What scores on it are called."""
+    meaning: str
+    """Of 0 and 1, in words."""
+    zero: float
+    one: float
+
+    def of(self, scores: np.ndarray) -> np.ndarray:
+        """Raw scores on this scale."""
+        return (scores - self.zero) / (self.one - self.zero)
+
+
+def scale_of(task: str, metric: str) -> Scale | None:
+    """The scale of a task's metric; None where there is none."""
+    if metric not in SCORES:
+        return None
+    if game := atari.game(task):
+        return Scale("human-normalized", "0 is random play, 1 a human tester", *atari.RANDOM_AND_HUMAN[game])
+    if bounds := procgen.bounds(task):
+        meaning = "0 is a policy that sees nothing, 1 the highest score that is possible or known"
+        return Scale("Procgen-normalized", meaning, *bounds)
+    return None
+
+
+def on_one_scale(tasks: Sequence[str], metric: str) -> dict[str, list[str]]:
+    """The tasks whose scores can be averaged with those of others, by the name of their scale."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        if scale := scale_of(task, metric):
+            found.setdefault(scale.name, []).append(task)
+    return found
