@@ -116,7 +116,7 @@ def test_learning_has_the_same_bits(name: str, tmp_path: Path) -> None:
     with (
         mock.patch("lockstep.train.cuda_graph", capture),
         mock.patch("lockstep.collecting.collectors.cuda_graph", capture),
-        mock.patch.object(Layout, "check", lambda self: None),
+        mock.patch.object(Layout, "validate", lambda self: None),
     ):
         graphed = train(EXPERIMENTS[name](), replace(Layout(), graphs=1), options(tmp_path / "graphed"))
     assert len(used) > 1
