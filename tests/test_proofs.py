@@ -36,6 +36,16 @@ def test_the_runs_of_many_seeds_are_valid(part: str) -> None:
         run.experiment.validate()
 
 
+@pytest.mark.parametrize("part", ["minatar", "mujoco", "atari"])
+def test_the_page_has_what_the_reports_wrote(part: str) -> None:
+    page = (BENCHMARKS / "README.md").read_text().splitlines()
+    rows = (BENCHMARKS / "seeds" / f"{part}.md").read_text().splitlines()[2:]
+    assert rows
+    for row in rows:
+        if "levels" not in row:  # those stand in a table of their own
+            assert page.count(row) == 1, row
+
+
 def test_the_report_of_many_seeds_tells_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,26 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert broken_links(page, text) == ["page.md#other", "none.md"]
 
 
+def uneven_rows(text: str) -> list[str]:
+    """The rows of Markdown tables that have more or fewer cells than their heads, as rows of other tables have."""
+    uneven, head = [], 0
+    for line in re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if cells and head and cells != head:
+            uneven.append(line)
+        head = (head or cells) if cells else 0
+    return uneven
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_are_even(document: Path) -> None:
+    assert not uneven_rows(document.read_text(encoding="utf-8"))
+
+
+def test_uneven_rows_are_found() -> None:
+    assert uneven_rows("| a | b |\n|---|---|\n| 1 | 2 \\| 3 |\n\n| a |\n|---|\n| 1 | 2 |\n") == ["| 1 | 2 |"]
+
+
 def test_every_page_is_listed() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in documents() if ROOT / "docs" in path.parents}
