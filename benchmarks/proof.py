@@ -3,15 +3,17 @@
     lockstep sweep runs/seeds benchmarks/proof.py:runs      # trains what is not there yet; goes on after any end
     python benchmarks/proof.py report --runs runs/seeds     # evaluates what has ended; writes into benchmarks/seeds/
 
-A part of it: benchmarks/proof.py:minatar, :mujoco or :atari. Seeds vary slowest within a part, so that a queue that
-is stopped early has as many of them for every algorithm. Reports add up: what one has written stays, scores and curves,
-as long as its settings do. So the runs may be trained on several machines, and their folders need not be kept.
+A part of it: benchmarks/proof.py:minatar, :mujoco or :atari, or a row of their tables: benchmarks/proof.py:hopper-sac.
+Seeds vary slowest within a part, so that a queue that is stopped early has as many of them for every algorithm. Reports
+add up: what one has written stays, scores and curves, as long as its settings do. So the runs may be trained on several
+machines, and their folders need not be kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,26 +214,21 @@ def _atari() -> dict[str, Proof]:
 PARTS = {"minatar": _minatar(), "mujoco": _mujoco(), "atari": _atari()}
 
 
-def _queued(part: str) -> list[Run]:
-    proofs = PARTS[part]
+def _queued(proofs: Mapping[str, Proof]) -> list[Run]:
     seeds = range(1, 1 + max(proof.seeds for proof in proofs.values()))
     return [proof.run(name, seed) for seed in seeds for name, proof in proofs.items() if seed <= proof.seeds]
 
 
-def minatar() -> list[Run]:
-    return _queued("minatar")
-
-
-def mujoco() -> list[Run]:
-    return _queued("mujoco")
-
-
-def atari() -> list[Run]:
-    return _queued("atari")
-
-
 def runs() -> list[Run]:
-    return [run for part in PARTS for run in _queued(part)]
+    return [run for proofs in PARTS.values() for run in _queued(proofs)]
+
+
+def __getattr__(name: str) -> list[Run]:
+    """The runs of a part, or of a row of its table."""
+    rows = {row: proof for proofs in PARTS.values() for row, proof in proofs.items()}
+    if name not in PARTS and name not in rows:
+        raise AttributeError(f"there is neither a part nor a row {name}; rows are {', '.join(rows)}")
+    return _queued(PARTS[name] if name in PARTS else {name: rows[name]})
 
 
 def report(root: Path) -> int:

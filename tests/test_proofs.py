@@ -14,6 +14,7 @@ from gymnasium import spaces
 from made_runs import write_run
 
 from lockstep.evaluation.scores import Evaluation
+from lockstep.settings import SettingsError
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.user_code import load_object
@@ -30,10 +31,18 @@ def test_the_flags_are_those_of_a_valid_experiment(name: str) -> None:
 
 @pytest.mark.parametrize("part", ["minatar", "mujoco", "atari"])
 def test_the_runs_of_many_seeds_are_valid(part: str) -> None:
-    runs: list[Run] = load_object(f"{BENCHMARKS / 'proof.py'}:{part}")()
+    runs: list[Run] = load_object(f"{BENCHMARKS / 'proof.py'}:{part}")
     assert len({run.name for run in runs}) == len(runs)
     for run in runs[:15]:
         run.experiment.validate()
+
+
+def test_every_row_is_a_queue_of_its_own() -> None:
+    every = {run.name for run in load_object(f"{BENCHMARKS / 'proof.py'}:runs")()}
+    rows: list[Run] = load_object(f"{BENCHMARKS / 'proof.py'}:hopper-sac")
+    assert [run.experiment.seed for run in rows] == [1, 2, 3] and {run.name for run in rows} < every
+    with pytest.raises(SettingsError, match=r"neither a part nor a row hopper-dqn; rows are .*hopper-sac"):
+        load_object(f"{BENCHMARKS / 'proof.py'}:hopper-dqn")
 
 
 @pytest.mark.parametrize("part", ["minatar", "mujoco", "atari"])
@@ -59,7 +68,7 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
 
     monkeypatch.setattr(proof, "evaluate", evaluate)
     queue = Queue.make(tmp_path / "set")
-    runs = {(run.label, run.experiment.seed): run for run in proof.minatar()}
+    runs = {(run.label, run.experiment.seed): run for run in proof.minatar}
     ends = {("ppo", 1): 3.0, ("ppo", 2): None, ("a2c", 1): 2.0, ("dqn", 1): "failed"}
     for (label, seed), end in ends.items():
         run = runs[f"minatar-{label}", seed]
@@ -78,7 +87,7 @@ def test_the_report_of_many_seeds_tells_what_is_missing(
     assert len(asked) == 3, "what was evaluated is not evaluated again"
 
     other = Queue.make(tmp_path / "other machine")
-    procgen = next(run for run in proof.atari() if run.label == "starpilot-ppo")
+    procgen = next(run for run in proof.atari if run.label == "starpilot-ppo")
     for run in (runs["minatar-ppo", 3], procgen):
         other.add([run])
         write_run(other.run(run.name), seed=run.experiment.seed, iterations=60)

@@ -91,4 +91,5 @@ def compare(arguments: list[str]) -> int:
 
 
 def _say_written(path: Path) -> None:
-    say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    size = path.stat().st_size
+    say(f"wrote {path} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"wrote {path} ({size / 1e3:.0f} kB)")

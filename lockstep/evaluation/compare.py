@@ -22,18 +22,17 @@ from lockstep.evaluation.runs import (
     Run,
     at_equal_budget,
     differing,
+    eased,
     held_back,
     labels,
     listed,
+    other_rules,
     seeds_again,
     tasks,
 )
 from lockstep.evaluation.scales import scale_of
 from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement, readable
 from lockstep.settings import SettingsError
-
-_RULES = ("env.protocol", "env.options", "env.num_levels", "env.start_level", "env.opponents")
-"""Settings that make another task of the same env.id."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def _notes(
         both = [[run for run in runs if run.task == task] for runs in sets]
         if text := held_back([*both[0], *both[1]], metric, x):
             notes.append(text)
-        if rules := [name for name in differing([_shared(runs) for runs in both]) if name.startswith(_RULES)]:
+        if rules := other_rules([_shared(runs) for runs in both]):
             notes.append(f"A and B were not set the same task on {task}, since they differ in {', '.join(rules)}.")
     if x == "time":
         facts = [
@@ -231,7 +230,8 @@ def _notes(
         notes.append(
             f"these runs have not had all the iterations that they were to: {', '.join(run.name for run in shorter)}."
         )
-    notes += diverged([run for runs in sets for run in runs if run.task in named], metric)
+    compared = [run for runs in sets for run in runs if run.task in named]
+    notes += [*diverged(compared, metric), *eased(compared, metric)]
     if both := [run.name for run in sets[0] if run in sets[1]]:
         notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
     return notes + few([sum(run.task == task for run in runs) for runs in sets for task in named])

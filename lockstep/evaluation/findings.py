@@ -16,7 +16,9 @@ from lockstep.evaluation.runs import (
     Method,
     Run,
     at_equal_budget,
+    eased,
     held_back,
+    other_rules,
     seeds_again,
     tasks,
     time_unit,
@@ -67,12 +69,14 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
                 "independent of each other, so intervals are too narrow."
             )
     counts = [len(group.on(task)) for group in groups for task in tasks(group.runs)]
-    texts += few(counts)
-    texts += diverged([run for group in groups for run in group.runs], metric)
+    runs = [run for group in groups for run in group.runs]
+    for task in tasks(runs):
+        if rules := other_rules([run.settings for run in runs if run.task == task]):
+            texts.append(f"Not all runs of {task} were set the same task, since they differ in {', '.join(rules)}.")
+    texts += [*few(counts), *diverged(runs, metric), *eased(runs, metric)]
     unfinished = [
         f"{run.name} ({run.last('samples'):,.0f} of {run.settings.get('total_steps', 0):,})"
-        for group in groups
-        for run in group.runs
+        for run in runs
         if not run.finished
     ]
     if unfinished:

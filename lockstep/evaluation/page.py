@@ -62,9 +62,10 @@ svg text { font-size: 11px; fill: var(--muted); } .end { text-anchor: end; } .mi
 video { max-width: 100%; max-height: 480px; border-radius: 8px; background: #000; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--muted); }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } nav, video, details { display: none; }
+  section:has(> h2 + details:last-child), section:has(video) { display: none; }
   figure { border: 1px solid var(--rule); } h2, h3 { break-after: avoid; } tr { break-inside: avoid; }
-  .charts { grid-template-columns: repeat(3, 1fr); } .scroll { overflow: visible; }
-  th, td { overflow-wrap: anywhere; } }
+  .charts { grid-template-columns: repeat(3, 1fr); } .scroll { overflow: visible; } table { font-size: 8pt; }
+  th, td { padding-right: .5rem; } td:first-child, td code { overflow-wrap: anywhere; } }
 """
 
 

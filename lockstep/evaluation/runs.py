@@ -32,6 +32,8 @@ SCORES = ("score/mean", "score/best", "score/iteration_mean", "score/iteration_m
 TASK = "env.id"
 """The setting by which tasks are told apart."""
 _MAIN = (TASK, "algorithm.$type")
+_RULES = ("env.protocol", "env.options", "env.num_levels", "env.start_level", "env.opponents")
+_CURRICULUM = "env.curriculum"
 
 
 def time_unit(longest: float) -> tuple[float, str]:
@@ -245,17 +247,21 @@ def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | Non
     )
 
 
-def tell_apart(paths: Sequence[Path]) -> list[str]:
-    """For each of some different folders its name, with as many of those above it as tell it from the others."""
-    parts = [path.resolve().parts for path in paths]
-    depths = [1] * len(parts)
+def _endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
+    """For each of some different names its last part, with as many of those before it as tell it from the others."""
+    depths = [1] * len(names)
     while True:
-        names = ["/".join(each[-depth:]) for each, depth in zip(parts, depths)]
-        alike = [number for number, name in enumerate(names) if names.count(name) > 1]
-        if not any(depths[number] < len(parts[number]) for number in alike):
-            return names
+        endings = [between.join(each[-depth:]) for each, depth in zip(names, depths)]
+        alike = [number for number, ending in enumerate(endings) if endings.count(ending) > 1]
+        if not any(depths[number] < len(names[number]) for number in alike):
+            return endings
         for number in alike:
             depths[number] += 1
+
+
+def tell_apart(paths: Sequence[Path]) -> list[str]:
+    """For each of some different folders its name, with as many of those above it as tell it from the others."""
+    return _endings([path.resolve().parts for path in paths], "/")
 
 
 def seeds_again(runs: Sequence[Run]) -> list[int]:
@@ -273,6 +279,22 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """The names of settings that are not the same in all."""
     names = sorted({name for each in settings for name in each})
     return [name for name in names if len({json.dumps(each.get(name)) for each in settings}) > 1]
+
+
+def other_rules(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of settings that make another task of the same env.id, and that are not the same in all."""
+    return [name for name in differing(settings) if name.startswith(_RULES)]
+
+
+def eased(runs: Sequence[Run], metric: str) -> list[str]:
+    """A sentence if the metric is a score of training episodes that were easier than the task."""
+    names = [run.name for run in runs if any(name.startswith(_CURRICULUM) for name in run.settings)]
+    if not names or not metric.startswith("score/"):
+        return []
+    return [
+        f"{metric} of {', '.join(names)} is the score of training episodes, which had {_CURRICULUM}'s options in place "
+        "of the task's own. Scores of the task itself are in eval/score, of runs with --eval-every."
+    ]
 
 
 def title(settings: Sequence[dict[str, Any]]) -> str:
@@ -298,10 +320,11 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     telling.sort(key=lambda n: (n not in _MAIN, n))
     if len(telling) > 4:
         telling = _separating(settings, telling)
+    short = dict(zip(differ, _endings([name.split(".") for name in differ], ".")))
     named = {n: {_setting(n, each[n]) for each in settings if n in each} for n in telling}
     full = {n for n in telling if len(named[n]) < len({str(each[n]) for each in settings if n in each})}
     found = [
-        ", ".join(str(each[n]) if n in full else _setting(n, each[n]) for n in telling if n in each)
+        ", ".join(str(each[n]) if n in full else _setting(n, each[n], short[n]) for n in telling if n in each)
         for each in settings
     ]
     for label, count in Counter(found).items() if parts else ():
@@ -327,8 +350,9 @@ def _separating(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> lis
     return [name for name in names if name in chosen]
 
 
-def _setting(name: str, value: Any) -> str:
+def _setting(name: str, value: Any, short: str = "") -> str:
+    """A setting in a few words; short: the part of its name that tells it from others."""
     if name.endswith(".$type"):
         kind = str(value).rpartition(":")[2].removesuffix("Config")
         return kind.upper() if len(kind) <= 4 else kind
-    return str(value) if name == TASK else f"{name.rpartition('.')[2]}={value}"
+    return str(value) if name == TASK else f"{short or name}={value}"

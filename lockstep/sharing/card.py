@@ -58,7 +58,9 @@ def card(
     digest = checkpoint_digest(checkpoints[0].path)
     collected, wanted = checkpoints[0].iteration * experiment.samples_per_iteration, experiment.total_steps
     samples = f"{collected:,} samples" + (f" of {wanted:,}" if collected < wanted else "")
-    command = _indented(facts.get("command", "unknown"))
+    command, others = facts.get("command", "unknown"), ""
+    if command.startswith("lockstep sweep"):
+        others = "That trains other runs as well; `lockstep train run` trains this one from the beginning.\n\n"
     cpu = head["platform"]["cpu"]["model"]
     trust, needed = "", ""
     if foreign:
@@ -87,9 +89,9 @@ Trained with lockstep: everything here can be repeated, bit by bit.{needed}
 
 ## How it was trained
 
-{command}
+{_indented(command)}
 
-Layout {facts.get("layout")}, {samples}, seed {experiment.seed}; {told}; {cpu}.
+{others}Layout {facts.get("layout")}, {samples}, seed {experiment.seed}; {told}; {cpu}.
 All settings are in `experiment.json`, all metrics in `metrics.jsonl`. Checkpoints: after iterations {kept}.
 
 ## Proof

@@ -18,7 +18,7 @@ from lockstep import ledger, recipes
 from lockstep.evaluation import findings
 from lockstep.evaluation.compare import compare
 from lockstep.evaluation.report import report as write_report
-from lockstep.evaluation.runs import Run
+from lockstep.evaluation.runs import Run, methods
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 from lockstep.train import train
@@ -104,6 +104,37 @@ def test_twenty_runs_in_one_light_page(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"[\d.]+ \([\d.]+ to [\d.]+\)", row[4]) for row in scores)
     assert len([row for row in rows(page, "aggregates") if row[0].startswith("lag=")]) == 6
     assert report(runs, tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def set_env(run: Path, **settings: Any) -> Path:
+    """The run with other settings of its environment."""
+    experiment = json.loads((run / "experiment.json").read_text())
+    experiment["env"] |= settings
+    (run / "experiment.json").write_text(json.dumps(experiment))
+    return run
+
+
+def test_runs_of_other_rules_are_named(tmp_path: Path) -> None:
+    a = set_env(write_run(tmp_path / "a"), options={"length": 8}, curriculum={"length": 2})
+    b = set_env(write_run(tmp_path / "b"), options={"length": 8}, curriculum={"length": 4})
+    c = set_env(write_run(tmp_path / "c", task="Pong"), options={"length": 16})
+    scores = read(report([a, b, c], tmp_path / "r.html")).sections["scores"]
+    assert "same task" not in scores, "another game, and other beginnings of one task"
+    assert "score/mean of a, b is the score of training episodes, which had env.curriculum's options" in scores
+    scores = read(report([a, c], tmp_path / "r.html", metric="loss/value")).sections["scores"]
+    assert "training episodes, which" not in scores
+    d = set_env(write_run(tmp_path / "d"), options={"length": 16})
+    scores = read(report([d, b], tmp_path / "r.html")).sections["scores"]
+    assert "Not all runs of Breakout were set the same task, since they differ in env.options.length." in scores
+    notes = " ".join(compare([b], [d]).notes)
+    assert "score/mean of b is the score of training episodes" in notes and "differ in env.options.length" in notes
+
+
+def test_labels_tell_settings_of_one_name_apart(tmp_path: Path) -> None:
+    a = set_env(write_run(tmp_path / "a"), options={"length": 8}, curriculum={"length": 2})
+    b = set_env(write_run(tmp_path / "b", lag=1), options={"length": 16}, curriculum={"length": 4})
+    found = [group.label for group in methods([Run.read(a), Run.read(b)])]
+    assert found == [f"curriculum.length={x}, options.length={y}, lag={z}" for x, y, z in ((2, 8, 0), (4, 16, 1))]
 
 
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:

@@ -96,7 +96,16 @@ def test_the_card_says_what_it_scores_and_no_path_of_the_machine(run: Path, serv
     assert RunFolder.open(run).experiment().identity() in text
     told = text.encode() + server.repositories[REPO].files["run.json"]
     assert str(run.parent).encode() not in told and not re.search(rb"/(?:tmp|home|srv)/", told)
-    assert result.url == f"{server.address}/{REPO}"
+    assert result.url == f"{server.address}/{REPO}" and "trains other runs" not in text
+
+
+def test_the_card_of_a_sweeps_run_says_how_to_train_it_alone(run: Path, server: StandIn) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(facts | {"command": "lockstep sweep runs/set ppo-cartpole --seed 1..3"}))
+    hub.push(run, REPO, episodes=1)
+    text = server.repositories[REPO].files["README.md"].decode()
+    assert "lockstep sweep runs/set ppo-cartpole --seed 1..3" in text
+    assert "`lockstep train run` trains this one from the beginning" in text
 
 
 def test_what_a_run_began_with_comes_along(run: Path, server: StandIn, tmp_path: Path) -> None:
