@@ -187,10 +187,14 @@ class RunFolder:
         if not is_run(path):
             what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
             near = path if path.is_dir() else path.parent
+            if (near / "queue").is_dir():
+                what = "is the folder of a sweep, not of a run" if path.is_dir() else what
+                near = near / "runs"
             runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
             found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
             hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
-            raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}")
+            every = f" For all of them write {shlex.quote(str(near))}/*." if path.is_dir() and len(runs) > 1 else ""
+            raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}{every}")
         return RunFolder(path)
 
     def experiment(self) -> Experiment:

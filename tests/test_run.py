@@ -20,6 +20,8 @@ from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import RunFolder, RunOptions
 from lockstep.settings import SettingsError
 from lockstep.settings_json import from_json, to_json
+from lockstep.sweep import Run
+from lockstep.sweep.queue import Queue
 from lockstep.train import train
 from lockstep.user_code import digests_of, load_object
 
@@ -160,6 +162,19 @@ def test_open_names_the_runs_that_exist() -> None:
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=f"runs/{n}"))
     with pytest.raises(SettingsError, match=r"The newest of 7 runs in runs: \d(, \d){4}\."):
         RunFolder.open("runs/pnog")
+    with pytest.raises(SettingsError, match=r"The newest of 7 runs in .* For all of them write runs/\*\."):
+        RunFolder.open("runs")
+
+
+def test_open_names_the_runs_of_a_sweep() -> None:
+    Queue.make(Path("s1")).add([Run(ppo_cartpole())])
+    for seed in (1, 2):
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=f"s1/runs/pong-s{seed}"))
+    what = (
+        r"s1 is the folder of a sweep, not of a run.*in s1/runs: pong-s2, pong-s1\. For all of them write s1/runs/\*\."
+    )
+    with pytest.raises(SettingsError, match=what):
+        RunFolder.open("s1")
 
 
 def test_damaged_settings_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import itertools
 import json
@@ -31,12 +32,24 @@ MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
     """Read typed flags; tyro itself explains a mistake, names close matches and exits with 2."""
     arguments = _options_together(arguments)
+    _check_initials(arguments, default)
     try:
         if default is None:
             return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
         return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
     except SystemExit as stop:
         raise Explained(stop.code) from None
+
+
+@contextlib.contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Say this after what the parser has said of a mistake."""
+    try:
+        yield
+    except Explained as stop:
+        if stop.code and advice:
+            raise SettingsError(advice) from None
+        raise
 
 
 def _options_together(arguments: list[str]) -> list[str]:
@@ -64,6 +77,38 @@ def with_values(arguments: list[str]) -> list[list[str]]:
         else:
             groups[-1].append(word)
     return groups
+
+
+def is_of(flag: str, *classes: Any) -> bool:
+    """Whether a flag is a setting of one of these classes, or a part of one."""
+    name = flag.partition("=")[0].lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
+    return any(name == field.name for cls in classes for field in dataclasses.fields(cls))
+
+
+def _check_initials(arguments: list[str], default: Any) -> None:
+    """Raise SettingsError for a flag that is no setting, but the initials of one, as lr is of learning-rate: the parser
+    would propose what is spelled alike."""
+    paths = [path.partition(".")[2] or path for path in _paths(default)]  # experiment and options are no part of flags
+    names = {path.rpartition(".")[2] for path in paths}
+    for first, *_ in with_values(arguments):
+        flag = first.partition("=")[0]
+        part, _, last = flag.removeprefix("--").replace("-", "_").rpartition(".")
+        if len(last) < 2 or last in names:
+            continue
+        meant = [path for path in paths if last == "".join(x[:1] for x in path.rpartition(".")[2].split("_"))]
+        if meant := [path for path in meant if path.rpartition(".")[0] == part] or meant:
+            proposed = " or ".join(f"--{path.replace('_', '-')}" for path in meant)
+            raise SettingsError(f"There is no setting {flag}. Did you mean {proposed}?")
+
+
+def _paths(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Of every setting, as in experiment.algorithm.learning_rate."""
+    for field in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _paths(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
 
 
 def is_main_process() -> bool:

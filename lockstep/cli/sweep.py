@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json
+from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, with_values
 from lockstep.layout import Layout
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
@@ -51,6 +51,9 @@ def sweep(arguments: list[str]) -> int:
     """Run `lockstep sweep`."""
     folder, runs, search, options = _read(arguments)
     options.validate()
+    if options.status and not options.dry_run:
+        Queue.open(folder)
+        runs, search = [], None  # it tells of what is there, and adds nothing
     searched = search is not None or _is_searched(folder)
     population = _is_population(folder, search)
     if (runs or (search and not population)) and (folder / "population.json").exists():
@@ -103,6 +106,12 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
         raise SettingsError(
             f"lockstep sweep begins with the folder of the set: lockstep sweep runs/set {' '.join(arguments)}"
         )
+    if len(words) > 2:
+        raise SettingsError(
+            f"{words[2]} is a second thing to run, beside {words[1]}. Give recipes with commas between, as in lockstep "
+            f"sweep {shlex.quote(words[0])} ppo-cartpole,dqn-cartpole, and a list of runs alone, by a command of its "
+            "own: it joins what the folder holds."
+        )
     if len(words) > 1:
         from lockstep.cli.sweep_flags import runs_of, search_of
         from lockstep.cli.train import load_recipe
@@ -128,6 +137,7 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
                 return Path(words[0]), [], *search_of(*given)
             runs, options = runs_of(*given)
             return Path(words[0]), runs, None, options
+    _refuse_settings(arguments, words)
     given = parse(SweepArguments, "sweep", arguments, SweepArguments(tyro.MISSING, options=defaults))
     if not words:  # flags came first
         kept = _defaults(Path(given.folder))
@@ -143,6 +153,22 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
     if isinstance(found, list):
         return Path(given.folder), found, None, given.options
     return Path(given.folder), [], found, given.options
+
+
+def _refuse_settings(arguments: list[str], words: list[str]) -> None:
+    """Raise SettingsError for flags of recipes where there is none."""
+    others = [flag for flag, *_ in with_values(arguments) if flag.startswith("--") and not is_of(flag, SweepOptions)]
+    if not others:  # else it is not worth imports that take a while
+        return
+    from lockstep.cli.sweep_flags import RecipeArguments
+    from lockstep.experiment import Experiment
+    from lockstep.run import RunOptions
+
+    for flag in (flag.partition("=")[0] for flag in others if is_of(flag, Experiment, RunOptions, RecipeArguments)):
+        held = f"what {words[1]} gives: set it in that file" if len(words) > 1 else "what the folder holds"
+        raise SettingsError(
+            f"{flag} is for recipes, as in lockstep sweep FOLDER ppo-cartpole {flag} ..., and cannot change {held}."
+        )
 
 
 def _is_recipe(word: str) -> bool:

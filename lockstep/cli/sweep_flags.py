@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import MERGED, parse, with_preset, with_values
+from lockstep.cli.common import MERGED, advising, parse, with_preset, with_values
 from lockstep.cli.unused import idle, sentence
 from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
@@ -21,7 +21,7 @@ from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.population import Population
-from lockstep.sweep.search import Between, OneOf, Search, space_of
+from lockstep.sweep.search import HOW_TO_SEARCH, Between, OneOf, Search, space_of
 from lockstep.sweep.spec import Run, labelled, task
 
 
@@ -41,13 +41,8 @@ class RecipeArguments:
 
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-_SINGLE = {
-    "--" + f.name.replace("_", "-")
-    for cls in (RunOptions, SweepOptions, RecipeArguments)
-    for f in dataclasses.fields(cls)
-    if f.name != "preset"
-}
-"""Flags that say nothing of what is learned, whose commas are their own."""
+_LEARNED = {"--preset", *("--" + f.name.replace("_", "-") for f in dataclasses.fields(Experiment))}
+"""Flags without a dot whose commas are between values: the others say nothing of what is learned."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class _Axis:
 
 
 def runs_of(
-    recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
+    recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions, advice: str = ""
 ) -> tuple[list[Run], SweepOptions]:
     """The runs that recipes and flags stand for, and the sweep's own options among the flags.
 
@@ -72,6 +67,7 @@ def runs_of(
         flags: of lockstep train and of the sweep.
         folder: of the sweep, for the help.
         defaults: what the sweep's options are without flags.
+        advice: on a flag with a wrong value; default: how several values are written, if that may be the mistake.
 
     Raises:
         SettingsError: a list of values cannot be read.
@@ -79,7 +75,7 @@ def runs_of(
     """
     groups = [each for group in _groups(flags) for each in _by_name(group)]
     axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in groups]
-    settings = [axis for axis in axes if axis.flag not in MERGED and axis.flag not in _SINGLE]
+    settings = [axis for axis in axes if axis.flag not in MERGED and not _is_single(axis.flag)]
     counts = Counter(axis.flag for axis in settings if len(axis.alternatives[0]) > 1)
     if twice := [flag for flag, count in counts.items() if count > 1]:
         raise SettingsError(
@@ -101,7 +97,8 @@ def runs_of(
             words = [word for alternative in chosen for word in alternative]
             experiment, layout = with_preset(recipe, words)
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
-            given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
+            with advising(advice or _how_to_list(groups)):
+                given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
             varied: dict[str, str] = {}
             for axis, alternative in zip(others, chosen):
@@ -132,7 +129,8 @@ def search_of(
         flag = "--" + _normal(name)
         others = [word for group in _groups(flags) if _normal(group[0]) != flag for word in group]
         given = [*others, flag, *values.split()]
-        return [run.experiment for run in runs_of(recipes, given, folder, defaults)[0]]
+        advice = f"--search {name}={values} is no range and no list of values of {flag}. {HOW_TO_SEARCH}"
+        return [run.experiment for run in runs_of(recipes, given, folder, defaults, advice)[0]]
 
     space: dict[str, Between | OneOf] = {}
     for name, text in options.search.items():
@@ -157,6 +155,19 @@ def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
             tell(sentence(name, what), sys.stderr)
 
 
+def _how_to_list(groups: list[list[str]]) -> str:
+    """What to say if the parser refuses flags of which one may have been meant to have several values."""
+    for flag, *values in groups:
+        if (
+            not _is_single(flag)
+            and _normal(flag) not in MERGED
+            and (len(values) > 1 or re.fullmatch(r"\d+-\d+", "".join(values)))
+        ):
+            text = " ".join(values)
+            return f"If {flag} {text} is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3."
+    return ""
+
+
 def _value(words: list[str]) -> str:
     """An alternative in a run's name."""
     return "+".join(words[1:]) or str(not words[0].rpartition(".")[2].startswith("no-"))
@@ -175,10 +186,15 @@ def _normal(flag: str) -> str:
     return flag.replace("_", "-")
 
 
+def _is_single(flag: str) -> bool:
+    """Whether a flag, if there is such a one, says nothing of what is learned, so that its commas are its own."""
+    return "." not in flag and _normal(flag) not in _LEARNED
+
+
 def _by_name(group: list[str]) -> list[list[str]]:
     """A flag of several NAME=VALUE as one flag for each, whose values may be several: NAME=1,2."""
     flag, text = group[0], " ".join(group[1:])
-    if _normal(flag) not in MERGED or _normal(flag) in _SINGLE:
+    if _normal(flag) not in MERGED or _is_single(flag):
         return [group]
     return [[flag, each] for each in re.split(r"(?<!,)\s+(?!,)", text)]
 
@@ -186,7 +202,7 @@ def _by_name(group: list[str]) -> list[list[str]]:
 def _alternatives(group: list[str]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
     merged = _normal(flag) in MERGED
-    if _normal(flag) in _SINGLE or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
+    if _is_single(flag) or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
         return [group]
     found: list[list[str]] = []
     if merged and any(bracket in text for bracket in "[](){}"):

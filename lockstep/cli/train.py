@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import tyro
 
-from lockstep.cli.common import parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
+from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.layout import Layout
@@ -109,11 +109,9 @@ def resume(arguments: list[str]) -> int:
 
 def _refuse_settings(arguments: list[str]) -> None:
     """Raise SettingsError if flags of resume are settings of the experiment."""
-    settings = {field.name for field in dataclasses.fields(Experiment)}
     for first, *_ in with_values(arguments):
         flag = first.partition("=")[0]
-        name = flag.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
-        if flag.startswith("--") and name in settings:
+        if flag.startswith("--") and is_of(flag, Experiment):
             raise SettingsError(
                 f"{flag} would change what is learned, and resume continues a run exactly. A run with other settings, "
                 f"a longer one too, is another one: lockstep train RUN {flag} ... takes the other settings from RUN, "

@@ -340,17 +340,17 @@ def _explained(repo: str, doing: str = "write to") -> Iterator[None]:
                 f"The Hugging Face Hub does not let this token {doing} {repo} (HTTP {status}). Give one that may in "
                 "the variable HF_TOKEN: huggingface.co/settings/tokens makes them."
             ) from error
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise SettingsError(
-            f"The Hugging Face Hub refused {repo} (HTTP {status}): {reason} Try again later."
+            f"The Hugging Face Hub refused {repo} (HTTP {status}): {reason}. Try again later."
         ) from error
     except Exception as error:
         # Large files hide the cause; the HTTP library, whose errors pass through, is another one since version 2.
         cause = error.__cause__ if type(error) is RuntimeError else error
         if not (isinstance(cause, OSError) or type(cause).__module__.startswith("httpx")):
             raise
-        reason = " ".join(str(cause).split())
+        reason = " ".join(str(cause).split()).rstrip(".")
         raise SettingsError(
-            f"The Hugging Face Hub cannot be reached for {repo}: {type(cause).__name__}: {reason} "
+            f"The Hugging Face Hub cannot be reached for {repo}: {type(cause).__name__}: {reason}. "
             "Check the network (and HF_ENDPOINT and HF_HUB_OFFLINE, if set), and try again."
         ) from error

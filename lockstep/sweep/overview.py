@@ -19,6 +19,7 @@ from rich.text import Text
 from lockstep.runtime.display import duration, number
 from lockstep.runtime.output import PatientConsole, on_terminal, tell
 from lockstep.sweep.queue import State
+from lockstep.sweep.slots import SHARED
 
 PLAIN_INTERVAL = 30.0
 """Seconds between plain lines of what is running."""
@@ -148,14 +149,14 @@ def fitting(console: Console, picture: Picture, title: str) -> RenderableType:
 def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
     """The live table, with so many runs at most."""
     table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(ratio=1, overflow="fold")  # names differ at their ends
-    for _ in range(4):
-        table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")  # names differ at their ends
+    for ratio in (None, 1, None, None):  # bars have what names leave
+        table.add_column(no_wrap=True, justify="right", ratio=ratio)
     if picture.rows:
         table.add_row(*(Text(name, "bright_black") for name in ("run", "on", "", "score", "left")))
     for row in picture.rows[:most]:
-        bar = ProgressBar(total=1.0, completed=row.share, width=12)
-        table.add_row(row.name, row.where, bar, Text(number(row.score), "bold green"), row.left)
+        bar = ProgressBar(total=1.0, completed=row.share)
+        table.add_row(row.name, row.where.replace(SHARED, "*"), bar, Text(number(row.score), "bold green"), row.left)
     if most < len(picture.rows):
         table.add_row(Text(f"… and {len(picture.rows) - most} more", "bright_black"), *[""] * 4)
     counts = Text()
@@ -165,6 +166,8 @@ def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
     grid = Table.grid(expand=True)
     if picture.rows:
         grid.add_row(table)
+    if any(SHARED in row.where for row in picture.rows):
+        grid.add_row(Text(f"*{SHARED}", "bright_black"))
     grid.add_row(counts)
     subtitle = Text(duration(picture.seconds), style="dim")
     return Panel(grid, title=Text(title, style="bold"), subtitle=subtitle, border_style="blue")

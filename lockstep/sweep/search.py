@@ -18,6 +18,7 @@ from lockstep.settings_json import from_json, to_json
 from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20
+HOW_TO_SEARCH = "Write LOW..HIGH, log:LOW..HIGH, or the values themselves with commas between."
 _DIGITS = 4
 """Of a number that is tried: no curve tells more of them apart."""
 
@@ -30,6 +31,10 @@ class Between:
     high: float
     log: bool = False
     """Whether every order of magnitude is tried equally often."""
+
+    def __str__(self) -> str:
+        """As --search has it."""
+        return f"{'log:' if self.log else ''}{self.low}..{self.high}".replace("e-0", "e-")
 
     def near(self, value: float) -> float:
         """The number with few digits that a value stands for."""
@@ -50,6 +55,10 @@ class OneOf:
         # As files of a sweep give them back: lists as tuples, each value once.
         values = list(from_json(to_json(plain(self.values))))
         object.__setattr__(self, "values", tuple(x for n, x in enumerate(values) if x not in values[:n]))
+
+    def __str__(self) -> str:
+        """As --search has it."""
+        return ",".join(" ".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in self.values)
 
 
 @dataclass(frozen=True)
@@ -124,10 +133,7 @@ def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experimen
     try:
         return Between(_number(found[2]), _number(found[3]), found[1] is not None)
     except ValueError:
-        raise SettingsError(
-            f"--search {name}={text} is no range of numbers. Write LOW..HIGH, log:LOW..HIGH, or the values themselves "
-            "with commas between."
-        ) from None
+        raise SettingsError(f"--search {name}={text} is no range of numbers. {HOW_TO_SEARCH}") from None
 
 
 def measured(metrics: Path) -> list[dict[str, Any]]:

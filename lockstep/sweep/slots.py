@@ -17,6 +17,8 @@ from lockstep.sweep import child
 from lockstep.sweep.claims import Claims
 from lockstep.sweep.queue import Queue
 
+SHARED = " (shared with another sweep)"
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -41,7 +43,7 @@ class Share:
     def __str__(self) -> str:
         text = f"core {_listed(self.cores)}" if len(self.cores) == 1 else f"cores {_listed(self.cores)}"
         text += f", GPU {','.join(self.gpus)}" if self.gpus else ""
-        return f"{text} (shared with another sweep)" if self.shared else text
+        return text + SHARED * self.shared
 
 
 def needs(layout: Layout, torch_threads: int, memory: int = 0) -> Needs:

@@ -129,6 +129,11 @@ def grid(
     Raises:
         SettingsError: there is no such setting.
     """
+    if not isinstance(experiment, Experiment):
+        raise SettingsError(
+            f"A grid varies a lockstep.Experiment, and {experiment!r} is none. Give one, as that of a recipe: "
+            "grid(lockstep.recipes.ppo_cartpole(), ...)."
+        )
     axes = {name: _axis(name, values) for name, values in settings.items()}
     runs = []
     for combination in itertools.product(*axes.values()):

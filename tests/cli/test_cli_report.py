@@ -21,7 +21,9 @@ def _folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_report_of_one_run_goes_into_its_folder(capsys: Captured) -> None:
     assert main(["report", "runs/a1"]) == 0
-    assert capsys.readouterr().out.startswith("wrote runs/a1/report.html (0.")
+    written = Path("runs/a1/report.html")
+    size = f"{written.stat().st_size / 1e3:.0f} kB"
+    assert capsys.readouterr().out == f"wrote {written} ({size})\n"
     assert Path("runs/a1/report.html").read_text().startswith("<!doctype html>")
 
 

@@ -161,7 +161,8 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "needs a token" in refused(hub.push, run, REPO, episodes=1)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
-    assert "cannot be reached" in refused(hub.pull, REPO, tmp_path / "a")
+    told = refused(hub.pull, REPO, tmp_path / "a")
+    assert "cannot be reached" in told and ". Check the network" in told
     assert not list(tmp_path.iterdir())
 
 

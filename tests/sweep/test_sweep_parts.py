@@ -587,6 +587,17 @@ def test_the_table_shows_what_runs(width: int) -> None:
     assert all(len(shown) <= width for shown in text.splitlines())
 
 
+def test_names_have_the_width_that_they_need() -> None:
+    console = Console(file=io.StringIO(), width=80, height=24, record=True, color_system=None)
+    names = [f"ppo-cartpole-CartPole-v1-s{seed}-6df88527" for seed in (1, 2)]
+    wheres = [str(Share((core,), shared=core > 0)) for core in (0, 1)]
+    rows = [Row(name, where, 500, 1000, 112.5, 0.1) for name, where in zip(names, wheres, strict=True)]
+    console.print(fitting(console, Picture({"running": 2}, rows), "sweep set"))
+    shown = console.export_text()
+    assert all(f"{name}  {where} " in shown for name, where in zip(names, (" core 0", "core 1*"), strict=True))
+    assert shown.count("* (shared with another sweep)") == 1 and shown.count("━") > 4, "bars have what is left"
+
+
 @pytest.mark.parametrize("name", ["pong", "ppo-cartpole-CartPole-v1-hidden-sizes=64+64-8c812eeb"])
 def test_a_table_that_is_too_long_still_shows_the_counts(name: str) -> None:
     rows = [Row(f"{name}-s{number}", "core 0", 500, 1000, 12.5, 100.0) for number in range(64)]

@@ -29,7 +29,7 @@ from lockstep.sweep import Between, OneOf, Run, Search, grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
-from lockstep.sweep.search import measured
+from lockstep.sweep.search import measured, space_of
 from lockstep.sweep.slots import Machine
 from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
@@ -99,6 +99,12 @@ def test_settings_that_contradict_each_other_are_not_tried() -> None:
         end(queue, trials.all()[-1], 1.0)
     discounts = [trial.values["algorithm.discount"] for trial in trials.all()]
     assert len({*discounts}) == 8 and all(0.9 <= discount <= 1 for discount in discounts)
+
+
+def test_spaces_are_shown_as_search_takes_them() -> None:
+    spaces = (Between(1e-5, 1e-2, log=True), Between(1, 10), OneOf(("none", "lstm")), OneOf(((64, 64), (128,))))
+    assert [str(space) for space in spaces] == ["log:1e-5..0.01", "1..10", "none,lstm", "64 64,128"]
+    assert space_of("algorithm.clip", str(spaces[0]), lambda: []) == spaces[0]
 
 
 def test_numbers_near_one_keep_their_distance_from_it() -> None:
@@ -367,6 +373,10 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
     ("flags", "complaint"),
     [
         (("--search", "algorithm.epochs=1..x"), "is no range of numbers"),
+        (
+            ("--search", "algorithm.epochs=1-8"),
+            "--search algorithm.epochs=1-8 is no range and .* Write LOW..HIGH, log:",
+        ),
         (("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"), "algorithm.clip=0..x is no range"),
         (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs is given twice"),
         (("--seed", "1,true"), "is not a whole number"),
@@ -436,7 +446,7 @@ def test_a_killed_search_goes_on(start: Callable[..., Child], capsys: pytest.Cap
         again = train(from_json(entry.experiment), options=options(Path(entry.name)))
         assert outcome is not None and (outcome.digest, outcome.score) == (again.digest, again.score)
     assert main(["sweep", "set", "--status"]) == 0
-    assert "algorithm.learning_rate: Between(low=0.0001, high=0.01, log=True)" in capsys.readouterr().out
+    assert "algorithm.learning_rate: log:0.0001..0.01" in capsys.readouterr().out
 
 
 def test_trials_are_told_as_what_they_are(tmp_path: Path) -> None:

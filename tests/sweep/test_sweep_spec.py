@@ -50,6 +50,11 @@ def test_a_grid_over_an_unknown_setting(setting: str) -> None:
         grid(recipes.ppo_cartpole(), {setting: [1]})
 
 
+def test_a_grid_varies_an_experiment() -> None:
+    with pytest.raises(SettingsError, match=r"'ppo-cartpole' is none\. Give one, .*recipes\.ppo_cartpole\(\)"):
+        grid("ppo-cartpole", {"seed": [1]})  # type: ignore[arg-type]
+
+
 def test_flags_with_several_values_are_what_a_grid_is() -> None:
     flags = ("--algorithm.learning-rate", "1e-3,3e-4", "--seed=1..2,7", "--total-steps", "20k")
     settings = {"algorithm.learning_rate": [1e-3, 3e-4], "seed": [1, 2, 7], "total_steps": [20_000]}
@@ -265,6 +270,54 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     assert "file.py:runs is no recipe, but a list of runs, a search or a population" in complaint
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
     assert "lacks a recipe beside a comma" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "ppo-cartpole", f"{file}:runs", "--dry-run"]) == 2
+    complaint = " ".join(capsys.readouterr().err.split())
+    assert "file.py:runs is a second thing to run, beside ppo-cartpole. Give recipes with commas" in complaint
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            ("--seed", "1-3"),
+            "If --seed 1-3 is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..",
+        ),
+        (("--algorithm.learning-rate", "1e-3", "3e-4"), "If --algorithm.learning-rate 1e-3 3e-4 is to be several"),
+        (("--seeds", "1..3"), "Unrecognized options: --seeds, 1..3"),
+        (
+            ("--algorithm.lr", "1e-3,3e-4"),
+            "There is no setting --algorithm.lr. Did you mean --algorithm.learning-rate?",
+        ),
+    ],
+)
+def test_flags_of_recipes_that_cannot_be_read(
+    flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", str(tmp_path / "set"), "ppo-cartpole", *flags, "--dry-run"]) == 2
+    assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--algorithm.learning_rate", "--no-tensorboard", "--layout"])
+def test_flags_of_recipes_without_a_recipe(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file.py").write_text(FILE)
+    command = ["sweep", str(tmp_path / "set")]
+    assert main([*command, f"{tmp_path}/file.py:runs", f"{flag}=1"]) == 2
+    complaint = " ".join(capsys.readouterr().err.split())
+    assert f"{flag} is for recipes" in complaint and "file.py:runs gives: set it in that file." in complaint
+    assert main([*command, flag, "1"]) == 2
+    assert "cannot change what the folder holds." in " ".join(capsys.readouterr().err.split())
+
+
+def test_status_adds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", str(tmp_path / "set"), "ppo-cartpole"]
+    assert main([*command, "--status"]) == 2
+    assert "set does not exist. To begin one" in " ".join(capsys.readouterr().err.split())
+    Queue.make(tmp_path / "set").add(of_flags("--seed", "1"))
+    assert main([*command, "--seed", "1..3", "--status"]) == 0
+    assert main([*command, "--search", "algorithm.epochs=1..2", "--population", "4", "--status"]) == 2
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 and "-s1-" in shown.out
+    assert "--population is for populations" in shown.err
 
 
 @pytest.mark.parametrize(
