@@ -193,7 +193,11 @@ class RunFolder:
             runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
             found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
             hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
-            every = f" For all of them write {shlex.quote(str(near))}/*." if path.is_dir() and len(runs) > 1 else ""
+            every = (
+                f" report, compare and plot take all of them: {shlex.quote(str(near))}/*."
+                if path.is_dir() and len(runs) > 1
+                else ""
+            )
             raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}{every}")
         return RunFolder(path)
 

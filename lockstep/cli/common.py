@@ -93,10 +93,11 @@ def _check_initials(arguments: list[str], default: Any) -> None:
     for first, *_ in with_values(arguments):
         flag = first.partition("=")[0]
         part, _, last = flag.removeprefix("--").replace("-", "_").rpartition(".")
-        if len(last) < 2 or last in names:
+        if not first.startswith("--") or len(last) < 2 or last in names:
             continue
-        meant = [path for path in paths if last == "".join(x[:1] for x in path.rpartition(".")[2].split("_"))]
-        if meant := [path for path in meant if path.rpartition(".")[0] == part] or meant:
+        parts = [(path, *path.rpartition(".")[::2]) for path in paths]
+        meant = [p for p, its, name in parts if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
+        if meant:
             proposed = " or ".join(f"--{path.replace('_', '-')}" for path in meant)
             raise SettingsError(f"There is no setting {flag}. Did you mean {proposed}?")
 

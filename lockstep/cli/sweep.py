@@ -52,7 +52,6 @@ def sweep(arguments: list[str]) -> int:
     folder, runs, search, options = _read(arguments)
     options.validate()
     if options.status and not options.dry_run:
-        Queue.open(folder)
         runs, search = [], None  # it tells of what is there, and adds nothing
     searched = search is not None or _is_searched(folder)
     population = _is_population(folder, search)
@@ -157,15 +156,16 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
 
 def _refuse_settings(arguments: list[str], words: list[str]) -> None:
     """Raise SettingsError for flags of recipes where there is none."""
-    others = [flag for flag, *_ in with_values(arguments) if flag.startswith("--") and not is_of(flag, SweepOptions)]
-    if not others:  # else it is not worth imports that take a while
+    flags = [flag.partition("=")[0] for flag, *_ in with_values(arguments) if flag.startswith("--")]
+    others = [flag for flag in flags if not is_of(flag, SweepOptions)]
+    if not others or {"-h", "--help"} & set(arguments):  # else it is not worth imports that take a while
         return
-    from lockstep.cli.sweep_flags import RecipeArguments
     from lockstep.experiment import Experiment
     from lockstep.run import RunOptions
 
-    for flag in (flag.partition("=")[0] for flag in others if is_of(flag, Experiment, RunOptions, RecipeArguments)):
-        held = f"what {words[1]} gives: set it in that file" if len(words) > 1 else "what the folder holds"
+    for flag in (flag for flag in others if is_of(flag, Experiment, RunOptions) or flag in ("--layout", "--preset")):
+        here = "what the folder holds. What to run stands before all flags"
+        held = f"what {words[1]} gives: set it in that file" if len(words) > 1 else here
         raise SettingsError(
             f"{flag} is for recipes, as in lockstep sweep FOLDER ppo-cartpole {flag} ..., and cannot change {held}."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -22,7 +23,7 @@ from lockstep.settings import SettingsError
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.population import Population
 from lockstep.sweep.search import HOW_TO_SEARCH, Between, OneOf, Search, space_of
-from lockstep.sweep.spec import Run, labelled, task
+from lockstep.sweep.spec import Run, labelled, setting, task
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def runs_of(
             words = [word for alternative in chosen for word in alternative]
             experiment, layout = with_preset(recipe, words)
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
-            with advising(advice or _how_to_list(groups)):
+            with advising(advice or _how_to_list(recipe, groups)):
                 given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
             options = given.sweep
             varied: dict[str, str] = {}
@@ -135,6 +136,7 @@ def search_of(
     space: dict[str, Between | OneOf] = {}
     for name, text in options.search.items():
         path = name.replace("-", "_")
+        setting(runs[0].experiment, path)
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
     if options.population is None:
         return Search(tuple(runs), space), options
@@ -155,16 +157,17 @@ def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
             tell(sentence(name, what), sys.stderr)
 
 
-def _how_to_list(groups: list[list[str]]) -> str:
+def _how_to_list(recipe: Experiment, groups: list[list[str]]) -> str:
     """What to say if the parser refuses flags of which one may have been meant to have several values."""
     for flag, *values in groups:
-        if (
-            not _is_single(flag)
-            and _normal(flag) not in MERGED
-            and (len(values) > 1 or re.fullmatch(r"\d+-\d+", "".join(values)))
-        ):
-            text = " ".join(values)
-            return f"If {flag} {text} is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3."
+        text = " ".join(values)
+        if len(values) < 2 and not re.fullmatch(r"\d+-\d+", text):
+            continue
+        with contextlib.suppress(SettingsError):  # of what is no setting, as the parser says
+            if not isinstance(setting(recipe, flag[2:]), (tuple, list, dict)):
+                return (
+                    f"If {flag} {text} is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3."
+                )
     return ""
 
 

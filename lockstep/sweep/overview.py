@@ -150,8 +150,10 @@ def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
     """The live table, with so many runs at most."""
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(overflow="fold")  # names differ at their ends
-    for ratio in (None, 1, None, None):  # bars have what names leave
-        table.add_column(no_wrap=True, justify="right", ratio=ratio)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True, ratio=1, width=8)  # bars have what names leave, and at least that
+    for _ in range(2):
+        table.add_column(no_wrap=True, justify="right")
     if picture.rows:
         table.add_row(*(Text(name, "bright_black") for name in ("run", "on", "", "score", "left")))
     for row in picture.rows[:most]:
@@ -166,7 +168,7 @@ def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
     grid = Table.grid(expand=True)
     if picture.rows:
         grid.add_row(table)
-    if any(SHARED in row.where for row in picture.rows):
+    if any(SHARED in row.where for row in picture.rows[:most]):
         grid.add_row(Text(f"*{SHARED}", "bright_black"))
     grid.add_row(counts)
     subtitle = Text(duration(picture.seconds), style="dim")

@@ -597,6 +597,11 @@ def test_names_have_the_width_that_they_need() -> None:
     assert all(f"{name}  {where} " in shown for name, where in zip(names, (" core 0", "core 1*"), strict=True))
     assert shown.count("* (shared with another sweep)") == 1 and shown.count("━") > 4, "bars have what is left"
 
+    wide = [Row(names[0] * 3, "cores 0-3,8-11, GPU 0,1", 500, 1000, 112.5, 0.1), *[rows[0]] * 63, rows[1]]
+    console.print(fitting(console, Picture({"running": 65}, wide), "sweep set"))
+    shown = console.export_text()
+    assert shown.count("━") > 4 and "*" not in shown, "what is shared is not among those shown"
+
 
 @pytest.mark.parametrize("name", ["pong", "ppo-cartpole-CartPole-v1-hidden-sizes=64+64-8c812eeb"])
 def test_a_table_that_is_too_long_still_shows_the_counts(name: str) -> None:

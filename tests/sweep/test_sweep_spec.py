@@ -280,10 +280,14 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     [
         (
             ("--seed", "1-3"),
-            "If --seed 1-3 is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..",
+            "If --seed 1-3 is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3.",
         ),
         (("--algorithm.learning-rate", "1e-3", "3e-4"), "If --algorithm.learning-rate 1e-3 3e-4 is to be several"),
         (("--seeds", "1..3"), "Unrecognized options: --seeds, 1..3"),
+        (
+            ("--search", "algorithm.learning_ratee=1,2"),
+            "PPOConfig has no setting learning_ratee. It has: rollout, learning_rate",
+        ),
         (
             ("--algorithm.lr", "1e-3,3e-4"),
             "There is no setting --algorithm.lr. Did you mean --algorithm.learning-rate?",
@@ -295,6 +299,19 @@ def test_flags_of_recipes_that_cannot_be_read(
 ) -> None:
     assert main(["sweep", str(tmp_path / "set"), "ppo-cartpole", *flags, "--dry-run"]) == 2
     assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_flags_that_are_right_get_no_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--model.hidden-sizes", "64", "64")
+    assert main(["sweep", "dr", "ppo-cartpole", *sizes, "--dry-run"]) == 0, "dr is no initials of --dry-run"
+    assert main(["sweep", "dr", "ppo-cartpole", *sizes, "--total-steps", "1e", "--dry-run"]) == 2
+    assert "several values" not in capsys.readouterr().err
+    assert main(["sweep", "dr", "--seed", "1..3", "ppo-cartpole"]) == 2
+    assert "What to run stands before all flags" in " ".join(capsys.readouterr().err.split())
+    assert main(["sweep", "dr", "--seed", "1", "--help"]) == 0
 
 
 @pytest.mark.parametrize("flag", ["--seed", "--algorithm.learning_rate", "--no-tensorboard", "--layout"])
