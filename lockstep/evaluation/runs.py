@@ -160,6 +160,7 @@ class Run:
         known = ", ".join(sorted(self._names)) or "no metrics at all"
         hint = f"Close to it are {', '.join(close)}." if close else f"It has {known}."
         later = " Scores appear when the first episodes have ended." if metric.startswith("score/") else ""
+        later = " Runs are evaluated with --eval-every." if metric.startswith("eval/") else later
         return f"{self.path} has no values of {metric!r} yet. {hint}{later}"
 
 

@@ -130,6 +130,11 @@ def test_runs_of_other_rules_are_named(tmp_path: Path) -> None:
     assert "score/mean of b is the score of training episodes" in notes and "differ in env.options.length" in notes
 
 
+def test_who_asks_for_evaluations_is_told_how_runs_get_them(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no values of 'eval/score' yet.*evaluated with --eval-every"):
+        report([write_run(tmp_path / "a")], tmp_path / "r.html", metric="eval/score")
+
+
 def test_labels_tell_settings_of_one_name_apart(tmp_path: Path) -> None:
     a = set_env(write_run(tmp_path / "a"), options={"length": 8}, curriculum={"length": 2})
     b = set_env(write_run(tmp_path / "b", lag=1), options={"length": 16}, curriculum={"length": 4})
