@@ -89,14 +89,14 @@ def _check_initials(arguments: list[str], default: Any) -> None:
     """Raise SettingsError for a flag that is no setting, but the initials of one, as lr is of learning-rate: the parser
     would propose what is spelled alike."""
     paths = [path.partition(".")[2] or path for path in _paths(default)]  # experiment and options are no part of flags
-    names = {path.rpartition(".")[2] for path in paths}
+    known = [(path, *path.rpartition(".")[::2]) for path in paths]
+    names = {name for *_, name in known}
     for first, *_ in with_values(arguments):
         flag = first.partition("=")[0]
         part, _, last = flag.removeprefix("--").replace("-", "_").rpartition(".")
         if not first.startswith("--") or len(last) < 2 or last in names:
             continue
-        parts = [(path, *path.rpartition(".")[::2]) for path in paths]
-        meant = [p for p, its, name in parts if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
+        meant = [p for p, its, name in known if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
         if meant:
             proposed = " or ".join(f"--{path.replace('_', '-')}" for path in meant)
             raise SettingsError(f"There is no setting {flag}. Did you mean {proposed}?")
