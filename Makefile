@@ -23,7 +23,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 help:
 	@echo "make train   train PPO on Atari Breakout for about two minutes, then evaluate, record and plot it"
 	@echo "make test    lint, type-check and test"
-	@echo "make golden  record the digests that tests expect on this platform, after an intended change"
+	@echo "make golden  record the digests that tests expect on this platform, after an intended change;"
+	@echo "             BASE=COMMIT compares a commit with this working tree instead"
 	@echo "make clean   remove $(VENV); runs/ is kept"
 
 train: $(VENV)/.train
@@ -44,7 +45,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 golden: $(VENV)/.test
-	$(BIN)/python tests/golden.py
+	$(BIN)/python tests/golden.py $(if $(BASE),--base $(BASE))
 
 $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

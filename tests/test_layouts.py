@@ -121,7 +121,7 @@ def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[st
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_digests_are_the_recorded_ones(name: str, inline: Callable[[str], Ran]) -> None:
     if name not in golden.known():
-        pytest.skip("nobody has recorded digests on such a platform: make golden does it")
+        pytest.skip("nobody has recorded digests on this platform; make golden BASE=COMMIT needs none")
     hint = "if this was intended, record them anew: make golden"
     assert inline(name).digest == golden.known()[name], hint
 
