@@ -21,7 +21,7 @@ from typing import Any, Literal
 from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.runtime.files import locked_within, read_objects, write_whole, writing
+from lockstep.runtime.files import locked_within, read_objects, set_aside, write_whole, writing
 from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, require
@@ -216,7 +216,14 @@ class RunFolder:
     def options(self) -> RunOptions:
         """The options that this run was started with; run is this folder."""
         known = dataclasses.asdict(RunOptions())
-        options = {name: value for name, value in self._fact("options").items() if name in known}
+        noted = self._fact("options")
+        options = {name: value for name, value in noted.items() if name in known}
+        if unknown := sorted(noted.keys() - known):
+            tell(
+                f"warning: run.json of {self.path} has options that this version of lockstep does not know and "
+                f"ignores: {', '.join(unknown)}. Give what you want by flags.",
+                sys.stderr,
+            )
         for name, value in options.items():
             default = known[name]
             kind = str if default is None else list if isinstance(default, tuple) else type(default)
@@ -285,6 +292,8 @@ class RunFolder:
         for written in (self.ledger, self.metrics):
             if written.is_file():
                 written.replace(written.with_name(f"{written.name}.superseded"))
+            elif written.exists():
+                set_aside(written, "superseded")
         _write_json(self.path / "experiment.json", to_json(experiment))  # which this version may write otherwise
 
     def records(self) -> list[dict[str, float | None]]:

@@ -260,7 +260,8 @@ def _begin(job: Job, worker: Worker) -> Resumed:
         "seconds": time.perf_counter() - begin,
         "replayed_steps": sum(replayed),
     }
-    return Resumed(saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored})
+    recorder = {**saved.meta["recorder"], "restored": restored}
+    return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
 
 
 def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> None:
