@@ -87,9 +87,18 @@ class RunOptions:
         if isinstance(self.eval_opponents, list):  # as JSON has it
             object.__setattr__(self, "eval_opponents", tuple(self.eval_opponents))
 
+    @staticmethod
+    def of(given: RunOptions | str | Path | None) -> RunOptions:
+        """Options, or those of a run in the folder that is given; None is the default."""
+        if isinstance(given, (str, Path)):
+            return RunOptions(run=str(given))
+        if not (given is None or isinstance(given, RunOptions)):
+            raise SettingsError(f"{given!r} is neither RunOptions nor a folder: write RunOptions(run='runs/pong').")
+        return given or RunOptions()
+
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
-        check_values(dataclasses.replace(self, run=None if self.run is None else str(self.run)))
+        check_values(dataclasses.replace(self, run=str(self.run) if isinstance(self.run, Path) else self.run))
         for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
@@ -295,6 +304,17 @@ class RunFolder:
             elif written.exists():
                 set_aside(written, "superseded")
         _write_json(self.path / "experiment.json", to_json(experiment))  # which this version may write otherwise
+
+    def remove_unbegun(self) -> None:
+        """Remove the folder of a run that recorded nothing, unless it holds what is not of lockstep's."""
+        ours = (".lock", "run.json", "experiment.json", "replay.json", self.weights.name)
+        if self.ledger.exists() or self.metrics.exists():
+            return
+        for name in ours:
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it
+            self.checkpoints.rmdir()
+            self.path.rmdir()
 
     def records(self) -> list[dict[str, float | None]]:
         """The lines of metrics.jsonl, as far as they are complete."""

@@ -45,8 +45,8 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
     if not rows.sealed(folder, saved) and (wrong := rows.fault(folder, saved.iteration, [path])):
         tell(
             f"warning: {folder.metrics} is damaged. {wrong} What was learned is intact, so the run goes on. The "
-            f"damaged file is kept as {folder.metrics.name}.damaged, and every row that can be read stays. What is lost "
-            "can only come from a copy of the file; lockstep verify will name it.",
+            f"damaged file is kept as {folder.metrics.name}.damaged, and every row that can be read stays. What is "
+            "lost can only come from a copy of the file; lockstep verify will name it.",
             sys.stderr,
         )
     checkpoint.set_aside_newer(directory, saved.iteration)
