@@ -23,7 +23,7 @@ from lockstep.models.observations import ACTION_MASK, ObservationLayout
 from lockstep.rng import stream
 from lockstep.runtime import children
 from lockstep.runtime.supervisor import WorkerError
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, check_values
 
 WAYS = {
     "finite": "observations and rewards are finite numbers",
@@ -97,6 +97,9 @@ def check_env(
     if not 2 * _TIMES <= steps <= _MOST:
         raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
     config = EnvConfig(id=config) if isinstance(config, str) else config
+    if not isinstance(config, EnvConfig):
+        raise SettingsError(f"{config!r} names no environment: give an id, such as 'CartPole-v1', or an EnvConfig.")
+    check_values(config)
     config.validate()
     if config.num_envs < 2:
         raise SettingsError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from lockstep.algorithms.base import AlgorithmConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, Steps, check_values
+from lockstep.settings import SettingsError, Steps, changed, check_values
 from lockstep.settings_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -186,4 +185,9 @@ class Experiment:
         return from_json, (to_json(self),)
 
     def replace(self, **changes: object) -> Experiment:
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        """The same experiment with other settings.
+
+        Raises:
+            SettingsError: there is no such setting, or its value is of another kind.
+        """
+        return changed(self, changes)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lockstep.settings import SettingsError, require
+from lockstep.settings import SettingsError, check_values, require
 
 _Backend = Literal["inline", "processes", "split", "torchrun", "ray"]
 _HELP = (
@@ -97,6 +97,8 @@ class Layout:
         """A layout, or what a text such as "processes:2" says; None is inline."""
         if given is None:
             return Layout()
+        if not isinstance(given, (Layout, str)):
+            raise SettingsError(f"{given!r} is no layout. {_HELP}")
         return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
@@ -156,6 +158,7 @@ class Layout:
         """Raise SettingsError for values out of range."""
         if self.backend not in get_args(_Backend):
             raise SettingsError(f"There is no Layout backend {self.backend!r}. Use Layout.parse({self.backend!r}).")
+        check_values(self)
         if self.env_threads < 1 or not self.stall_timeout > 0:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
         if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):

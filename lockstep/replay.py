@@ -142,13 +142,15 @@ def _undecidable(iteration: int, what: object) -> LedgerError:
     )
 
 
-def replay(run: str | Path, layout: Layout | str | None = None, options: RunOptions | None = None) -> Replay:
+def replay(
+    run: str | Path, layout: Layout | str | None = None, options: RunOptions | str | Path | None = None
+) -> Replay:
     """Repeat all recorded iterations of a run.
 
     Args:
         run: its folder.
         layout: of the repetition: inline (also the default), or any other that the recorded decisions allow.
-        options: where the repetition is kept and how it is shown.
+        options: where the repetition is kept and how it is shown; a text or a path is its folder.
 
     Raises:
         SettingsError: there is no such run, or nothing is recorded.
@@ -170,7 +172,7 @@ def replay(run: str | Path, layout: Layout | str | None = None, options: RunOpti
     result = launch(
         experiment,
         Layout.of(layout),
-        options or RunOptions(),
+        RunOptions.of(options),
         stop_after=len(lines),
         recorded=recorded,
         weights=folder.weights,

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.runtime.files import locked_within, read_objects, write_whole, writing
+from lockstep.runtime.files import locked_within, read_objects, set_aside, write_whole, writing
 from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, require
@@ -87,9 +87,18 @@ class RunOptions:
         if isinstance(self.eval_opponents, list):  # as JSON has it
             object.__setattr__(self, "eval_opponents", tuple(self.eval_opponents))
 
+    @staticmethod
+    def of(given: RunOptions | str | Path | None) -> RunOptions:
+        """Options, or those of a run in the folder that is given; None is the default."""
+        if isinstance(given, (str, Path)):
+            return RunOptions(run=str(given))
+        if not (given is None or isinstance(given, RunOptions)):
+            raise SettingsError(f"{given!r} is neither RunOptions nor a folder: write RunOptions(run='runs/pong').")
+        return given or RunOptions()
+
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
-        check_values(dataclasses.replace(self, run=None if self.run is None else str(self.run)))
+        check_values(dataclasses.replace(self, run=str(self.run) if isinstance(self.run, Path) else self.run))
         for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
@@ -216,7 +225,14 @@ class RunFolder:
     def options(self) -> RunOptions:
         """The options that this run was started with; run is this folder."""
         known = dataclasses.asdict(RunOptions())
-        options = {name: value for name, value in self._fact("options").items() if name in known}
+        noted = self._fact("options")
+        options = {name: value for name, value in noted.items() if name in known}
+        if unknown := sorted(noted.keys() - known):
+            tell(
+                f"warning: run.json of {self.path} has options that this version of lockstep does not know and "
+                f"ignores: {', '.join(unknown)}. Give what you want by flags.",
+                sys.stderr,
+            )
         for name, value in options.items():
             default = known[name]
             kind = str if default is None else list if isinstance(default, tuple) else type(default)
@@ -285,7 +301,20 @@ class RunFolder:
         for written in (self.ledger, self.metrics):
             if written.is_file():
                 written.replace(written.with_name(f"{written.name}.superseded"))
+            elif written.exists():
+                set_aside(written, "superseded")
         _write_json(self.path / "experiment.json", to_json(experiment))  # which this version may write otherwise
+
+    def remove_unbegun(self) -> None:
+        """Remove the folder of a run that recorded nothing, unless it holds what is not of lockstep's."""
+        ours = (".lock", "run.json", "experiment.json", "replay.json", self.weights.name)
+        if self.ledger.exists() or self.metrics.exists():
+            return
+        for name in ours:
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it
+            self.checkpoints.rmdir()
+            self.path.rmdir()
 
     def records(self) -> list[dict[str, float | None]]:
         """The lines of metrics.jsonl, as far as they are complete."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import importlib.util
 import math
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
+
+T = TypeVar("T", bound=Any)
 
 
 class SettingsError(ValueError):
@@ -113,6 +117,54 @@ def check_values(settings: Any, path: str = "") -> None:
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[each.name])}.")
 
 
+def changed(settings: T, changes: Mapping[str, Any]) -> T:
+    """Settings with some of them replaced, as dataclasses.replace does it, with the values' kinds checked.
+
+    Raises:
+        SettingsError: there is no such setting, or its value is of another kind.
+    """
+    kind, hints = type(settings).__name__, _hints(type(settings))
+    known = [each.name for each in dataclasses.fields(settings) if each.init]
+    for name, value in changes.items():
+        if name not in known:
+            raise SettingsError(f"{kind} has no setting {name!r}. {_instead(settings, name, known)}")
+        if name in hints and not _fits(value, hints[name]):
+            part = getattr(settings, name)
+            advice = ""
+            if dataclasses.is_dataclass(part) and isinstance(value, dict):
+                given = ", ".join(f"{key}={each!r}" for key, each in value.items())
+                advice = f" To change some of it: {name}=dataclasses.replace(experiment.{name}, {given})."
+            raise SettingsError(f"{name}={value!r} must be {_kinds(hints[name])}.{advice}")
+    return dataclasses.replace(settings, **changes)
+
+
+def _instead(settings: Any, name: str, known: list[str]) -> str:
+    """What to write in place of a setting that there is not."""
+    paths = list(_paths(settings))
+    spelled = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, n=3)
+    meant = [
+        path
+        for path in paths
+        for last in [path.rpartition(".")[2]]
+        if last in (name, *spelled) or name == "".join(word[:1] for word in last.split("_"))
+    ]
+    if not meant:
+        return f"It has {', '.join(known)}."
+    part, _, last = meant[0].rpartition(".")
+    how = f" Write {part}=dataclasses.replace(experiment.{part}, {last}=...)." if part and "." not in part else ""
+    return f"Did you mean {' or '.join(meant)}?{how}"
+
+
+def _paths(settings: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every setting."""
+    for each in dataclasses.fields(settings):
+        value = getattr(settings, each.name)
+        if dataclasses.is_dataclass(value):
+            yield from _paths(value, f"{prefix}{each.name}.")
+        else:
+            yield prefix + each.name
+
+
 def _is_bound(field: dataclasses.Field[Any]) -> bool:
     """Whether a setting keeps something else in bounds, so that infinity means none."""
     return field.name.startswith("max_") or field.name.endswith("clip") or default_of(field) == math.inf
@@ -138,6 +190,8 @@ def _fits(value: Any, hint: Any) -> bool:
             return False
         kinds = [args[0]] * len(value) if args[1:] == (...,) else args
         return not args or (len(kinds) == len(value) and all(map(_fits, value, kinds)))
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(key, args[0]) for key in value)  # to_json checks the values
     if hint in (int, float):
         return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
     if hint in (bool, str, type(None)) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
@@ -154,6 +208,8 @@ def _kinds(hint: Any) -> str:
         return " or ".join(map(_kinds, get_args(hint)))
     if get_origin(hint) is tuple:
         return f"a tuple, each of it {_kinds(get_args(hint)[0])}" if get_args(hint)[1:] == (...,) else "a tuple"
+    if get_origin(hint) is dict and get_args(hint):
+        return f"a dict, each key of it {_kinds(get_args(hint)[0])}"
     return words.get(hint, f"of the kind {getattr(hint, '__name__', hint)}")
 
 

@@ -49,7 +49,7 @@ from lockstep.shard import block
 def train(
     experiment: Experiment,
     layout: Layout | str | None = None,
-    options: RunOptions | None = None,
+    options: RunOptions | str | Path | None = None,
     *,
     stop_after: int | None = None,
 ) -> Result:
@@ -58,14 +58,14 @@ def train(
     Args:
         experiment: what to learn.
         layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: inline.
-        options: where the run is kept and how it is shown.
+        options: where the run is kept and how it is shown; a text or a path is the run's folder.
         stop_after: end after so many iterations, without changing the schedules that total_steps defines.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
         WorkerError: a worker process raised, died or stalled.
     """
-    return launch(experiment, Layout.of(layout), options or RunOptions(), stop_after=stop_after)
+    return launch(experiment, Layout.of(layout), RunOptions.of(options), stop_after=stop_after)
 
 
 def launch(
@@ -83,6 +83,7 @@ def launch(
         recorded: what that run recorded of what timing decided, to do the same again (see lockstep.replay).
         weights: its copy of the weights that it began with, read in place of the run that the warm start names.
     """
+    _check_stop(stop_after)
     experiment, options = prepare_run(experiment, layout, options, recorded)
     begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
     here = layout.backend == "inline" and recorded is None and not is_unattended()
@@ -91,8 +92,13 @@ def launch(
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with))
     if recorded is not None:
         (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
-    with _writing(folder, layout):
-        return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
+    try:
+        with _writing(folder, layout):
+            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
+    except SettingsError:
+        if leads(layout):
+            folder.remove_unbegun()  # else the same command, once corrected, would be refused for that folder
+        raise
 
 
 def resume(
@@ -113,6 +119,9 @@ def resume(
         SettingsError: there is no run or no checkpoint there.
         CheckpointError: the checkpoint is damaged; the text offers the one before.
     """
+    if not (options is None or isinstance(options, RunOptions)):
+        raise SettingsError(f"resume(..., options={options!r}) must be RunOptions: the run stays in its folder.")
+    _check_stop(stop_after)
     folder = RunFolder.open(run)
     if (folder.path / "replay.json").exists():
         raise SettingsError(
@@ -135,6 +144,11 @@ def resume(
             differs = other_platform(folder) if begin and here else ()
             folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
+
+
+def _check_stop(stop_after: int | None) -> None:
+    if stop_after is not None and not (isinstance(stop_after, int) and stop_after >= 1):
+        raise SettingsError(f"stop_after={stop_after!r} must be a number of iterations, at least 1, or None.")
 
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
@@ -260,7 +274,8 @@ def _begin(job: Job, worker: Worker) -> Resumed:
         "seconds": time.perf_counter() - begin,
         "replayed_steps": sum(replayed),
     }
-    return Resumed(saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored})
+    recorder = {**saved.meta["recorder"], "restored": restored}
+    return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
 
 
 def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> None:

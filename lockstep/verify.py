@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from lockstep.digests import state_digest
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.ledger import Difference, LedgerError
+from lockstep.records import rows
 from lockstep.records.consistency import edited_settings, newest_checkpoint_difference, platform_warning
 from lockstep.replay import recorded_clock, require_memory
 from lockstep.run import RunFolder, RunOptions
@@ -82,8 +84,15 @@ def verify(
 
     if seed is not None:
         experiment = experiment.replace(seed=seed)
+    damage = rows.fault(folder, max(len(lines) - 1, *map(checkpoint.iteration_of, checkpoints), 0), checkpoints)
     difference = _rerun(folder, experiment, layout, count, head, lines, workdir)
     share = f"{count} of {len(lines)} recorded iterations, run again with layout {layout}"
+    if difference is None and damage is not None:
+        message = (
+            f"{folder.metrics} is not what was written. {damage} Restore it from a copy, or do without those rows. "
+            f"What was learned is not affected: {share}, gave the same bits."
+        )
+        return Verdict(False, count, Difference(None, folder.metrics.name, "written", "read"), message, warning)
     if difference is None:
         unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to be checked."
         return Verdict(True, count, None, f"Verified: {share}, gave the same bits.{unchecked}", warning)
@@ -153,7 +162,9 @@ def _rerun(
 
 def _scores(folder: RunFolder) -> dict[tuple[int, str], float | None]:
     """What metrics.jsonl says of training episodes' scores, by iteration and name; nothing where there is none."""
-    lines = folder.records() if folder.metrics.is_file() else []
+    lines: list[dict[str, float | None]] = []
+    with contextlib.suppress(OSError, SettingsError):  # what is damaged is told apart from that
+        lines = folder.records()
     return {(int(line["iteration"] or 0), name): line[name] for line in lines for name in _SCORES if name in line}
 
 

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import pytest
+from tiny import cut, options
 
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.check_env import check_env
 from lockstep.layout import Layout
 from lockstep.prepare import _check_layout, _shards_here, prepare
 from lockstep.recipes import RECIPES
+from lockstep.run import RunOptions
 from lockstep.settings import SettingsError, check_values, parse_count, parse_options
+from lockstep.train import resume, train
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -191,3 +195,55 @@ def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: s
     for each, fits in ((changed(experiment, path, value), False), (changed(experiment, "env.adapter", "ale"), True)):
         with contextlib.nullcontext() if fits else pytest.raises(SettingsError, match=words):
             _check_layout(each, Layout.parse("inline" if fits else layout), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lr": 1}, r"no setting 'lr'.*algorithm\.learning_rate"),
+        ({"learning_rat": 1}, r"algorithm\.learning_rate"),
+        ({"num_envs": 8}, r"env=dataclasses\.replace\(experiment\.env, num_envs"),
+        ({"zzz": 1}, "It has env, model, algorithm"),
+        ({"algorithm": {"learning_rate": 0.1}}, r"algorithm=.*AlgorithmConfig.*learning_rate=0\.1"),
+        ({"env": "CartPole-v1"}, "env='CartPole-v1' must be"),
+        ({"total_steps": "1M"}, "total_steps='1M' must be a whole number"),
+    ],
+)
+def test_replace_refuses_what_is_no_setting_and_values_of_another_kind(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        recipes.ppo_cartpole().replace(**changes)
+
+
+@pytest.mark.parametrize("name", ["options", "curriculum"])
+def test_options_of_an_environment_are_a_dict(name: str) -> None:
+    value: Any
+    for value in ([1], "a=1", 3, {1: 2}):
+        with pytest.raises(SettingsError, match=rf"env\.{name}=.* must be a dict"):
+            changed(recipes.ppo_cartpole(), f"env.{name}", value).validate()
+    changed(recipes.ppo_cartpole(), f"env.{name}", {"sizes": [1, 2], "goal": None}).validate()
+
+
+def test_layouts_and_options_of_another_kind_are_refused(tmp_path: Path) -> None:
+    experiment: Any = cut(recipes.ppo_cartpole)
+    arguments: Any
+    for arguments, words in (
+        ((3,), "3 is no layout"),
+        ((Layout("processes", "2"),), "workers='2' must be a whole number"),  # type: ignore[arg-type]
+        ((None, 7), "7 is neither RunOptions nor a folder"),
+        ((None, RunOptions(run=3)), "run=3 must be a text"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(SettingsError, match=words):
+            train(experiment, *arguments)
+    for stop in ("2", 0):
+        with pytest.raises(SettingsError, match="stop_after"):
+            train(experiment, options=options(tmp_path / "run"), stop_after=stop)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="options='x'"):
+        resume(tmp_path, None, "x")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="3 names no environment"):
+        check_env(3)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_may_stand_for_options(kind: type, tmp_path: Path) -> None:
+    assert train(cut(recipes.ppo_cartpole), "inline", kind(tmp_path / "run"), stop_after=1).run == tmp_path / "run"

@@ -57,7 +57,7 @@ def test_a_path_will_do_for_a_folder_and_what_cannot_be_kept_leaves_none() -> No
     RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=Path("a")))  # type: ignore[arg-type]
     assert RunFolder.open("a").options().run == "a"
     with pytest.raises(SettingsError, match=r"object object at .* is among the settings"):
-        RunFolder.create(ppo_cartpole().replace(seed=object()), Layout(), RunOptions(run="b"))
+        RunFolder.create(dataclasses.replace(ppo_cartpole(), seed=object()), Layout(), RunOptions(run="b"))  # type: ignore[arg-type]
     assert not Path("b").exists()
 
 

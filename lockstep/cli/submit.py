@@ -41,7 +41,8 @@ class SubmitArguments:
     tasks_per_node: int = 1
     """Processes on each node. In all there can be as many as there are shards."""
     slurm_options: Options = field(default_factory=dict)
-    """Further options of the job, by sbatch's names: partition=cpu time=600 (minutes) mem=16GB."""
+    """Further options of the job, by sbatch's names: partition=cpu time=600 (minutes) mem=16GB. "setup=module load
+    cuda" runs a line of the shell before the program starts."""
     dry_run: bool = False
     """Print the batch script, and submit nothing."""
     json: bool = False

@@ -17,6 +17,7 @@ from lockstep.layout import Layout
 from lockstep.learning.learner import Applied, LearningReport
 from lockstep.learning.worker import Worker
 from lockstep.ledger import Ledger, ledger_head
+from lockstep.records import rows
 from lockstep.records.lags import Lags
 from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
@@ -81,6 +82,8 @@ class Resumed:
     counts: dict[str, int]
     recorder: dict[str, Any] | None
     """What the recorder goes on from; None in a new run."""
+    metrics: dict[str, Any] | None = None
+    """The seal of metrics.jsonl; None in a new run, and in checkpoints of earlier versions."""
 
 
 class Book:
@@ -98,11 +101,12 @@ class Book:
     ) -> None:
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
         self._worker, self._alive = worker, alive
+        self._damage: str | None = None
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment))
         else:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
-            folder.truncate_metrics(resumed.iteration)
+            self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)
         self._lags = Lags(experiment)
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
 
@@ -184,12 +188,13 @@ class Book:
     def finish_checkpoint(self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]]) -> None:
         """Complete a checkpoint whose parts all processes have written."""
         self._ledger.sync()  # a checkpoint relies on the ledger up to it
+        metrics = {**self._recorder.seal(), **({"damage": self._damage} if self._damage else {})}
         best = self._recorder.mark_best()
         checkpoint.finish(
             self._folder.checkpoints,
             iterations,
             [part for of_process in parts for part in of_process],
-            {"counts": dict(counts), "recorder": self._recorder.state()},
+            {"counts": dict(counts), "recorder": self._recorder.state(), "metrics": metrics},
             keep=self._options.keep_checkpoints,
             best=best,
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
+from lockstep.records.rows import Rows
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime.display import PARTS, Display, make_display
 from lockstep.runtime.machine import cores_of_the_run
@@ -103,7 +104,7 @@ class Recorder:
         self._not_finite: set[str] = set()
         self._busy_cores = os.getloadavg()[0]  # by others: this run has not begun
         self._began, self._judged = self._totals.seconds, False
-        self._file = folder.metrics.open("a", encoding="utf-8")
+        self._rows = Rows(folder.metrics)
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
         self._policy_lag = 0.0
         self._updates = 0
@@ -178,15 +179,18 @@ class Recorder:
         """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
         return {**dataclasses.asdict(self._totals), "window": [list(episode) for episode in self._window]}
 
+    def seal(self) -> dict[str, Any]:
+        """Make metrics.jsonl survive a power failure; returns what a checkpoint keeps of it."""
+        return self._rows.seal()
+
     def close(self) -> None:
         """Flush everything."""
         with contextlib.ExitStack() as all_of_them:  # each, even if the disk is full
-            for each in reversed((self._display, self._file, *self._sinks)):
+            for each in reversed((self._display, self._rows, *self._sinks)):
                 all_of_them.callback(each.close)
 
     def _write(self, line: dict[str, float]) -> None:
-        self._file.write(json.dumps({k: v if math.isfinite(v) else None for k, v in line.items()}) + "\n")
-        self._file.flush()
+        self._rows.append(json.dumps({k: v if math.isfinite(v) else None for k, v in line.items()}))
         for sink in self._sinks:
             sink.log({k: v for k, v in line.items() if k != "samples"}, int(line["samples"]))
 

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep import ledger
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.experiment import Experiment
+from lockstep.records import rows
 from lockstep.records.consistency import checkpoint_difference, edited_settings
 from lockstep.run import RunFolder
 from lockstep.runtime import checkpoint
@@ -40,6 +41,13 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
         raise SettingsError(
             f"{path} is no checkpoint of what {folder.ledger} records: {foreign} Resume from another one with "
             "--checkpoint."
+        )
+    if not rows.sealed(folder, saved) and (wrong := rows.fault(folder, saved.iteration, [path])):
+        tell(
+            f"warning: {folder.metrics} is damaged. {wrong} What was learned is intact, so the run goes on. The "
+            f"damaged file is kept as {folder.metrics.name}.damaged, and every row that can be read stays. What is "
+            "lost can only come from a copy of the file; lockstep verify will name it.",
+            sys.stderr,
         )
     checkpoint.set_aside_newer(directory, saved.iteration)
     return path

@@ -29,6 +29,15 @@ def write_whole(path: Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a file or folder to `<name>.<why>`, or to `<name>.<why>-2` and so on if that exists."""
+    target, number = path.with_name(f"{path.name}.{why}"), 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.{why}-{number}")
+    return path.rename(target)
+
+
 def read_objects(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Each complete line of a file that holds a JSON object a line, with the object; None where it is damaged, as by a
     power failure. What follows the last line's end is left out: it may be being written."""

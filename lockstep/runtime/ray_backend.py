@@ -87,15 +87,33 @@ def connected(least: int) -> Iterator[Any]:
             with _answering(os.environ["RAY_ADDRESS"]):
                 ray.init(logging_level="WARNING")
         else:
-            ray.init(
-                "local",
-                num_cpus=max(cores(), least),
-                include_dashboard=False,
-                logging_level="WARNING",
-                _temp_dir=str(here),
-                _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
-            )
+            with _starting():
+                ray.init(
+                    "local",
+                    num_cpus=max(cores(), least),
+                    include_dashboard=False,
+                    logging_level="WARNING",
+                    _temp_dir=str(here),
+                    _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
+                )
         yield ray
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Explain why a cluster on this machine does not start.
+
+    Raises:
+        SettingsError: it does not. Ray itself raises errors of many kinds, a plain Exception among them.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise SettingsError(
+            f"Ray could not be started on this machine: {error} It gives up after about half a minute, which a busy "
+            "machine may exceed: try again, start a cluster first (ray start --head) and set RAY_ADDRESS to its "
+            "address, or use --layout processes:N or cpu:aC-lL, which need no Ray and give the same result."
+        ) from error
 
 
 @contextlib.contextmanager

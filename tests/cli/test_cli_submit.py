@@ -140,3 +140,33 @@ def test_a_layout_that_starts_its_processes_itself_gets_the_gpus_of_its_node() -
     for layout, gpus in (("a0,1-l2", {"gpus_per_node": 3}), ("torchrun,device=0", {"gpus_per_task": 1}), ("ray:2", {})):
         asked = _settings(given, Layout.parse(layout))
         assert {name: count for name, count in asked.items() if name.startswith("gpus")} == gpus
+
+
+def test_lines_of_the_shell_run_before_the_program(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("setup=module load cuda/12.1; source env.sh", "teardown=date", "srun_args=--mpi none", "exclusive=true")
+    text = shown(capsys, "--run", "runs/one", "--slurm-options", *lines, "--dry-run").splitlines()
+    begin, program, end = (text.index(line) for line in ("# setup", "# command", "# teardown"))
+    assert "module load cuda/12.1; source env.sh" in text[begin:program] and "date" in text[end:]
+    assert any(line.startswith("export SRUN_CPUS_PER_TASK") for line in text[begin:program])
+    assert any(line.startswith("srun ") and "--mpi none" in line for line in text[program:end])
+    assert "#SBATCH --exclusive" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("setup=3", "must be a line of the shell"),
+        ("time=10:00:00", "whole number, of minutes"),
+        ("cpus_per_task=many", "whole number"),
+        ("use_srun=maybe", "true or false"),
+        ("additional_parameters=3", "dict"),
+        ("partiton=long", "Did you mean partition"),
+        ("nodes=2", "--nodes"),
+        ("map_count=2", "leave it out"),
+    ],
+)
+def test_options_that_slurm_does_not_have_or_of_another_kind_are_named(
+    option: str, words: str, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, "--run", "runs/one", "--slurm-options", option, "--dry-run")
+    assert option in told and words in told

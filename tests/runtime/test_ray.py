@@ -186,3 +186,18 @@ def test_ctrl_c_on_a_cluster_of_its_own(start: Callable[..., Child]) -> None:
     child.interrupt()
     assert child.wait() == 130, child.output()
     assert list(Path("run/checkpoints").glob("0*")), child.output()
+
+
+def test_a_cluster_that_does_not_start_is_explained_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does on a busy machine
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(SettingsError, match=r"timed out during startup.*RAY_ADDRESS"):
+        train(cut(recipes.ppo_cartpole), "ray:1", options(Path("run")))
+    assert not Path("run").exists()
