@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import math
 import re
@@ -47,7 +48,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
     """
     from lockstep.envs import pettingzoo
 
-    options: dict[str, Any] = dict(config.options)
+    options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list that it is given
     if render:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
