@@ -62,8 +62,8 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
 
 
 def parse_option(text: str) -> Any:
-    """Read a value: a number, true or false, None, or a list, tuple, dict or quoted text in Python's syntax. Anything else
-    is a text as it is.
+    """Read a value: a number, true or false, None, or a list, tuple, dict or quoted text in Python's syntax. Anything
+    else is a text as it is.
 
     Raises:
         ValueError: it begins with a bracket or a quote, and is none of them.
