@@ -13,7 +13,7 @@ from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, Steps, changed, check_values
-from lockstep.settings_json import from_json, to_json
+from lockstep.settings_json import from_json, to_json, without_marks
 
 if TYPE_CHECKING:
     import gymnasium
@@ -178,7 +178,7 @@ class Experiment:
 
     def identity(self) -> str:
         """SHA-256 over the canonical JSON of all settings."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(without_marks(to_json(self)), sort_keys=True).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Worker processes read settings as a resumed run does: pickle cannot import classes of a user's own file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -49,33 +50,86 @@ Steps = Annotated[
 """A count of steps; the command line accepts 10M-style numbers."""
 
 
-def parse_options(texts: list[str]) -> dict[str, str | int | float | bool]:
-    """Read `name=value` texts; a value is a number or true or false if it reads as one, else a string."""
-    options: dict[str, str | int | float | bool] = {}
+def parse_options(texts: list[str]) -> dict[str, Any]:
+    """Read `name=value` texts: see parse_option."""
+    options: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not name or not separator:
             raise ValueError(f"{text!r} is not of the form name=value, as in repeat_action_probability=0.1")
-        if value.lower() in ("true", "false"):
-            options[name] = value.lower() == "true"
-            continue
-        options[name] = value
-        if value.lower().lstrip("+-") == "nan":  # which no option can be
-            continue
-        for kind in (float, int):
-            with contextlib.suppress(ValueError):
-                options[name] = kind(value)
+        try:
+            options[name] = parse_option(value)
+            check_free(options[name], name)
+        except ValueError as error:
+            raise ValueError(f"{text!r} cannot be read: {error}") from None
     return options
 
 
+def parse_option(text: str) -> Any:
+    """Read a value: a number, true or false, None, or a list, tuple, dict or quoted text in Python's syntax. Anything
+    else is a text as it is.
+
+    Raises:
+        ValueError: it begins with a bracket or a quote, and is none of them.
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text == "None":
+        return None
+    if text.startswith(("[", "(", "{", "'", '"')):
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise ValueError(
+                "it begins like a list, tuple, dict or quoted text in Python, but is not a complete one. Quote texts "
+                'inside brackets, and the whole for the shell, as in \'names=["a", "b"]\'. A plain text that begins '
+                "with a bracket or a quote needs quotes of its own, as in 'name=\"(a\"'"
+            ) from None
+    if text.lower().lstrip("+-") == "nan":  # which no option can be
+        return text
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def check_free(value: Any, name: str) -> None:
+    """Raise SettingsError for a value, of whatever is called so, that JSON could not hold and give back as it was."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            check_free(each, name)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise SettingsError(f"{name} has the key {key!r}, but the keys of a dict must be texts, as in JSON.")
+            check_free(each, name)
+    elif isinstance(value, float) and math.isnan(value):
+        raise SettingsError(f"{name}={value} must be a number.")
+    elif not (value is None or isinstance(value, (bool, int, float, str))):
+        raise SettingsError(
+            f"{name} holds {value!r} of the type {type(value).__name__}. Values may be texts, numbers, True, False, "
+            "None, and lists, tuples and dicts of these: convert it, as by int() or str()."
+        )
+
+
+def write_option(value: Any) -> str:
+    """The inverse of parse_option."""
+    if not isinstance(value, str):
+        return repr(value)
+    with contextlib.suppress(ValueError):
+        if parse_option(value) == value:
+            return value
+    return repr(value)
+
+
 Options = Annotated[
-    dict[str, str | int | float | bool],
+    dict[str, Any],
     tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="NAME=VALUE",
         instance_from_str=parse_options,
         is_instance=lambda instance: isinstance(instance, dict),
-        str_from_instance=lambda instance: [f"{name}={value}" for name, value in instance.items()],
+        str_from_instance=lambda instance: [f"{name}={write_option(value)}" for name, value in instance.items()],
     ),
 ]
 """Free keyword arguments; the command line accepts `name=value` pairs, which replace all that were set before."""

@@ -10,13 +10,16 @@ from lockstep.user_code import load_object, reference_to
 
 _TYPE = "$type"
 """Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
+_TUPLE = "$tuple"
+"""Key under which JSON has the elements of a tuple, where lists and tuples have to be kept apart."""
 
 
 def to_json(value: Any, *, whole: bool = False) -> Any:
     """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
 
     Settings that a class lists as `later` are left out while they have their default value: they came when there were
-    runs already, whose experiments stay what they were.
+    runs already, whose experiments stay what they were. Those that it lists as `free` hold values for code that is not
+    ours, so that lists and tuples are kept apart in them.
 
     Args:
         whole: leave out none.
@@ -28,7 +31,8 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
         later = getattr(type(value), "later", frozenset())
         present = {f.name: (getattr(value, f.name), default_of(f)) for f in dataclasses.fields(value)}
         given = {name: x for name, (x, default) in present.items() if whole or name not in later or x != default}
-        fields = {name: to_json(x, whole=whole) for name, x in given.items()}
+        free = getattr(type(value), "free", frozenset())
+        fields = {name: _marked(x) if name in free else to_json(x, whole=whole) for name, x in given.items()}
         return {_TYPE: reference_to(type(value)), **fields}
     if isinstance(value, dict):
         return {str(key): to_json(item, whole=whole) for key, item in value.items()}
@@ -42,10 +46,40 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
     return value
 
 
+def _marked(value: Any) -> Any:
+    """A free value in JSON, its tuples marked."""
+    if isinstance(value, dict):
+        return {str(key): _marked(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_marked(item) for item in value]
+        return items if isinstance(value, list) else {_TUPLE: items}
+    return to_json(value)
+
+
+def _unmarked(value: Any) -> Any:
+    """The inverse of _marked."""
+    if isinstance(value, dict) and value.keys() == {_TUPLE}:
+        return tuple(_unmarked(item) for item in value[_TUPLE])
+    if isinstance(value, dict):
+        return {key: _unmarked(item) for key, item in value.items()}
+    return [_unmarked(item) for item in value] if isinstance(value, list) else value
+
+
+def without_marks(value: Any) -> Any:
+    """What to_json wrote, with tuples as lists: what identities are made of, which are older than the marks."""
+    if isinstance(value, dict):
+        return (
+            without_marks(value[_TUPLE])
+            if value.keys() == {_TUPLE}
+            else {k: without_marks(x) for k, x in value.items()}
+        )
+    return [without_marks(item) for item in value] if isinstance(value, list) else value
+
+
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """What to_json wrote, by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
     lines: dict[str, Any] = {}
-    for name, value in settings.items():
+    for name, value in without_marks(settings).items():
         if isinstance(value, dict):
             lines |= flat(value, f"{prefix}{name}.") or {prefix + name: {}}
         elif prefix or name != _TYPE:
@@ -77,7 +111,9 @@ def from_json(value: Any) -> Any:
                 f"{value[_TYPE]} has no setting {', '.join(sorted(unknown))}: this run was written by another "
                 "version of lockstep. Install that version, or start a new run."
             )
-        settings = {key: from_json(item) for key, item in value.items() if key != _TYPE}
+        free = getattr(cls, "free", frozenset())
+        given = {key: item for key, item in value.items() if key != _TYPE}
+        settings = {key: _unmarked(item) if key in free else from_json(item) for key, item in given.items()}
         lacking = [each.name for each in dataclasses.fields(cls) if each.name not in settings and _required(each)]
         if lacking:
             raise SettingsError(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
+import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -19,7 +23,8 @@ from lockstep.layout import Layout
 from lockstep.prepare import _check_layout, _shards_here, prepare
 from lockstep.recipes import RECIPES
 from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, check_values, parse_count, parse_options
+from lockstep.settings import SettingsError, check_values, parse_count, parse_options, write_option
+from lockstep.settings_json import flat, from_json, to_json
 from lockstep.train import resume, train
 
 
@@ -159,6 +164,55 @@ def test_options_are_read_as_what_they_look_like() -> None:
     for wrong in ("a", "=3"):
         with pytest.raises(ValueError, match="is not of the form name=value"):
             parse_options([wrong])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("None", None),
+        ("none", "none"),
+        ("[1,2]", [1, 2]),
+        ("(1, 2.5)", (1, 2.5)),
+        ("{'a': [True, None]}", {"a": [True, None]}),
+        ("'None'", "None"),
+        ('"3"', "3"),
+        ("maze.txt", "maze.txt"),
+        ("1,2", "1,2"),
+        ("a[0]", "a[0]"),
+    ],
+)
+def test_options_are_literals_where_they_are_some_and_words_stay_texts(text: str, value: Any) -> None:
+    found = parse_options([f"x={text}"])["x"]
+    assert found == value and type(found) is type(value)
+    assert parse_options([f"x={write_option(found)}"]) == {"x": value}
+
+
+@pytest.mark.parametrize("text", ["[1,2", "[a]", "(true,)", "'x", "{1, 2}", "{1: 2}", "[b'x']", "[1,", "(a) b"])
+def test_options_that_look_like_literals_and_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"x={text}"[:4])):
+        parse_options([f"x={text}"])
+
+
+def test_options_are_the_same_from_python_and_from_the_command_line_and_in_every_process() -> None:
+    given = {"goal": None, "sizes": [1, 2], "shape": (3, [4]), "more": {"a": (1,)}}
+    base = recipes.ppo_cartpole()
+    experiment = base.replace(env=dataclasses.replace(base.env, options=given))
+    read = parse_options([f"{name}={value!r}" for name, value in given.items()])
+    from_flags = base.replace(env=dataclasses.replace(base.env, options=read))
+    for other in (
+        from_flags,
+        pickle.loads(pickle.dumps(experiment)),
+        from_json(json.loads(json.dumps(to_json(experiment)))),
+    ):
+        assert repr(other.env.options) == repr(given), "lists stay lists, and tuples tuples"
+        assert other.identity() == experiment.identity() and to_json(other) == to_json(experiment)
+    as_before = to_json(experiment)
+    as_before["env"]["options"] = {"goal": None, "sizes": [1, 2], "shape": [3, [4]], "more": {"a": [1]}}
+    assert experiment.identity() == hashlib.sha256(json.dumps(as_before, sort_keys=True).encode()).hexdigest()
+    assert flat(to_json(experiment))["env.options.shape"] == [3, [4]]
+    for wrong in ({"a": {1: 2}}, {"a": [math.nan]}, {"a": [{1}]}):
+        with pytest.raises(SettingsError, match=r"env\.options\.a"):
+            dataclasses.replace(base.env, options=wrong).validate()
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def _by_name(group: list[str]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
     if _normal(flag) not in MERGED or _is_single(flag):
         return [group]
-    return [[flag, each] for each in re.split(r"(?<!,)\s+(?!,)", text)]
+    return [[flag, each] for each in _split(r"(?<!,)\s+(?!,)", text)]
 
 
 def _alternatives(group: list[str]) -> list[list[str]]:
@@ -208,10 +208,9 @@ def _alternatives(group: list[str]) -> list[list[str]]:
     if _is_single(flag) or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
         return [group]
     found: list[list[str]] = []
-    if merged and any(bracket in text for bracket in "[](){}"):
-        raise SettingsError(f"{flag} {text}: options are numbers, words, true or false. Set lists in a Python file.")
-    for part in map(str.strip, text.split(",")):
-        name, equals, value = part.rpartition("=") if merged else ("", "", part)
+    for part in map(str.strip, _split(",", text) if merged else text.split(",")):
+        named = re.match(r"([^=\[({'\"]*)=", part) if merged else None
+        name, equals, value = (named[1], "=", part[named.end() :]) if named else ("", "", part)
         numbers = _RANGE.fullmatch(value)
         begin, end = map(int, numbers.groups()) if numbers else (0, 0)
         if not part or begin > end:
@@ -226,8 +225,27 @@ def _alternatives(group: list[str]) -> list[list[str]]:
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])
         else:
-            found.append([flag, *([part] if ".py:" in part else part.split())])  # a path may hold spaces
+            # A path, or an option's value, may hold spaces.
+            found.append([flag, *([part] if merged or ".py:" in part else part.split())])
     return found
+
+
+def _split(separator: str, text: str) -> list[str]:
+    """A text, divided at what matches a pattern outside of brackets and quotes."""
+    hidden, depth, quote = list(text), 0, ""
+    for i, char in enumerate(text):
+        opens = char in "'\"" and (depth > 0 or text[i - 1 : i] in ("", "=", ",", " "))
+        if depth or quote or opens:
+            hidden[i] = "_"
+        if quote:
+            quote = "" if char == quote and text[i - 1] != "\\" else quote
+        elif opens:
+            quote = char
+        else:
+            depth += (char in "[({") - (depth > 0 and char in "])}")
+    begins = [0, *(found.end() for found in re.finditer(separator, "".join(hidden)))]
+    ends = [*(found.start() for found in re.finditer(separator, "".join(hidden))), len(text)]
+    return [text[begin:end] for begin, end in zip(begins, ends)]
 
 
 def _switch(flag: str, *, on: bool) -> str:

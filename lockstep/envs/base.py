@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lockstep.runtime.shared import Arena, PrivateArena
-from lockstep.settings import Options, SettingsError
+from lockstep.settings import Options, SettingsError, check_free
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
@@ -49,7 +49,9 @@ class EnvConfig:
     """Send uniformly random actions to the training environments in place of the policy's, which is run and trained as
     usual but learns nothing: measures throughput without the policy's influence on the environments."""
     options: Options = field(default_factory=dict)
-    """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1."""
+    """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1. Values are
+    numbers, true, false, None, and lists, tuples, dicts and quoted texts as Python writes them, as in 'sizes=[1,2]'.
+    Anything else is a text."""
     curriculum: Options = field(default_factory=dict)
     """Options that only training environments get, over those in `options`: easier starts, say. Evaluations and videos
     play the task without them."""
@@ -65,6 +67,7 @@ class EnvConfig:
     itself. Of several, each match draws one: more are harder to exploit."""
 
     later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents"})
+    free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -86,8 +89,7 @@ class EnvConfig:
 
         for kind in ("options", "curriculum"):
             for name, value in getattr(self, kind).items():
-                if isinstance(value, float) and math.isnan(value):
-                    raise SettingsError(f"env.{kind}.{name}={value} must be a number.")
+                check_free(value, f"env.{kind}.{name}")
 
     def training(self) -> EnvConfig:
         """The environments of training, which follow the curriculum."""

@@ -26,9 +26,9 @@ class ObservationWriter:
     """Converts batches of a library's observations into the caller's buffers, in one copy.
 
     Images (uint8 with two or more axes) become channels-first uint8: [H, W, C] -> [C, H, W], [H, W] -> [1, H, W],
-    stacked [S, H, W, C] or [S, C, H, W] -> [S * C, H, W]. Everything else becomes float32: numbers as they are,
-    Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict and Tuple spaces become one flat Dict;
-    the keys of nested ones are joined by dots.
+    stacked [S, H, W, C] or [S, C, H, W] -> [S * C, H, W]; they keep the highest value of their space. Everything else
+    becomes float32: numbers as they are, Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict
+    and Tuple spaces become one flat Dict; the keys of nested ones are joined by dots.
     """
 
     space: spaces.Space[Any]
@@ -143,8 +143,8 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
             "one of these, and give that as --env.id file.py:make."
         )
     shape = tuple(space.shape)
-    if space.dtype == np.uint8 and len(shape) >= 2 and key != ACTION_MASK:
-        return _image_conversion(shape)
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) >= 2 and key != ACTION_MASK:
+        return _image_conversion(shape, int(space.high.max()))
     target = shape or (1,)
 
     def number(x: np.ndarray, out: np.ndarray) -> None:
@@ -153,7 +153,9 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
     return _vector(target), number
 
 
-def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
+def _image_conversion(
+    shape: tuple[int, ...], brightest: int
+) -> tuple[spaces.Box, Callable[[np.ndarray, np.ndarray], None]]:
     channels_first = len(shape) == 4 and shape[1] in _COLORS and shape[3] not in _COLORS
     if len(shape) == 4 and not channels_first:
         s, h, w, c = shape
@@ -175,7 +177,7 @@ def _image_conversion(shape: tuple[int, ...]) -> tuple[spaces.Box, Callable[[np.
         def write(x: np.ndarray, out: np.ndarray) -> None:
             np.copyto(out, x.reshape(out.shape))
 
-    return spaces.Box(0, 255, target, np.uint8), write
+    return spaces.Box(0, brightest, target, np.uint8), write
 
 
 def _channels_last(first: int, second: int, last: int) -> bool:

@@ -14,6 +14,7 @@ from envpool.registration import registry as _registry
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.envs.pictures import as_picture
 from lockstep.settings import SettingsError
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -261,7 +262,7 @@ class EnvPoolShard(ShardEnv):
     def render(self, index: int = 0) -> np.ndarray:
         if not self._render:
             raise SettingsError("This environment was made without pictures: pass render=True to lockstep.envs.make.")
-        return np.asarray(self._pool.render(env_ids=[index])[0], np.uint8)
+        return as_picture(self._pool.render(env_ids=[index])[0])
 
     def close(self) -> None:
         if self._pool is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import math
 import re
@@ -18,6 +19,7 @@ from gymnasium import spaces
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.envs.pictures import as_picture
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 from lockstep.user_code import load_object
@@ -47,7 +49,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
     """
     from lockstep.envs import pettingzoo
 
-    options: dict[str, Any] = dict(config.options)
+    options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list that it is given
     if render:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
@@ -273,12 +275,12 @@ class GymShard(ShardEnv):
 
     def render(self, index: int = 0) -> np.ndarray:
         env = self._envs[index // self._agents]
-        if env.render_mode != "rgb_array":
+        if env.render_mode not in ("rgb_array", "rgb_array_list"):
             raise SettingsError(
                 f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
                 "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
             )
-        return np.asarray(env.render(), np.uint8)
+        return as_picture(env.render())
 
     def close(self) -> None:
         for env in self._envs:

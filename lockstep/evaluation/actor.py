@@ -91,12 +91,15 @@ class Actor:
 
 
 def _form(space: gymnasium.Space[Any]) -> Any:
-    """What has to agree; libraries differ in bounds of observations, and in how many bits a number has."""
+    """What has to agree; libraries differ in bounds of vectors, and in how many bits a number has."""
     if isinstance(space, spaces.Dict):
         return {name: _form(entry) for name, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return [_form(entry) for entry in space.spaces]
-    return (space.shape, space.dtype == np.uint8) if isinstance(space, spaces.Box) else repr(space)
+    if not isinstance(space, spaces.Box):
+        return repr(space)
+    image = space.dtype == np.uint8
+    return space.shape, image, int(space.high.max()) if image else None
 
 
 def _bounds(space: gymnasium.Space[Any]) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,30 +108,36 @@ def prepare_graphics(env: EnvConfig) -> None:
 
 
 def _pictures(player: Player, env_id: str, episodes: int, max_steps: int) -> Iterator[np.ndarray]:
-    yield _first_picture(player, env_id)
+    yield _picture(player, env_id)
     for _ in range(max_steps):
         step = player.step()
-        yield player.env.render()
+        yield _picture(player, env_id)
         episodes -= int(step.terminated[0] or step.truncated[0])
         if not episodes:
             return
 
 
-def _first_picture(player: Player, env_id: str) -> np.ndarray:
+def _picture(player: Player, env_id: str) -> np.ndarray:
     try:
         return player.env.render()
     except SettingsError:
         raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise needs_library(env_id, error) from error
-    except Exception as error:  # whatever a graphics library raises
+    except Exception as error:  # whatever a graphics library raises, or the environment
+        frames = traceback.extract_tb(error.__traceback__)
+        files = [frame.filename for frame in frames[1:]]
+        graphics = re.search("mujoco|opengl|egl|osmesa|glfw|glx|graphics|display", f"{files} {error!r}", re.IGNORECASE)
+        where = f"It was raised in {frames[-1].filename}, line {frames[-1].lineno}."
         raise SettingsError(
-            f"The environment could not draw a picture: {type(error).__name__}: {error}. {_ADVICE}"
+            f"The environment could not draw a picture: {type(error).__name__}: {error}. "
+            f"{_ADVICE if graphics else where}"
         ) from error
 
 
 def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
-    """Encode pictures, uint8 [H, W, 3], all of one size, as H.264 in an MP4 file that every player shows."""
+    """Encode pictures, uint8 [H, W, 3], as H.264 in an MP4 file that every player shows. The first one decides the
+    size, and others are fitted into it."""
     first = fit(next(pictures))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +150,7 @@ def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
         writer.send(None)
         writer.send(first)
         for picture in pictures:
-            writer.send(fit(picture))
+            writer.send(fit(picture, (height, width)))
         writer.close()
         with writing(out):
             os.replace(partial, out)
@@ -151,9 +159,30 @@ def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
         partial.unlink(missing_ok=True)
 
 
-def fit(picture: np.ndarray) -> np.ndarray:
-    """Magnify a small picture [H, W, 3] by repeating pixels, and make both sides even, as H.264's chroma needs."""
+def fit(picture: np.ndarray, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Magnify a small picture [H, W, 3] by repeating pixels, and make both sides even, as H.264's chroma needs.
+
+    Args:
+        size: that it is to have. One that would have another is resized, and gets black borders.
+    """
+    fitted = _magnified(picture)
+    return fitted if size in (None, fitted.shape[:2]) else _within(picture, size)
+
+
+def _magnified(picture: np.ndarray) -> np.ndarray:
     factor = max(1, _SIZE // max(picture.shape[:2]))
     picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     height, width = picture.shape[:2]
     return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def _within(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """As large as fits, with unchanged proportions, in the middle of black."""
+    height, width = picture.shape[:2]
+    scale = min(size[0] / height, size[1] / width)
+    h, w = max(1, int(height * scale)), max(1, int(width * scale))
+    rows, columns = np.arange(h) * height // h, np.arange(w) * width // w
+    out = np.zeros((*size, 3), np.uint8)
+    top, left = (size[0] - h) // 2, (size[1] - w) // 2
+    out[top : top + h, left : left + w] = picture[rows[:, None], columns]
+    return out

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lockstep.settings import SettingsError
@@ -264,7 +265,7 @@ class Gaussian(Distribution):
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = params.split(self.size, -1)
-        return mean, log_std.clamp(*_LOG_STD_RANGE)
+        return mean, bounded_log_std(log_std)
 
 
 class Joint(Distribution):
@@ -371,6 +372,32 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
         f"There is no action distribution for {space}. Allowed are Discrete, MultiDiscrete, MultiBinary, Box of "
         "floats, and a flat Tuple of these: wrap the environment, or write your own ModelConfig."
     )
+
+
+def bounded_log_std(log_std: Tensor) -> Tensor:
+    """Log deviations within the bounds that they may have, whatever they were.
+
+    Outside, clamp has no gradient at all, so what has once crossed a bound never returns. Here gradients that lead back
+    pass, and only those that lead further out are 0.
+    """
+    return _Bounded.apply(log_std) if torch.is_grad_enabled() else log_std.clamp(*_LOG_STD_RANGE)  # type: ignore[no-any-return]
+
+
+class _Bounded(torch.autograd.Function):
+    """clamp, with the gradients that bounded_log_std describes. Within the bounds both are the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(*_LOG_STD_RANGE)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # type: ignore[override]
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        low, high = _LOG_STD_RANGE
+        # A gradient step subtracts the gradient, so a positive one lowers x.
+        return gradient.masked_fill(((x > high) & (gradient < 0)) | ((x < low) & (gradient > 0)), 0.0)
 
 
 def standard_normal(noise: Tensor) -> Tensor:

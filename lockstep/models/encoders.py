@@ -222,6 +222,10 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         self.layout, self.dtype, self.normalize, self.clip = layout, dtype, normalize, clip
         self.images = nn.ModuleList(image_encoder(shape) for _, shape in layout.images) if image_encoder else None
+        for image, brightest in zip(self.images or (), layout.brightest, strict=False):
+            for module in image.modules():
+                if isinstance(module, PixelConv2d):
+                    module.brightest = brightest
         pixels = 0 if image_encoder else sum(math.prod(shape) for _, shape in layout.images)
         size = layout.vector_size + pixels
         self.vectors = vector_encoder(size) if size else None
@@ -255,7 +259,8 @@ class ObservationEncoder(nn.Module):
                 vector = ((vector - self.mean) / self.std).clamp(-self.clip, self.clip)
             parts.append(vector)
         if self.images is None:
-            parts += [flatten_entry(entry(obs, key) / 255) for key, _ in self.layout.images]
+            scaled = zip(self.layout.images, self.layout.brightest, strict=True)
+            parts += [flatten_entry(entry(obs, key) / brightest) for (key, _), brightest in scaled]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
 

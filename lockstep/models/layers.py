@@ -128,20 +128,23 @@ class Conv2d(nn.Conv2d):
 class PixelConv2d(nn.Conv2d):
     """The first convolution over pixels, which reads uint8 [N, C, H, W] and returns `dtype`, channels last.
 
-    Pixels enter as the whole numbers 0 to 255, which bf16 holds exactly, and the weights are divided by 255 instead.
+    Pixels enter as the whole numbers 0 to 255, which bf16 holds exactly, and the weights are divided by `brightest`
+    instead.
     A kernel of 2s x 2s pixels with stride s becomes an equal one of 2 x 2 with stride 1, over images whose s x s
     blocks of pixels were folded into channels, which CPUs and GPUs run much faster (space-to-depth).
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding)
+        self.brightest = 255
+        """The pixel that counts as 1."""
         self.block = stride if stride in _WORDS and padding == 0 and kernel_size % stride == 0 else 1
 
     def forward(self, input: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         assert self.bias is not None
         image, block = input, self.block
         # In fp32 and only then rounded, also in an acting copy: both must use the same rounded weights.
-        weight = self.weight / 255
+        weight = self.weight / self.brightest
         stride, padding = self.stride, self.padding
         if block > 1 and image.shape[-2] % block == 0 and image.shape[-1] % block == 0:
             image, weight, stride = fold_pixels(image, block), fold_kernel(weight, block), 1

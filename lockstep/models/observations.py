@@ -30,11 +30,14 @@ class ObservationLayout:
     """The entries of an observation space, each group sorted by key: the canonical order of everything."""
 
     images: tuple[tuple[str, tuple[int, int, int]], ...]
-    """uint8 entries with three dimensions [C, H, W]; their pixels are divided by 255, and never normalized."""
+    """uint8 entries with three dimensions [C, H, W]; their pixels are divided by the numbers in `brightest`, and never
+    normalized."""
     vectors: tuple[tuple[str, int], ...]
     """All other entries, flattened: what is normalized if anything is."""
     mask_size: int
     """Numbers in the action mask, 0 without one."""
+    brightest: tuple[int, ...] = ()
+    """The highest value that each image's space allows, 255 as a rule."""
 
     @staticmethod
     def of(space: gymnasium.Space[Any]) -> ObservationLayout:
@@ -44,7 +47,7 @@ class ObservationLayout:
             SettingsError: the space has an entry of another type, or none that can be observed.
         """
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
-        images, vectors, mask_size = [], [], 0
+        images, vectors, mask_size, brightest = [], [], 0, []
         for key, entry in sorted(entries.items()):
             if not isinstance(entry, (spaces.Box, spaces.MultiBinary)):
                 raise SettingsError(
@@ -56,11 +59,12 @@ class ObservationLayout:
                 mask_size = math.prod(entry.shape)
             elif len(entry.shape) == 3 and entry.dtype == np.uint8:
                 images.append((key, entry.shape))
+                brightest.append(max(1, int(entry.high.max())) if isinstance(entry, spaces.Box) else 1)
             else:
                 vectors.append((key, math.prod(entry.shape)))
         if not images and not vectors:
             raise SettingsError(f"The observation space {space} has nothing to observe besides an action mask.")
-        return ObservationLayout(tuple(images), tuple(vectors), mask_size)
+        return ObservationLayout(tuple(images), tuple(vectors), mask_size, tuple(brightest))
 
     def check_mask(self, action_space: gymnasium.Space[Any], choices: int) -> None:
         """Raise SettingsError if there is an action mask that does not fit an action space of so many choices."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
-from lockstep.models.distributions import Distribution, make_distribution
+from lockstep.models.distributions import Distribution, bounded_log_std, make_distribution
 from lockstep.models.encoders import (
     _NATURE_MINIMUM,
     MLP,
@@ -66,7 +66,9 @@ class PolicyHead(nn.Module):
         """[T, B, F], action mask bool [T, B, num_logits] -> [T, B, P]"""
         params = self.linear(features.float())
         if self.log_std is not None:
-            params = torch.cat([params, self.log_std.expand(*params.shape[:-1], -1)], -1)
+            # Bounded here, where the gradients of all samples and terms of the loss have been added up.
+            log_std = bounded_log_std(self.log_std)
+            params = torch.cat([params, log_std.expand(*params.shape[:-1], -1)], -1)
         if self.order is not None:
             params = params[..., self.order]
         return params if allowed is None else self.distribution.mask(params, allowed)

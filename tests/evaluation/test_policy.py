@@ -24,6 +24,7 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 from lockstep.train import train
+from lockstep.user_code import load_object
 
 QUIET: dict[str, Any] = {"display": "none", "tensorboard": False}
 
@@ -193,10 +194,17 @@ def test_a_greedy_evaluation_of_atari(breakout: Path) -> None:
 def test_an_environment_that_cannot_draw_is_explained(tmp_path: Path) -> None:
     (tmp_path / "blind.py").write_text(
         """
+import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Blind(CartPoleEnv):
     def render(self):
+        if Blind.drawn == "nothing":
+            return None
+        if Blind.drawn == "floats":
+            return np.full((30, 40), 0.5)
+        if Blind.drawn == "mistake":
+            raise KeyError("color")
         raise OSError("no graphics driver")
 """
     )
@@ -206,9 +214,19 @@ class Blind(CartPoleEnv):
     )
     run = str(tmp_path / "run")
     train(settings, options=RunOptions(run=run, **QUIET))
-    with pytest.raises(SettingsError, match=r"could not draw a picture: OSError: no graphics driver.*MUJOCO_GL"):
-        record_video(run, tmp_path / "a.mp4")
+    blind = load_object(settings.env.id)
+    for drawn, told in (
+        ("driver", r"could not draw a picture: OSError: no graphics driver.*MUJOCO_GL"),
+        ("mistake", r"could not draw a picture: KeyError: .*blind\.py, line \d+\.$"),
+        ("nothing", r"render returned None.* \[H, W, 3\]"),
+    ):
+        blind.drawn = drawn
+        with pytest.raises(SettingsError, match=told):
+            record_video(run, tmp_path / "a.mp4")
     assert not list(tmp_path.glob("*.mp4"))
+    blind.drawn = "floats"
+    _, pictures = read(record_video(run, tmp_path / "a.mp4", max_steps=3))
+    assert len(pictures) == 4 and np.abs(pictures.astype(int) - 128).max() < 6
 
 
 def test_pictures_that_need_a_library_name_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,19 @@ def test_video_shows_the_pictures_it_was_given(tmp_path: Path, fps: int) -> None
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.mp4"]
 
 
+def test_pictures_that_change_their_size_are_fitted_into_the_first(tmp_path: Path) -> None:
+    shades = [(40, 61, 10), (80, 61, 240), (400, 100, 120), (90, 900, 60), (40, 61, 200)]
+    pictures = [np.full((height, width, 3), shade, np.uint8) for height, width, shade in shades]
+    write_mp4(tmp_path / "a.mp4", iter(pictures), 30)
+    _, shown = read(tmp_path / "a.mp4")
+    assert shown.shape == (5, 400, 610, 3), "one for each, none garbled"
+    for picture, (*_, shade) in zip(shown, shades, strict=True):
+        assert abs(int(picture[200, 305, 1]) - shade) < 8
+    assert shown[2, 200, 100].max() < 16, "beside a narrow one it is black"
+    fitted = fit(np.arange(4, dtype=np.uint8).reshape(2, 2, 1).repeat(3, -1), (8, 4))
+    assert fitted[..., 0].tolist() == [[0] * 4] * 2 + [[0, 0, 1, 1]] * 2 + [[2, 2, 3, 3]] * 2 + [[0] * 4] * 2
+
+
 def test_a_failing_environment_leaves_no_file(tmp_path: Path) -> None:
     def pictures() -> Iterator[np.ndarray]:
         yield np.zeros((32, 32, 3), np.uint8)

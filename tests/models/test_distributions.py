@@ -11,6 +11,7 @@ from torch.distributions import AffineTransform, Normal, TanhTransform, Transfor
 from torch.distributions import Categorical as TorchCategorical
 
 from lockstep.models import Distribution, make_distribution
+from lockstep.models.distributions import bounded_log_std
 from lockstep.settings import SettingsError
 
 MIXED = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([2, 4])])
@@ -270,3 +271,38 @@ def test_actions_are_members_of_their_space(space: spaces.Space) -> None:
 def test_unsupported_spaces_are_named(space: spaces.Space, squash: bool, text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         make_distribution(space, squash=squash)
+
+
+@pytest.mark.parametrize(
+    ("log_std", "gradient", "passed"),
+    [
+        (2.5, 1.0, 1.0),  # a step down leads back
+        (2.5, -1.0, 0.0),  # a step up leads further out
+        (-21.0, -1.0, -1.0),
+        (-21.0, 1.0, 0.0),
+        (2.0, -1.0, -1.0),
+        (0.3, 0.7, 0.7),
+        (0.3, -0.7, -0.7),
+    ],
+)
+def test_beyond_their_bounds_log_deviations_get_only_gradients_that_lead_back(
+    log_std: float, gradient: float, passed: float
+) -> None:
+    x = torch.tensor([log_std], requires_grad=True)
+    bounded = bounded_log_std(x)
+    assert float(bounded.detach()) == pytest.approx(min(max(log_std, -20.0), 2.0))
+    bounded.backward(torch.tensor([gradient]))
+    assert x.grad is not None and float(x.grad) == pytest.approx(passed)
+
+
+def test_a_gaussian_pulls_its_deviation_back_into_the_bounds_by_the_gradient_of_its_density() -> None:
+    distribution = make_distribution(spaces.Box(-np.inf, np.inf, (1,)))
+    params = torch.tensor([0.5, 2.5], requires_grad=True)
+    # log p = -z² / 2 - log σ - …, so d/d(log σ) is z² - 1, which lies below 0 for an action near the mean.
+    near, far = torch.tensor([1.0]), torch.tensor([0.5 + 2 * math.exp(2)])
+    (-distribution.log_prob(params, near)).backward()
+    assert params.grad is not None
+    assert float(params.grad[1]) == pytest.approx(1 - (0.5 * math.exp(-2)) ** 2, abs=1e-6)
+    params.grad = None
+    (-distribution.log_prob(params, far)).backward()
+    assert params.grad is not None and float(params.grad[1]) == 0, "z = 2: this one leads further out"

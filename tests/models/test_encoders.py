@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.envs.convert import ObservationWriter
 from lockstep.models import (
     MLP,
     ConvNet,
@@ -196,3 +198,21 @@ def test_unsupported_observations_are_named() -> None:
         NatureCNN((3, 35, 84))
     with pytest.raises(SettingsError, match="at least 36x36"):
         SimpleConvNet((3, 84, 35))
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "nature", "impala", "minatar"])
+@pytest.mark.parametrize("brightest", [1, 10])
+def test_pixels_are_scaled_by_the_bounds_of_their_space(encoder: Any, brightest: int) -> None:
+    def features(highest: int) -> Tensor:
+        space = ObservationWriter(spaces.Box(0, highest, (40, 40, 3), np.uint8)).space
+        config = StandardModelConfig(encoder=encoder)
+        with reproducible_initialization(1):
+            built = config.build_encoder(space, dtype=torch.float32, normalize=False, clip=10.0)
+        pattern = pixels(1, 2, 3, 40, 40) % 2
+        return built((pattern * highest).byte())
+
+    torch.testing.assert_close(features(brightest), features(255), rtol=1e-4, atol=1e-5)
+    layout = ObservationLayout.of(
+        spaces.Dict(b=spaces.Box(0, 1, (1, 4, 4), np.uint8), a=spaces.Box(0, 0, (1, 4, 4), np.uint8))
+    )
+    assert layout.brightest == (1, 1), "in the order of images; nothing is divided by 0"

@@ -235,6 +235,22 @@ def test_the_deviation_before_learning(std: Any) -> None:
         build(VECTOR, TUPLE, initial_std=6)
 
 
+def test_a_free_deviation_beyond_its_bound_heeds_the_sum_of_all_gradients() -> None:
+    model = build(action=spaces.Box(-1, 1, (1,)))
+    log_std = model.policy_head.log_std
+    assert log_std is not None
+    log_std.data.fill_(2.04)
+    params = model(observe(VECTOR), torch.zeros(STEPS, ENVS, dtype=torch.bool), torch.zeros(ENVS, 0))[0].policy
+    assert params[..., 1].eq(2).all()
+    pulls = torch.tensor([-0.5, 1.0]).repeat(STEPS * ENVS // 2).view(STEPS, ENVS)  # half of them lead further out
+    (params[..., 1] * pulls).sum().backward()
+    assert log_std.grad is not None and float(log_std.grad) == pytest.approx(STEPS * ENVS / 4)
+    log_std.grad = None
+    params = model(observe(VECTOR), torch.zeros(STEPS, ENVS, dtype=torch.bool), torch.zeros(ENVS, 0))[0].policy
+    (params[..., 1] * -pulls).sum().backward()
+    assert log_std.grad is not None and float(log_std.grad) == 0
+
+
 def test_a_setting_that_came_later_leaves_experiments_what_they_were() -> None:
     assert "initial_std" not in to_json(StandardModelConfig())
     assert from_json(to_json(StandardModelConfig(initial_std=0.5))).initial_std == 0.5

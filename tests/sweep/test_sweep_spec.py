@@ -80,6 +80,11 @@ def test_flags_with_several_values_are_what_a_grid_is() -> None:
         (("--env.options", "a=1,2", "b=3..3"), "env.options", [{"a": 1, "b": 3}, {"a": 2, "b": 3}]),
         (("--env.options", "gravity=1,2"), "env.options", [{"gravity": 1}, {"gravity": 2}]),
         (("--env.options", "a=x b=True,False"), "env.options", [{"a": "x", "b": True}, {"a": "x", "b": False}]),
+        (("--env.options", "a=[1,2],[3, 4]"), "env.options", [{"a": [1, 2]}, {"a": [3, 4]}]),
+        (("--env.options", "a=[1,", "2]", "b=None,1..2"), "env.options", [{"a": [1, 2], "b": b} for b in (None, 1, 2)]),
+        (("--env.options", "a='x, y',z"), "env.options", [{"a": "x, y"}, {"a": "z"}]),
+        (("--env.options", "a={'k': 'v=1,2'},None"), "env.options", [{"a": {"k": "v=1,2"}}, {"a": None}]),
+        (("--env.options", "a=it's"), "env.options", [{"a": "it's"}]),
         (("--seed", "5"), "seed", [5]),
     ],
 )
