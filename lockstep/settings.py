@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
+from lockstep.extras import install_command
+
 
 class SettingsError(ValueError):
     """A user's mistake: says in one paragraph what was given, what is allowed and what to do."""
@@ -89,7 +91,7 @@ def require(package: str, extra: str, what: str, otherwise: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise SettingsError(
             f"{what} needs the package {package}, which is not installed. Install it with: "
-            f'pip install "lockstep[{extra}]". {otherwise}'
+            f"{install_command(extra)}. {otherwise}"
         )
 
 
