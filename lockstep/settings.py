@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
+from lockstep.extras import install_command
+
 T = TypeVar("T", bound=Any)
 
 
@@ -147,7 +149,7 @@ def require(package: str, extra: str, what: str, otherwise: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise SettingsError(
             f"{what} needs the package {package}, which is not installed. Install it with: "
-            f'pip install "lockstep[{extra}]". {otherwise}'
+            f"{install_command(extra)}. {otherwise}"
         )
 
 

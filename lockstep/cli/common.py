@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tyro
 from rich.text import Text
 
+from lockstep.cli.suggest import check_flags
 from lockstep.runtime import children
 from lockstep.runtime.output import Explained, PatientConsole
 from lockstep.settings import SettingsError
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
 """Flags that say as much together as they say one by one."""
+HELP = {"-h", "--help"}
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
     """Read typed flags; tyro itself explains a mistake, names close matches and exits with 2."""
     arguments = _options_together(arguments)
-    _check_initials(arguments, default)
+    if not HELP & set(arguments):
+        check_flags(with_values(arguments), arguments_type if default is None else default)
     try:
         if default is None:
             return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
@@ -83,33 +86,6 @@ def is_of(flag: str, *classes: Any) -> bool:
     """Whether a flag is a setting of one of these classes, or a part of one."""
     name = flag.partition("=")[0].lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
     return any(name == field.name for cls in classes for field in dataclasses.fields(cls))
-
-
-def _check_initials(arguments: list[str], default: Any) -> None:
-    """Raise SettingsError for a flag that is no setting, but the initials of one, as lr is of learning-rate: the parser
-    would propose what is spelled alike."""
-    paths = [path.partition(".")[2] or path for path in _paths(default)]  # experiment and options are no part of flags
-    known = [(path, *path.rpartition(".")[::2]) for path in paths]
-    names = {name for *_, name in known}
-    for first, *_ in with_values(arguments):
-        flag = first.partition("=")[0]
-        part, _, last = flag.removeprefix("--").replace("-", "_").rpartition(".")
-        if not first.startswith("--") or len(last) < 2 or last in names:
-            continue
-        meant = [p for p, its, name in known if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
-        if meant:
-            proposed = " or ".join(f"--{path.replace('_', '-')}" for path in meant)
-            raise SettingsError(f"There is no setting {flag}. Did you mean {proposed}?")
-
-
-def _paths(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Of every setting, as in experiment.algorithm.learning_rate."""
-    for field in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _paths(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
 
 
 def is_main_process() -> bool:

@@ -18,28 +18,11 @@ import torch
 
 from lockstep.cli.common import parse, say, say_json
 from lockstep.envs.base import EnvConfig
+from lockstep.extras import EXTRAS, install_command
 from lockstep.run import version
 from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError
 
-EXTRAS = {
-    "atari": ("ale_py", "Atari games"),
-    "classic": ("pygame", "pictures of CartPole and its relatives"),
-    "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
-    "minatar": ("minatar", "MinAtar's five small games"),
-    "mujoco": ("mujoco", "MuJoCo through gymnasium"),
-    "pettingzoo": ("pettingzoo", "games for several agents"),
-    "robotics": ("gymnasium_robotics", "Fetch, AntMaze and more"),
-    "vizdoom": ("envpool", "Doom"),
-    "optuna": ("optuna", "searches for settings"),
-    "ray": ("ray", "runs and sweeps on Ray clusters"),
-    "slurm": ("submitit", "runs and sweeps on Slurm clusters"),
-    "wandb": ("wandb", "metrics in Weights & Biases"),
-    "trackio": ("trackio", "metrics in trackio"),
-    "export": ("onnxruntime", "policies as ONNX files"),
-    "hub": ("huggingface_hub", "runs on the Hugging Face Hub"),
-}
-"""Each extra's importable module, and what it is good for."""
 _CORE = (
     "lockstep",
     "torch",
@@ -82,8 +65,9 @@ def doctor(arguments: list[str]) -> int:
     say(f"GPU       {', '.join(machine['gpus']) or 'none'}")
     say("packages  " + ", ".join(f"{name} {found}" for name, found in report["packages"].items()))
     for extra, entry in report["extras"].items():
-        state = entry["version"] or f"missing ({entry['purpose']}); {entry['install']}"
-        say(f"extra     {extra}: {state}")
+        say(f"extra     {extra}: {entry['version'] or 'missing'} ({entry['purpose']})")
+    if absent := [extra for extra, entry in report["extras"].items() if not entry["version"]]:
+        say(f"          to install what is missing: {install_command(','.join(absent))}")
     for name, value in report.get("speed", {}).items():
         say(f"speed     {name}: {value:,.0f}/s")
     if "speed" in report:
@@ -110,7 +94,7 @@ def examine() -> dict[str, Any]:
         extra: {
             "version": version(min(sources[module], key=lambda name: name != module)) if module in sources else None,
             "purpose": purpose,
-            "install": f'pip install "lockstep[{extra}]"',
+            "install": install_command(extra),
         }
         for extra, (module, purpose) in EXTRAS.items()
     }

@@ -15,6 +15,7 @@ from typing import Annotated
 import tyro
 
 from lockstep.cli.common import MERGED, advising, parse, with_preset, with_values
+from lockstep.cli.suggest import check_flags
 from lockstep.cli.unused import idle, sentence
 from lockstep.experiment import Experiment
 from lockstep.run import RunOptions
@@ -136,6 +137,7 @@ def search_of(
     space: dict[str, Between | OneOf] = {}
     for name, text in options.search.items():
         path = name.replace("-", "_")
+        check_flags([[f"--{name}"]], runs[0].experiment)
         setting(runs[0].experiment, path)
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
     if options.population is None:

@@ -17,6 +17,7 @@ import numpy as np
 import tyro
 
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
+from lockstep.cli.suggest import recipes_like
 from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.layout import Layout
@@ -24,6 +25,7 @@ from lockstep.run import RunFolder, RunOptions, require_empty
 from lockstep.runtime.output import reader_gone, tell
 from lockstep.settings import SettingsError, check_values
 from lockstep.settings_json import flat, to_json
+from lockstep.synonyms import synonyms
 from lockstep.user_code import load_value
 
 if TYPE_CHECKING:
@@ -111,7 +113,8 @@ def _refuse_settings(arguments: list[str]) -> None:
     """Raise SettingsError if flags of resume are settings of the experiment."""
     for first, *_ in with_values(arguments):
         flag = first.partition("=")[0]
-        if flag.startswith("--") and is_of(flag, Experiment):
+        names = [flag, *(each.setting for each in synonyms(flag))]
+        if flag.startswith("--") and any(is_of(name, Experiment) for name in names):
             raise SettingsError(
                 f"{flag} would change what is learned, and resume continues a run exactly. A run with other settings, "
                 f"a longer one too, is another one: lockstep train RUN {flag} ... takes the other settings from RUN, "
@@ -178,8 +181,20 @@ def load_recipe(name: str) -> Experiment:
     if name not in RECIPES and Path(name).is_dir():
         return _of_run(name)
     if name not in RECIPES and ":" not in name:
-        raise unknown("recipe", name, RECIPES, "For your own, write FILE.py:FUNCTION; for a run's, its folder.")
+        if like := recipes_like(name):
+            raise SettingsError(like)
+        raise unknown(
+            "recipe",
+            name,
+            RECIPES,
+            "lockstep recipes lists all. For your own, write FILE.py:FUNCTION; for a run's, its folder.",
+        )
     experiment = RECIPES[name]() if name in RECIPES else load_value(name)
+    if isinstance(experiment, gymnasium.Env):
+        raise SettingsError(
+            f"{name} is an environment, not a recipe. Train on it with a recipe for its kind of observations and "
+            f"actions, as in: lockstep train ppo-cartpole --env.id {name}"
+        )
     if not isinstance(experiment, Experiment):
         raise SettingsError(
             f"{name} gives a {type(experiment).__name__}, not an Experiment. A recipe is a function that can be "

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
+from lockstep.extras import install_command
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 from lockstep.user_code import load_object
@@ -85,7 +86,7 @@ def needs_library(env_id: str, error: Exception) -> SettingsError:
     """What to tell of an environment that misses a library, and how to install it."""
     absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
     extra = next(absent, None)
-    hint = f'Install it with: pip install "lockstep[{extra}]".' if extra else "Install that, or correct the id."
+    hint = f"Install it with: {install_command(extra)}." if extra else "Install that, or correct the id."
     return SettingsError(f"{env_id} needs a library that is not installed: {str(error).rstrip('.')}. {hint}")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.random_actions import RandomActions
+from lockstep.extras import install_command
 from lockstep.settings import SettingsError
 from lockstep.user_code import import_module, load_object
 
@@ -256,7 +257,7 @@ def _installed(adapter: str) -> bool:
 def _missing(env_id: str, adapter: str) -> SettingsError:
     return SettingsError(
         f"env.id={env_id} needs the adapter {adapter}, whose library {_PACKAGES[adapter]} is not installed. Install it "
-        f'with: pip install "lockstep[{_EXTRAS[adapter]}]".'
+        f"with: {install_command(_EXTRAS[adapter])}."
     )
 
 
@@ -357,5 +358,5 @@ def _lookup(env_id: str) -> tuple[str, tuple[str, ...], bool]:
     raise SettingsError(
         f"There is no environment {env_id!r}. {hint}Allowed are Atari games by name (Breakout), gymnasium and EnvPool "
         'ids, and callables of your own ("module:make", "file.py:make"); `lockstep envs` lists what is installed. '
-        'Extras add more: pip install "lockstep[atari]", "lockstep[mujoco]" or "lockstep[envpool]".'
+        f"The extras atari, mujoco and envpool add more: {install_command('atari,mujoco,envpool')}."
     )

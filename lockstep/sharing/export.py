@@ -25,6 +25,7 @@ from torch import Tensor
 import lockstep
 from lockstep.arrays import map_structure
 from lockstep.evaluation.policy import Player, Policy, load_policy
+from lockstep.extras import install_command
 from lockstep.run import RunFolder
 from lockstep.runtime.files import writing
 from lockstep.runtime.numerics import settled
@@ -194,7 +195,7 @@ def _write(module: ExportedPolicy, example: dict[str, Tensor], path: Path, forma
     if format == "onnx" and absent:
         raise SettingsError(
             f"Writing ONNX and comparing it needs {' and '.join(absent)}, not installed here. Install everything for "
-            'it with: pip install "lockstep[export]", or use --format torch.'
+            f"it with: {install_command('export')}. Or use --format torch."
         )
     try:
         with _quiet():

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.cli import common
 from lockstep.cli.main import VERBS, main
+from lockstep.extras import install_command
 from lockstep.runtime.supervisor import WorkerError
 
 Captured = pytest.CaptureFixture[str]
@@ -142,7 +143,7 @@ def test_doctor_examines_and_measures(capsys: Captured) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["machine"]["cores"] >= 1 and report["machine"]["memory_gigabytes"] > 0
     assert report["packages"]["torch"] != "missing"
-    assert report["extras"]["wandb"]["install"] == 'pip install "lockstep[wandb]"'
+    assert report["extras"]["wandb"]["install"] == install_command("wandb")
     assert report["speed"]["CartPole-v1 environment steps"] > 0
     assert report["speed"]["Atari network, bf16, trained samples"] > 0
     assert main(["doctor", "--seconds", "0"]) == 0

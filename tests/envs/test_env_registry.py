@@ -72,12 +72,12 @@ def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.Monke
 
     without("envpool")
     assert envs.resolve(EnvConfig(id="CartPole-v1")).adapter == "gymnasium"
-    with pytest.raises(SettingsError, match=r'pip install "lockstep\[envpool\]"'):
+    with pytest.raises(SettingsError, match=r'pip install .*\[envpool\]"'):
         envs.resolve(EnvConfig(id="Breakout", adapter="envpool"))
     without("ale_py")
     assert envs.resolve(EnvConfig(id="Breakout")).adapter == "envpool"
     without("ale_py", "envpool")
-    with pytest.raises(SettingsError, match=r'pip install "lockstep\[atari\]"'):
+    with pytest.raises(SettingsError, match=r'pip install .*\[atari\]"'):
         envs.resolve(EnvConfig(id="Breakout"))
 
 

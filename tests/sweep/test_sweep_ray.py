@@ -18,6 +18,7 @@ from children import Child
 from tiny import options
 
 from lockstep.cli.main import main
+from lockstep.extras import install_command
 from lockstep.layout import Layout
 from lockstep.runtime import checkpoint
 from lockstep.settings import SettingsError
@@ -131,7 +132,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else found(name))
     assert main(["sweep", "set", "ppo-cartpole", "--ray"]) == 2
-    assert 'pip install "lockstep[ray]"' in capsys.readouterr().err
+    assert install_command("ray") in capsys.readouterr().err
 
 
 def test_slurm_and_ray(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.sweep import _trials
 from lockstep.cli.sweep_flags import search_of
+from lockstep.extras import install_command
 from lockstep.settings import SettingsError
 from lockstep.settings_json import from_json
 from lockstep.sweep import Between, OneOf, Run, Search, grid
@@ -397,7 +398,7 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else found(name))
     assert main(["sweep", "set", "ppo-cartpole", "--search", "algorithm.epochs=1..2"]) == 2
-    assert 'pip install "lockstep[optuna]"' in capsys.readouterr().err
+    assert install_command("optuna") in capsys.readouterr().err
 
 
 def test_what_became_of_a_search_needs_no_optuna(

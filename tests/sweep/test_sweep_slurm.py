@@ -19,6 +19,7 @@ from clusters import script
 from tiny import options
 
 from lockstep.cli.main import main
+from lockstep.extras import install_command
 from lockstep.runtime import checkpoint
 from lockstep.settings_json import from_json
 from lockstep.sweep.options import SweepOptions
@@ -233,7 +234,7 @@ def test_without_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "submitit" else found(name))
     assert main(["sweep", "set", "ppo-cartpole", *SMALL, *SUBMIT, "--dry-run"]) == 2
-    assert 'pip install "lockstep[slurm]"' in capsys.readouterr().err
+    assert install_command("slurm") in capsys.readouterr().err
 
 
 def test_the_job_of_a_search_has_room_for_its_largest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,128 @@
+"""What may have been meant by a flag or a recipe that does not exist."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lockstep.settings import SettingsError, default_of
+from lockstep.synonyms import Meaning, meaning_of, synonyms
+
+
+def check_flags(groups: list[list[str]], arguments: Any) -> None:
+    """Refuse a flag that does not exist if it is known what it may mean: what other libraries call so, a setting that
+    ends so, or one with these initials. Of other flags, the parser says which are spelled alike.
+
+    Args:
+        groups: each flag with its values.
+        arguments: what the flags change: an instance, or the class if everything has its default.
+
+    Raises:
+        SettingsError: there is such a flag.
+    """
+    settings = dict(_settings(arguments))
+    positional = {field.name: field for field in dataclasses.fields(arguments) if "Positional" in str(field.type)}
+    if groups and not groups[0][0].startswith("--") and not positional and "env.id" in settings:
+        word = groups[0][0]
+        written = f"--{word.lstrip('-')}" if word.startswith("-") else f"--env.id {word}"
+        raise SettingsError(f"{word} is no flag. Flags begin with two dashes, as in {written} or --total-steps 1M.")
+    for first, *values in groups:
+        flag = first.partition("=")[0]
+        path = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or path in settings or re.sub(r"(^|\.)no_(\w+)$", r"\1\2", path) in settings:
+            continue
+        if path in positional:
+            value = first.partition("=")[2] or " ".join(values) or "it"
+            raise SettingsError(f"There is no flag {flag}: write {value} alone, before all flags.")
+        if meant := _meant(path, settings):
+            raise SettingsError(f"There is no setting {flag}{meant}")
+
+
+def _meant(path: str, settings: dict[str, Any]) -> str:
+    """How the sentence about a setting that does not exist goes on; empty if nothing is known."""
+    found = meaning_of(path, settings) or [Meaning(setting) for setting in _initials(path, settings)]
+    if not found:
+        elsewhere = [each.setting for each in synonyms(path)]
+        known = "env.id" in settings and elsewhere  # else it is not about what is learned
+        return f" for this recipe; those of other algorithms have {_flag(elsewhere[0])}." if known else ""
+    flags = [_flag(each.setting) for each in found if each.setting]
+    told = [f". Did you mean {' or '.join(flags)}?"] if flags else ["."]
+    if len(found) == 1 and flags:
+        value = settings[found[0].setting]
+        if isinstance(value, bool):
+            told.append(f"It is {'on' if value else 'off'} unless {_flag(found[0].setting, off=value)} is given.")
+        elif value not in (None, (), {}):
+            told.append(f"It is {' '.join(map(str, value)) if isinstance(value, tuple) else value} by default.")
+    for each in found:
+        with contextlib.suppress(KeyError):  # a note may be about settings that this algorithm does not have
+            told += [each.note.format_map(_facts(settings))] if each.note else []
+    return " ".join(told)
+
+
+def _flag(setting: str, *, off: bool = False) -> str:
+    part, dot, name = setting.replace("_", "-").rpartition(".")
+    return f"--{part}{dot}{'no-' * off}{name}"
+
+
+def _facts(settings: dict[str, Any]) -> dict[str, Any]:
+    """What notes name of a recipe."""
+    short = {path.rpartition(".")[2]: value for path, value in settings.items() if path.count(".") == 1}
+    samples = short.get("rollout", 0) * short.get("num_envs", 0)
+    return {**short, "samples": f"{samples:,}", "batch": f"{samples // short.get('minibatches', 1):,}"}
+
+
+def _initials(path: str, settings: Iterable[str]) -> list[str]:
+    """The settings whose names have these initials, as algorithm.learning_rate has those of lr."""
+    part, _, last = path.rpartition(".")
+    if len(last) < 2:
+        return []
+    known = [(setting, *setting.rpartition(".")[::2]) for setting in settings]
+    return [s for s, its, name in known if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
+
+
+def _settings(arguments: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting that is a flag, by its path, as in algorithm.learning_rate, and its value."""
+    for field in dataclasses.fields(arguments):
+        value = default_of(field) if isinstance(arguments, type) else getattr(arguments, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            hidden = not prefix and "arg(name='')" in str(field.type)  # as experiment and options are no part of flags
+            yield from _settings(value, "" if hidden else f"{prefix}{field.name}.")
+        elif "Positional" not in str(field.type):
+            yield prefix + field.name, value
+
+
+def recipes_like(name: str) -> str:
+    """A sentence on the recipes for an algorithm, a task or an environment of this name; empty if there are none."""
+    from lockstep.recipes import RECIPES
+
+    word = name.lower()
+    tasks = {recipe: make().env.id.lower().partition("-v")[0] for recipe, make in RECIPES.items()}
+    if found := [recipe for recipe, task in tasks.items() if word in (task, *recipe.split("-"))]:
+        what = f"{name} is not one recipe, but several" if len(found) > 1 else f"The recipe for {name} is {found[0]}"
+        listed = f": {', '.join(found)}" if len(found) > 1 else ""
+        return f"{what}{listed}. For example: lockstep train {found[0]}"
+    return _for_environment(name)
+
+
+def _for_environment(name: str) -> str:
+    """The same for an environment: the recipes for its kind of observations and actions."""
+    import gymnasium
+
+    from lockstep import envs
+    from lockstep.envs.base import EnvConfig
+    from lockstep.recipes import RECIPES
+
+    try:
+        seen, actions = envs.spaces(envs.resolve(EnvConfig(id=name)))
+    except SettingsError:
+        return ""
+    continuous = isinstance(actions, gymnasium.spaces.Box)
+    kind = "mujoco" if continuous else "atari" if len(seen.shape or ()) == 3 else "cartpole"
+    found = [recipe for recipe in RECIPES if recipe.endswith(kind)]
+    return (
+        f"{name} is an environment, not a recipe. Recipes for such observations and actions are {', '.join(found)}. "
+        f"For example: lockstep train {found[0]} --env.id {name}"
+    )

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from lockstep.cli.evaluate import EvalArguments
+from lockstep.cli.main import main
+from lockstep.cli.suggest import check_flags
+from lockstep.cli.train import TrainArguments
+from lockstep.recipes import RECIPES
+from lockstep.run import RunOptions
+from lockstep.settings import SettingsError
+from lockstep.settings_json import flat, to_json
+from lockstep.synonyms import _ROWS, meaning_of, synonyms
+
+NAMES = [name for _, names, *_ in _ROWS for name in names.split()]
+
+
+def test_synonyms_stand_for_settings_that_exist() -> None:
+    known = {path for recipe in RECIPES.values() for path in flat(to_json(recipe(), whole=True))}
+    known |= {
+        *RunOptions.__dataclass_fields__,
+        *TrainArguments.__dataclass_fields__,
+        *EvalArguments.__dataclass_fields__,
+    }
+    assert {setting for setting, *_ in _ROWS} - {""} <= known
+
+
+@pytest.mark.parametrize("recipe", ["ppo-cartpole", "impala-atari", "dqn-cartpole", "sac-mujoco", "mpc-pendulum"])
+def test_every_synonym_gets_an_answer(recipe: str) -> None:
+    arguments = TrainArguments(RECIPES[recipe]())
+    for name in NAMES:
+        if name == "horizon" and recipe == "mpc-pendulum":
+            continue
+        with pytest.raises(SettingsError, match=f"no setting --{name}"):
+            check_flags([[f"--{name}", "1"]], arguments)
+
+
+def test_what_an_algorithm_has_decides() -> None:
+    assert meaning_of("ent_coef", ["algorithm.entropy_coef"])[0].setting == "algorithm.entropy_coef"
+    assert meaning_of("ent_coef", ["algorithm.initial_temperature"])[0].setting == "algorithm.initial_temperature"
+    assert meaning_of("algorithm.lr", ["algorithm.learning_rate"])[0].setting == "algorithm.learning_rate"
+    assert meaning_of("clip-range", ["algorithm.batch_size"]) == [] != synonyms("clip-range")
+
+
+def test_a_setting_of_the_users_own_is_no_synonym() -> None:
+    arguments = TrainArguments(RECIPES["ppo-cartpole"]())
+    for flag in (
+        "--algorithm.no-anneal-clip",
+        "--algorithm.optimizer.eps",
+        "--no-tensorboard",
+        "--layout",
+        "--dry_run",
+    ):
+        check_flags([[flag]], arguments)
+    assert meaning_of("gamma", ["algorithm.gamma", "algorithm.discount"])[0].setting == "algorithm.gamma"
+
+
+def test_other_verbs_know_them_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["eval", "--run", "runs/a"], "write runs/a alone"),
+        (["eval", "runs/a", "--n-episodes", "3"], "--episodes"),
+        (["check-env", "CartPole-v1", "--num-envs", "3"], "--env.num-envs"),
+        (["resume", "runs/a", "--lr", "3"], "--lr would change what is learned"),
+        (["bench", "ppo-cartpole", "--gamma", "0.9"], "--algorithm.discount"),
+        (["sweep", "runs/s", "ppo-cartpole", "--gamma", "0.9,0.99"], "--algorithm.discount"),
+        (["sweep", "runs/s", "ppo-cartpole", "--search", "gamma=0.9,0.99"], "--algorithm.discount"),
+    ):
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err, arguments
