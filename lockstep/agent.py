@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,6 +107,13 @@ class Agent:
     def version(self, number: int) -> Version:
         """A copy of the present state, to collect with later."""
         return Version(number, self.flat.vector.detach().clone(), self.normalizers)
+
+    def not_finite(self) -> list[str]:
+        """Names of parameters, and of statistics that normalize, that are NaN or infinite."""
+        statistics = self.normalizers.state()
+        if all(math.isfinite(float(x.detach().sum())) for x in (self.flat.vector, *statistics.values())):
+            return []
+        return [name for name, x in {**self.flat.named(), **statistics}.items() if not x.isfinite().all()]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and normalizers, by name."""

@@ -43,6 +43,11 @@ class Job:
         return self.recorded or Clock.of(self.experiment)
 
     @property
+    def stops(self) -> bool:
+        """Whether numbers that are not finite end the run. A repetition goes as far as what it repeats."""
+        return self.recorded is None and self.options.on_nonfinite == "stop"
+
+    @property
     def collects_freely(self) -> bool:
         """Whether collectors wait for no learner: lag async, and not repeated from its record."""
         return self.experiment.scheme.free_running and self.recorded is None

@@ -74,6 +74,10 @@ class RunOptions:
     """Have evaluations take the most likely action, as published scores of SAC and MPO do, instead of drawing one."""
     eval_opponents: tuple[str, ...] = ()
     """Who plays the other agents in evaluations, as env.opponents has it; by default, who plays them in training."""
+    on_nonfinite: Literal["stop", "continue"] = "stop"
+    """What to do when an environment returns NaN or an infinity, or when learning has diverged: parameters are not
+    finite, or losses have not been for 5 iterations. stop ends the run with exit code 1, and names the environment or
+    the last finite checkpoint; continue warns once, and keeps that checkpoint. No effect on runs that stay finite."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
     tensorboard: bool = True

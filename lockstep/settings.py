@@ -25,6 +25,23 @@ T = TypeVar("T", bound=Any)
 class SettingsError(ValueError):
     """A user's mistake: says in one paragraph what was given, what is allowed and what to do."""
 
+    exit_code = 2
+    """Of a command that ends with it."""
+
+    def bare(self) -> SettingsError:
+        """The same for another process: without a user's own class, which may be unknown there."""
+        return next(kind for kind in (Diverged, NotFinite, SettingsError) if isinstance(self, kind))(str(self))
+
+
+class NotFinite(SettingsError):
+    """An environment returned, or learning led to, what is no finite number: the run would learn nothing from it."""
+
+    exit_code = 1
+
+
+class Diverged(NotFinite):
+    """Learning led to it, while what environments returned was finite."""
+
 
 def parse_count(text: str) -> int:
     """Read an integer that may use k, M, B or scientific notation: `10M`, `2.5M`, `100_000`, `1e6`."""

@@ -63,6 +63,7 @@ def train(
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
+        NotFinite: an environment returned NaN or an infinity, or learning has diverged; also a SettingsError.
         WorkerError: a worker process raised, died or stalled.
     """
     return launch(experiment, Layout.of(layout), RunOptions.of(options), stop_after=stop_after)
@@ -204,7 +205,7 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
         resumed = _begin(job, worker)
         done, counts = resumed.iteration, resumed.counts
         if group.rank == 0:
-            book = Book(job.folder, experiment, job.layout, options, worker, stop.alive, resumed)
+            book = Book(job.folder, experiment, job.layout, options, worker, stop.alive, resumed, stops=job.stops)
         stopped = False
         group.barrier()
         for iteration in clock.ticks(done, job.stop_after):
@@ -216,20 +217,22 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
                 time.sleep(job.layout.learner_delay)
             learned = worker.learn(iteration, arrivals)
             stopped, taken = worker.merge_statistics(arrivals, stop=stop.requested())
-            rollouts.publish(agent.version(iteration + 1))
+            lost = agent.not_finite()
+            if not (lost and job.stops):  # or learner 0 ends the run, below
+                rollouts.publish(agent.version(iteration + 1))
 
             counts["samples"] += taken * experiment.samples_per_rollout
             counts["updates"] += learned.updates
             done = iteration + 1
             reports = group.gather(report_of(worker, arrivals, learned, begin))
             if book is not None and reports is not None:
-                book.record(iteration, counts, learned, reports, time.perf_counter() - begin)
+                book.record(iteration, counts, learned, reports, time.perf_counter() - begin, lost)
                 book.evaluate(done)
             ended = stopped or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:
                 saved = group.gather(worker.save(job.folder.checkpoints, done))
                 if book is not None and saved is not None:
-                    book.finish_checkpoint(done, counts, saved)
+                    book.finish_checkpoint(done, counts, saved, finite=not lost)
             if ended:
                 break
             group.barrier()  # what learner 0 alone did since is no waiting of the next iteration
@@ -255,7 +258,7 @@ def _rollouts(job: Job, agent: Agent, seat: Seat, alive: Callable[[], None]) -> 
     slots = block(experiment.scheme.shards, group.size, group.rank)
     slabs = slabs_of(agent, slots, clock, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
     cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
-    return OwnRollouts(Collectors(agent, slabs, job.layout, alive, cuts), slots, clock, versions)
+    return OwnRollouts(Collectors(agent, slabs, job.layout, alive, cuts, stop=job.stops), slots, clock, versions)
 
 
 def _begin(job: Job, worker: Worker) -> Resumed:
@@ -283,7 +286,8 @@ def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> No
     clock = job.clock
     own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
     cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
-    collectors = Collectors(agent, collector_slabs(agent, link, link.index, clock), job.layout, alive, cuts)
+    slabs = collector_slabs(agent, link, link.index, clock)
+    collectors = Collectors(agent, slabs, job.layout, alive, cuts, stop=job.stops)
     end = CollectorEnd(agent, link, collectors, clock, free=job.collects_freely)
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
@@ -337,5 +341,5 @@ def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
     agent = Agent(job.experiment, device)
     shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
     slabs = slabs_of(agent, shards, job.clock, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
-    collectors = Collectors(agent, slabs, job.layout, _paced(alive, job.layout.jitter))
+    collectors = Collectors(agent, slabs, job.layout, _paced(alive, job.layout.jitter), stop=job.stops)
     return Collection(agent, collectors, compress=bool(job.layout.compress))

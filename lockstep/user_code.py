@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -34,7 +35,15 @@ def import_module(name: str) -> ModuleType:
     """Import a module, of the current folder too, or of one that look_for_files_in was told of."""
     for folder in (os.getcwd(), *filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep))):
         _import_from(folder)
-    return importlib.import_module(name)
+    with _abroad():
+        return importlib.import_module(name)
+
+
+def _abroad() -> AbstractContextManager[None]:
+    """What a user's module sets for the process holds for environments alone."""
+    from lockstep.envs.boundary import ABROAD  # which needs torch
+
+    return ABROAD.beginning(True)
 
 
 def _import_from(folder: str) -> None:
@@ -87,7 +96,8 @@ def load_file(path: str | Path) -> ModuleType:
     sys.modules[name] = module
     _import_from(str(path.parent))
     try:
-        loader.exec_module(module)
+        with _abroad():
+            loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

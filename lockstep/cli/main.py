@@ -95,7 +95,7 @@ def _run(arguments: list[str]) -> int:
         return getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))(rest)
     except SettingsError as error:
         complain(error)
-        return 2
+        return error.exit_code
     except (OSError, RuntimeError) as error:
         from lockstep.runtime.files import is_full
         from lockstep.runtime.supervisor import WorkerError

@@ -285,6 +285,7 @@ def report(result: Result, *, json: bool) -> int:
             say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
         if lost := RunFolder(result.run).diverged():
             say(f"diverged: {', '.join(lost)} ended as no finite number, and so, probably, did what was learned")
+            code = code or 1
         if result.stopped:
             command = f"lockstep resume {shlex.quote(str(result.run))}"
             say(f"stopped after {result.iterations:,} iterations; go on with: {command}")

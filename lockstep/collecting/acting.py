@@ -18,6 +18,7 @@ from lockstep.arrays import map_structure
 from lockstep.clock import Fill
 from lockstep.collecting.preemption import Preemption
 from lockstep.envs.base import ShardEnv
+from lockstep.envs.finite import Vigil, all_finite, floats, wrong_numbers
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
 from lockstep.rng import stream
@@ -55,6 +56,7 @@ class _Open:
             name: getattr(slab.whole, name).numpy() for name in ("start", "reward", "terminated", "truncated", "valid")
         }
         self.obs = map_structure(lambda leaf: leaf.numpy(), slab.whole.obs)
+        self.floats = floats(self.obs)
 
     def rows(self, t: int, seat: ShardSeat) -> Any:
         """A shard's observations at one step, to write into."""
@@ -68,7 +70,10 @@ class ActingBatch:
     that row alone, so padding replaces them.
     """
 
-    def __init__(self, agent: Agent, group: ActingGroup, slabs: list[Slab], make: Callable[[int], ShardEnv]) -> None:
+    def __init__(
+        self, agent: Agent, group: ActingGroup, slabs: list[Slab], make: Callable[[int], ShardEnv], vigil: Vigil
+    ) -> None:
+        self._vigil = vigil
         steps, size = agent.experiment.algorithm.rollout, group.size
         self._experiment = agent.experiment
         self._distribution = agent.model.distribution
@@ -100,6 +105,7 @@ class ActingBatch:
         """Start all environments from their first seeds."""
         for seat in self.seats:
             seat.env.reset(self._open.rows(-1, seat))
+            self._look_at_start(-1, seat, "at its start")
         self._open.slab.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
@@ -111,6 +117,7 @@ class ActingBatch:
             seat.last = -1
             if seat.env.reseed_due():
                 seat.env.reseed(self._open.rows(0, seat))
+                self._look_at_start(0, seat, f"when it was started afresh in rollout {lap + seat.offset}")
                 slab.whole.start[0, seat.rows] = True
                 seat.score[:], seat.length[:] = 0, 0
                 seat.return_carry.zero_()
@@ -137,6 +144,40 @@ class ActingBatch:
             self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
         self._exploring[seat.rows] = how.numbers.to(self._device)
 
+    def _look_at_start(self, t: int, seat: ShardSeat, when: str) -> None:
+        """Look for numbers that are not finite in observations that no step led to."""
+        obs = {name: x[t, seat.rows] for name, x in self._open.floats.items()}
+        for j, what in wrong_numbers(obs, None):
+            if not self._vigil.found:
+                self._vigil.report(seat.shard * seat.env.num_envs + j, what, when)
+
+    def _look(self, t: int, lap: int) -> None:
+        """Look for numbers that are not finite in what environments answered to a_{t-1}, one call for all."""
+        if self._vigil.found:
+            return
+        reward, obs = self._raw_rewards[t - 1], {name: x[t] for name, x in self._open.floats.items()}
+        if all_finite(reward) and all(map(all_finite, obs.values())):
+            return
+        steps, valid = self._experiment.algorithm.rollout, self._open.fields["valid"]
+        for seat in self.seats:
+            if 0 <= seat.last < t:
+                continue
+            of_seat = {name: x[seat.rows] for name, x in obs.items()}
+            for j, what in wrong_numbers(of_seat, reward[seat.rows]):
+                row, rollout = seat.rows.start + j, lap + seat.offset
+                if not self._open.slab.whole.action[t - 1, row].isfinite().all():
+                    continue  # it is no wonder
+                ends = np.flatnonzero(self._ended[: t - 1, row])
+                begun = int(ends[-1]) + 1 if len(ends) else 0
+                step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(seat.length[j]))
+                when = (
+                    f"in step {step} of its episode, which is its step {rollout * steps + t:,} of the run"
+                    if valid[t - 1, row]
+                    else f"at the start of an episode, which is its step {rollout * steps + t:,} of the run"
+                )
+                self._vigil.report(seat.shard * seat.env.num_envs + j, what, when)
+                return
+
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments."""
         slab, now = self._open.slab, slice(t, t + 1)
@@ -152,11 +193,13 @@ class ActingBatch:
             action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
         action_np = rollout.action[t].numpy()
+        if action_np.dtype.kind == "f" and not self._vigil.found and not all_finite(action_np):
+            self._vigil.acted()
         for seat in self.seats:
             if seat.last < 0:
                 seat.env.send(self._distribution.to_env(action_np[seat.rows]))
 
-    def receive(self, t: int) -> None:
+    def receive(self, t: int, lap: int) -> None:
         """Take what the environments answered to a_{t-1}: reward_{t-1} and obs_t."""
         fields, clip = self._open.fields, self._experiment.env.reward_clip
         for seat in self.seats:
@@ -171,6 +214,7 @@ class ActingBatch:
             np.logical_or(step.terminated, step.truncated, out=self._ended[t - 1, rows])
             np.logical_not(step.first, out=fields["valid"][t - 1, rows])
             np.logical_or(step.first, step.life_lost, out=fields["start"][t, rows])
+        self._look(t, lap)
 
     def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
         """Cut the rollouts that are to have t steps, before a_t is chosen. It still is, for the value of obs_t, but no

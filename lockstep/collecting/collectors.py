@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,18 +12,17 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent, Version
-from lockstep.arrays import named_leaves
 from lockstep.clock import Acting, Fill
 from lockstep.collecting.acting import ActingBatch, ShardSeat
 from lockstep.collecting.preemption import Preemption
 from lockstep.digests import structure_digests
 from lockstep.envs.base import ShardEnv
+from lockstep.envs.finite import Vigil
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.layout import Layout
 from lockstep.models.capture import Inference
 from lockstep.rng import stream
 from lockstep.runtime.graphs import Capture, cuda_graph
-from lockstep.runtime.output import tell
 from lockstep.storage.rollout import Rollout
 from lockstep.storage.slabs import Slabs
 
@@ -51,6 +48,8 @@ class Delivery:
     noise: int | None = None
     """The number by which the model's noise was drawn, where that is not this rollout's: shards that act together share
     it, and after a free-running run was resumed their rollouts need not have one number."""
+    not_finite: str = ""
+    """The first number of environments, since the process began, that was NaN or infinite: whose, and when."""
 
     @property
     def first_version(self) -> int:
@@ -70,10 +69,8 @@ class Collector:
         alive: called at every step: tells whoever watches this process that it makes progress.
         capture: makes CUDA graphs of acting.
         preemption: decides which rollouts are cut; by default none is.
+        vigil: what becomes of numbers of environments that are not finite; by default, an error.
     """
-
-    told: ClassVar[bool] = False
-    """Whether this process has warned that environments return values that are not finite."""
 
     def __init__(
         self,
@@ -85,8 +82,10 @@ class Collector:
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         preemption: Preemption | None = None,
+        vigil: Vigil | None = None,
     ) -> None:
         experiment = self._experiment = agent.experiment
+        self._vigil = vigil = vigil or Vigil(experiment.env.id)
         self._preemption = preemption
         self._model = agent.model.for_acting()
         self._actor = Inference(self._model, capture)
@@ -108,7 +107,7 @@ class Collector:
                 pool=pool,
             )
 
-        self._batches = [ActingBatch(agent, group, of_group, make) for group, of_group in slabs.groups]
+        self._batches = [ActingBatch(agent, group, of_group, make, vigil) for group, of_group in slabs.groups]
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds since they were last set to 0."""
 
@@ -156,7 +155,7 @@ class Collector:
             for batch in playing:
                 begin = time.perf_counter()
                 if t:
-                    batch.receive(t)
+                    batch.receive(t, lap)
                     if self._preemption is not None:
                         batch.preempt(t, lap, self._preemption)
                 received = time.perf_counter()
@@ -170,7 +169,7 @@ class Collector:
                     break
         for batch in self._batches:
             begin = time.perf_counter()
-            batch.receive(steps)
+            batch.receive(steps, lap)
             received = time.perf_counter()
             batch.finish(self._actor, bootstrap=self._bootstrap)
             self.times["env"] += received - begin
@@ -199,20 +198,10 @@ class Collector:
             moments = version.normalizers.rollout_sums(rollout[:cut], seat.return_carry)
             # Only now: the return in flight goes on, but what learns must bootstrap from the last observation.
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
-        self._look(rollout)
         digests = structure_digests(rollout)
-        return Delivery(shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise)
-
-    def _look(self, rollout: Rollout) -> None:
-        """Say it, once a process, if environments return what is no finite number: all that is learned becomes none."""
-        if not Collector.told and _finite(rollout.action) and not (_finite(rollout.reward) and _finite(rollout.obs)):
-            Collector.told = True
-            what = "an observation" if _finite(rollout.reward) else "a reward"
-            tell(
-                f"warning: env.id={self._experiment.env.id} returned {what} that is not finite (NaN or infinite), and "
-                "so will be all that is learned from it. Mend the environment, or replace such values in a wrapper.",
-                sys.stderr,
-            )
+        return Delivery(
+            shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise, self._vigil.found
+        )
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
         """Every shard with the acting batch that it sits in."""
@@ -244,10 +233,6 @@ class Collector:
         self._loaded = version.number
 
 
-def _finite(structure: Any) -> bool:
-    return all(bool(leaf.isfinite().all()) for _, leaf in named_leaves(structure) if leaf.is_floating_point())
-
-
 class Collectors:
     """All that one process collects with: one collector for all of its shards or, where each shard acts with versions
     of its own, one for each.
@@ -256,6 +241,7 @@ class Collectors:
         slabs: of each collector.
         layout: how environments are stepped.
         preemption: as for Collector.
+        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
     """
 
     def __init__(
@@ -265,7 +251,10 @@ class Collectors:
         layout: Layout,
         alive: Callable[[], None] = lambda: None,
         preemption: Preemption | None = None,
+        *,
+        stop: bool = True,
     ) -> None:
+        vigil = Vigil(agent.experiment.env.id, stop=stop)
         self._slabs = {shard: each for each in slabs for shard in each.shards}
         self._pool = None
         if layout.env_processes:
@@ -280,6 +269,7 @@ class Collectors:
                 alive=alive,
                 capture=capture,
                 preemption=preemption,
+                vigil=vigil,
             )
             for each in slabs
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,85 @@ from gymnasium import spaces
 from lockstep.envs.base import Observation
 from lockstep.models.observations import ACTION_MASK
 from lockstep.rng import derive_seed, stream
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
 
 _Write = Callable[[np.ndarray, np.ndarray], None]
 _COLORS = (1, 3, 4)
 """Channels that images have of themselves."""
+_LOOKS = 16
+"""Batches of single observations, the first ones, that are compared with the bounds of their space: at every step that
+would take as long as some environments' steps."""
+_FAR = 1e6
+"""How far beyond its bounds a number may be, in their widths: some more is common, and harms nothing."""
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
+
+
+class _Unfit(SettingsError):
+    """One observation of a batch is none of its space."""
+
+    def __init__(self, text: str, row: int = 0) -> None:
+        super().__init__(text)
+        self.row = row
+
+
+class _Entry:
+    """One entry of an observation, on its way from the environment."""
+
+    def __init__(self, key: str, path: tuple[str | int, ...], space: spaces.Space[Any], write: _Write) -> None:
+        self.key, self.path, self.space, self.write = key, path, space, write
+        self.name = f"observation {key!r}" if key else "observation"
+        self.shape = tuple(space.shape or ())
+        self.dtype: np.dtype[Any] | None = None
+        """Of the last batch, if that may be."""
+        whole = isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and space.dtype.kind in "biu")
+        self._kinds = "biu" if whole else "biuf"
+        self._told = False
+        """Whether it was said to be outside its bounds."""
+
+    def require_kind(self, batch: np.ndarray, values: list[Any]) -> None:
+        """Raise SettingsError unless a batch, of these values, has numbers of the kind that the space has."""
+        if batch.dtype.kind not in self._kinds:
+            kinds = [np.asarray(value).dtype.kind in self._kinds for value in values]
+            row = kinds.index(False) if False in kinds else 0
+            found = np.asarray(values[row])
+            raise _Unfit(
+                f"An {self.name} of the environment is of type {found.dtype}, as in {found.ravel().tolist()[:1]}, but "
+                f"its observation_space, {self.space}, says {self.space.dtype}. Mend the environment, or wrap it, so "
+                "that both agree.",
+                row,
+            )
+        self.dtype = batch.dtype
+
+    def compare(self, batch: np.ndarray, where: Callable[[int], str]) -> None:
+        """Say it, once, if numbers of a batch are beyond the bounds of the space.
+
+        Raises:
+            SettingsError: they are far beyond.
+        """
+        if isinstance(self.space, spaces.MultiBinary):
+            low, high = np.zeros(self.shape), np.ones(self.shape)
+        elif isinstance(self.space, spaces.Box):
+            low, high = self.space.low.astype(np.float64), self.space.high.astype(np.float64)
+        else:
+            return  # whose numbers are all looked at when they are written
+        x = batch.astype(np.float64)
+        with np.errstate(all="ignore"):  # infinite ones, too
+            beyond = np.nan_to_num(np.maximum(low - x, x - high), posinf=0)
+            beyond = np.maximum(beyond, 0) / np.where(np.isfinite(high - low), np.maximum(high - low, 1e-3), 1)
+        if not beyond.any():
+            return
+        row, *at = (int(i) for i in np.unravel_index(beyond.argmax(), beyond.shape))
+        value, least, most = batch[(row, *at)], low[tuple(at)], high[tuple(at)]
+        text = (
+            f"An {self.name} of the environment has {value:g}{f' at {at}' if at else ''}, but its observation_space "
+            f"goes from {least:g} to {most:g}{' there' if at else ''}."
+        )
+        if beyond[(row, *at)] > _FAR:
+            raise _Unfit(f"{text} Mend the environment, or wrap it, so that its observations lie inside.", row)
+        if not self._told:
+            self._told = True
+            tell(f"warning: {text} It was {where(row)}. Such observations are taken as they are.", sys.stderr)
 
 
 class ObservationWriter:
@@ -35,75 +109,82 @@ class ObservationWriter:
     """Of the written observations, for a single environment: a Box, or a Dict of Boxes."""
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
-        self._leaves: list[tuple[str, tuple[str | int, ...], tuple[int, ...], _Write]] = []
+        self._entries: list[_Entry] = []
+        self.looks = _LOOKS
+        """Batches of single observations that are still to be compared with the bounds."""
         converted: dict[str, spaces.Space[Any]] = {}
         for path, leaf in _leaves(space, ()):
             key = ".".join(map(str, path))
             if key in converted:
                 raise SettingsError(f"Two entries of the observation would be called {key!r}: rename one of them.")
             converted[key], write = _conversion(leaf, key)
-            self._leaves.append((key, path, tuple(leaf.shape or ()), write))
+            self._entries.append(_Entry(key, path, leaf, write))
         self._nested = isinstance(space, (spaces.Dict, spaces.Tuple))
         self.space = spaces.Dict(converted) if self._nested else converted[""]
 
     def write(self, obs: Any, out: Observation) -> None:
         """Convert a batch (arrays [B, ...], nested as the space is) into out."""
-        for key, path, shape, write in self._leaves:
+        for entry in self._entries:
             value = obs
-            for part in path:
+            for part in entry.path:
                 value = value[part]
-            if value.shape[1:] != shape:
-                value = _as_declared(key, value, shape)
-            write(value, out[key] if self._nested else out)
+            if value.shape[1:] != entry.shape:
+                value = _as_declared(entry, value)
+            entry.write(value, out[entry.key] if self._nested else out)
 
-    def write_list(self, observations: list[Any], out: Observation) -> None:
-        """Convert a list of B single observations into out."""
-        for key, path, shape, write in self._leaves:
+    def write_list(
+        self, observations: list[Any], out: Observation, where: Callable[[int], str] = lambda j: f"observation {j}"
+    ) -> None:
+        """Convert a list of B single observations into out; where: says which environment one comes from, and when."""
+        look, self.looks = self.looks > 0, max(0, self.looks - 1)
+        for entry in self._entries:
             try:
                 values = observations
-                for part in path:
+                for part in entry.path:
                     values = [value[part] for value in values]
                 array = np.array(values)
-                if array.shape[1:] != shape:
-                    array = _as_declared(key, array, shape)
-                write(array, out[key] if self._nested else out)
-            except SettingsError:
-                raise
-            except (LookupError, TypeError, ValueError) as error:
-                raise _unlike(key, path, shape, observations, error) from error
+                if array.dtype is not entry.dtype:
+                    entry.require_kind(array, values)
+                if array.shape[1:] != entry.shape:
+                    array = _as_declared(entry, array)
+                if look:
+                    entry.compare(array, where)
+                entry.write(array, out[entry.key] if self._nested else out)
+            except _Unfit as unfit:
+                raise SettingsError(f"{unfit} It was {where(unfit.row)}.") from unfit
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                unfit = _unlike(entry, observations, error)
+                raise SettingsError(f"{unfit} It was {where(unfit.row)}.") from error
 
 
-def _as_declared(key: str, batch: np.ndarray, declared: tuple[int, ...]) -> np.ndarray:
+def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
     """A batch in the shape that its space has; SettingsError unless they differ in axes of length 1 alone."""
-    found = batch.shape[1:]
+    found, declared = batch.shape[1:], entry.shape
     if [n for n in found if n != 1] != [n for n in declared if n != 1]:
-        where = f" {key!r}" if key else ""
-        raise SettingsError(
-            f"An observation{where} of the environment has the shape {found}, but its observation_space says "
-            f"{declared}. Mend the environment, or wrap it, so that both are equal."
+        raise _Unfit(
+            f"An {entry.name} of the environment has the shape {found}, but its observation_space says {declared}. "
+            "Mend the environment, or wrap it, so that both are equal."
         )
     return batch.reshape(len(batch), *declared)
 
 
-def _unlike(
-    key: str, path: tuple[str | int, ...], shape: tuple[int, ...], observations: list[Any], error: Exception
-) -> SettingsError:
+def _unlike(entry: _Entry, observations: list[Any], error: Exception) -> _Unfit:
     """What is wrong with observations that could not be written."""
-    where = f" {key!r}" if key else ""
-    found = f"cannot be read ({error})"
-    for value in observations:
+    for row, value in enumerate(observations):
+        found = ""
         try:
-            for part in path:
+            for part in entry.path:
                 value = value[part]
         except (LookupError, TypeError):
             entries = f"are {', '.join(map(str, value))}" if isinstance(value, dict) else f"is {value!r}"
             found = f"is missing: there {entries}"
-            break
-        with contextlib.suppress(ValueError):  # of a ragged list, which has no shape
-            if np.shape(value) != shape:
-                found = f"has the shape {np.shape(value)}, but its observation_space says {shape}"
-                break
-    return SettingsError(f"An observation{where} of the environment {found}. Mend the environment, or wrap it.")
+        else:
+            with contextlib.suppress(ValueError, RuntimeError):  # of a ragged list, which has no shape
+                if np.shape(value) != entry.shape:
+                    found = f"has the shape {np.shape(value)}, but its observation_space says {entry.shape}"
+        if found:
+            return _Unfit(f"An {entry.name} of the environment {found}. Mend the environment, or wrap it.", row)
+    return _Unfit(f"An {entry.name} of the environment cannot be read ({error}). Mend the environment, or wrap it.")
 
 
 def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
@@ -130,9 +211,10 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
             out[...] = x.reshape(len(out), -1)[:, column] == symbol
             lacking = np.flatnonzero(out.sum(-1) != sizes.size)  # a number that the space lacks is written as zeros
             if lacking.size:
-                raise SettingsError(
+                raise _Unfit(
                     f"An observation{where} of the environment is {x[lacking[0]]}, which its observation_space {space} "
-                    "does not contain. Mend the environment, or wrap it, so that it does."
+                    "does not contain. Mend the environment, or wrap it, so that it does.",
+                    int(lacking[0]),
                 )
 
         return _vector((symbol.size,)), one_hots

@@ -17,7 +17,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.envs.answers import BOOLS, NUMBERS, claim, flag, number, release
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
+from lockstep.envs.boundary import ABROAD
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
 from lockstep.extras import install_command
@@ -54,8 +56,9 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
     if render:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
-        with _unknown_options(config):
-            made = load_object(config.id.removeprefix(pettingzoo.PREFIX))(**options)
+        make = load_object(config.id.removeprefix(pettingzoo.PREFIX))
+        with _unknown_options(config), ABROAD.beginning(True):
+            made = make(**options)
         several = config.id.startswith(pettingzoo.PREFIX)
         if several == pettingzoo.has_agents(made) and (several or isinstance(made, gymnasium.Env)):
             return made
@@ -72,6 +75,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         with (
             warnings.catch_warnings(),
             _unknown_options(config),
+            ABROAD.beginning(True),
         ):  # whoever names an old version wants it, say to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
@@ -130,9 +134,6 @@ def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
     return frames, atari_protocol(ale.getFloat("repeat_action_probability"), frames, longest)
 
 
-_NUMBERS = (float, int, np.floating, np.integer)
-
-
 class GymShard(ShardEnv):
     """B gymnasium environments in a Python loop. Every episode starts from a seed of its own, and is truncated after
     `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
@@ -157,6 +158,7 @@ class GymShard(ShardEnv):
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
         """Who has terminated though the episode goes on, as an agent may while others play on."""
+        claim(self._envs, config.id)
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Make the environments; returns observation and action space."""
@@ -175,9 +177,14 @@ class GymShard(ShardEnv):
         self._steps[:] = 0
         self._log.clear()
         self._ended[:] = False
-        for j in range(0, self.num_envs, self._agents):
-            self._reset_one(j, self._seed(j))
-        self._writer.write_list(self._obs, out)
+        with ABROAD.beginning(True):
+            for j in range(0, self.num_envs, self._agents):
+                self._play_one(j, None)
+        self._writer.write_list(self._obs, out, self._where)
+
+    def examine(self) -> None:
+        """Compare every observation with the bounds of its space, and not only the first ones."""
+        self._writer.looks = sys.maxsize
 
     def _seed(self, j: int) -> int:
         """What the present episode of environment j begins from."""
@@ -204,11 +211,27 @@ class GymShard(ShardEnv):
         """Play one step of environment j, and of those that go with it; write what it earned and ended into step."""
         answer = self._envs[j].step(single_action(self.action_space, action, j))
         try:
-            self._obs[j], reward, step.terminated[j], step.truncated[j], _ = answer
+            self._obs[j], reward, terminated, truncated, _ = answer
         except (TypeError, ValueError):
             wanted = "(observation, reward, terminated, truncated, info)"
             raise _misanswered("step", answer, wanted) from None
-        step.reward[j] = reward if isinstance(reward, _NUMBERS) else _number(reward)
+        step.terminated[j] = terminated if isinstance(terminated, BOOLS) else flag("terminated", terminated)
+        step.truncated[j] = truncated if isinstance(truncated, BOOLS) else flag("truncated", truncated)
+        step.reward[j] = reward if isinstance(reward, NUMBERS) else number(reward)
+
+    def _play_one(self, j: int, step: StepResult | None) -> None:
+        """Play the present step of environment j, or begin its episode if there is none."""
+        try:
+            if step is None:
+                self._reset_one(j, self._seed(j))
+            else:
+                self._step_one(j, self._action, step)
+        except SettingsError as error:
+            where = self._where(j, 0 if step is None else int(self._steps[j]) + 1)
+            raise type(error)(f"{error} It was {where}.") from error
+        except Exception:
+            self._tell_where(j, first=step is None)
+            raise
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         parts = action if isinstance(action, tuple) else (action,)
@@ -218,19 +241,11 @@ class GymShard(ShardEnv):
     def recv(self, out: Observation) -> StepResult:
         step = self._nothing_yet()
         self._episode += step.first
-        for j in range(0, self.num_envs, self._agents):
-            try:
-                if step.first[j]:
-                    self._reset_one(j, self._seed(j))
-                else:
-                    self._step_one(j, self._action, step)
-            except SettingsError:
-                raise
-            except Exception:
-                self._tell_where(j, first=bool(step.first[j]))
-                raise
+        with ABROAD.beginning(bool(step.first.any())):
+            for j in range(0, self.num_envs, self._agents):
+                self._play_one(j, None if step.first[j] else step)
         self._steps = np.where(step.first, 0, self._steps + 1)
-        self._writer.write_list(self._obs, out)
+        self._writer.write_list(self._obs, out, self._where)
         cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
         cut |= self._steps == self._longest
         terminated = step.terminated | (cut & self._gone)
@@ -242,13 +257,21 @@ class GymShard(ShardEnv):
         """Say what an environment was doing that has raised an error."""
         actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
         doing = (
-            "when it was reset" if first else f"in step {self._steps[j] + 1} of an episode, upon {str(actions)[1:-1]}"
+            "when it was reset"
+            if first
+            else f"in step {self._steps[j] + 1} of an episode, upon {', '.join(map(str, actions))}"
         )
         tell(
             f"An environment raised an error {doing} (environment {self._seeds.first_index + j}; the episode's seed is "
             f"{self._seed(j)}):",
             sys.stderr,
         )
+
+    def _where(self, j: int, step: int | None = None) -> str:
+        """Which environment, and in which step of its episode: by default, that which it has made."""
+        step = int(self._steps[j]) if step is None else step
+        when = f"in step {step} of" if step else "at the start of"
+        return f"environment {self._seeds.first_index + j}, {when} an episode that begins from seed {self._seed(j)}"
 
     def _nothing_yet(self) -> StepResult:
         no = np.zeros((3, self.num_envs), np.bool_)
@@ -265,13 +288,14 @@ class GymShard(ShardEnv):
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
         ignored = self._nothing_yet()
-        for j in range(0, self.num_envs, self._agents):
-            self._reset_one(j, self._seed(j))
-            for action in actions[len(actions) - int(steps[j]) :]:
-                self._step_one(j, action, ignored)
-                alive()
+        with ABROAD.beginning(True):
+            for j in range(0, self.num_envs, self._agents):
+                self._reset_one(j, self._seed(j))
+                for action in actions[len(actions) - int(steps[j]) :]:
+                    self._step_one(j, action, ignored)
+                    alive()
         self._steps = steps
-        self._writer.write_list(self._obs, out)
+        self._writer.write_list(self._obs, out, self._where)
         return int(steps.sum())
 
     def render(self, index: int = 0) -> np.ndarray:
@@ -281,25 +305,18 @@ class GymShard(ShardEnv):
                 f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
                 "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
             )
-        return as_picture(env.render())
+        with ABROAD.beginning(True):
+            return as_picture(env.render())
 
     def close(self) -> None:
-        for env in self._envs:
-            try:
-                env.close()
-            except Exception as error:  # what was played counts all the same
-                tell(f"An environment could not be closed: {error!r}.", sys.stderr)
+        release(self._envs)
+        with ABROAD.beginning(True):
+            for env in self._envs:
+                try:
+                    env.close()
+                except Exception as error:  # what was played counts all the same
+                    tell(f"An environment could not be closed: {error!r}.", sys.stderr)
         self._envs = []
-
-
-def _number(reward: Any) -> float:
-    """A reward that may be [0.5], say."""
-    try:
-        return float(np.asarray(reward).item())
-    except (TypeError, ValueError):
-        raise SettingsError(
-            f"The environment returned the reward {reward!r}, which is no number. Mend the environment, or wrap it."
-        ) from None
 
 
 def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
@@ -317,10 +334,11 @@ def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log
 
 
 def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
-    """Environment j's action out of the batch, as its own step expects it."""
+    """Environment j's action out of the batch, of its space's type and its own to keep or to change."""
     if isinstance(space, spaces.Tuple):
         return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
     (x,) = parts
     if isinstance(space, spaces.Discrete):
-        return int(x[j])
-    return np.asarray(x[j], space.dtype).reshape(space.shape)  # also of an action that is a single number
+        return space.dtype.type(x[j])
+    # Copied, since environments may change what they are given, and reshaped, also where it is a single number.
+    return np.array(x[j], space.dtype).reshape(space.shape)

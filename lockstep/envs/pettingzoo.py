@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.envs import gym
+from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import EnvConfig, StepResult
 from lockstep.envs.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
@@ -192,10 +193,13 @@ class Match:
     def _count(self, rewards: dict[Any, Any], terminations: dict[Any, bool], truncations: dict[Any, bool]) -> None:
         for name in self._own:
             if name not in self._out:
-                self._reward[name] += float(rewards.get(name, 0.0))
+                reward = rewards.get(name, 0.0)
+                self._reward[name] += float(reward) if isinstance(reward, NUMBERS) else number(reward)
         for name in self._names:
-            if name not in self._out and (terminations.get(name) or truncations.get(name)):
-                self._out[name] = bool(terminations.get(name))
+            if name not in self._out:
+                terminated = _flag("terminations", terminations, name)
+                if terminated or _flag("truncations", truncations, name):
+                    self._out[name] = terminated
         self.over = all(name in self._out for name in self._own) or not self.env.agents
 
     def _seen(self, names: list[Any]) -> list[Any]:
@@ -246,6 +250,12 @@ def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
                 "file.py:make."
             )
     return found[0]
+
+
+def _flag(kind: str, flags: dict[Any, Any], name: Any) -> bool:
+    """What an environment says of one agent's end; those that it says nothing of play on."""
+    value = flags.get(name, False)
+    return bool(value) if isinstance(value, BOOLS) else flag(f"{kind}[{name!r}]", value)
 
 
 def _choices(space: spaces.Space[Any]) -> np.ndarray:

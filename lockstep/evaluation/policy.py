@@ -19,6 +19,7 @@ from lockstep import envs
 from lockstep.agent import below
 from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv, StepResult
+from lockstep.envs.finite import Vigil, all_finite, floats, wrong_numbers
 from lockstep.experiment import Experiment
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
@@ -101,6 +102,7 @@ class Player:
         max_steps: after which an episode is cut, for gymnasium alone; other libraries have limits of their own.
         normalizers: whose statistics the copy takes; None leaves it the model's own.
         render: prepare for render, for which B must be 1.
+        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Player:
         max_steps: int = sys.maxsize,
         normalizers: Normalizers | None = None,
         render: bool = False,
+        stop: bool = True,
     ) -> None:
         num_envs = envs.whole_matches(experiment.env, num_envs)
         config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=max_steps)
@@ -140,7 +143,11 @@ class Player:
         self._previous_reward = torch.zeros(1, num_envs) if previous else None
         self.output: ModelOutput | None = None
         """What the model said at the last step, [1, B, ...]."""
+        self._vigil, self._floats = Vigil(f"{config.id} ({purpose})", stop=stop), floats(self._rows)
+        self._steps = np.zeros(num_envs, np.int64)
+        """Of each episode."""
         self.env.reset(self._rows)
+        self._look(None)
 
     @property
     def inputs(self) -> tuple[Any, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -153,6 +160,8 @@ class Player:
         action = self._act()
         self.env.send(self._distribution.to_env(action.numpy()))
         step = self.env.recv(self._rows)
+        self._steps = np.where(step.first, 0, self._steps + 1)
+        self._look(step.reward, action)
         # For the agent a lost life starts an episode, just as in training.
         self._start[0] = torch.from_numpy(step.first | step.life_lost)
         if self._previous_action is not None and self._previous_reward is not None:
@@ -160,6 +169,16 @@ class Player:
             reward = np.clip(step.reward, -1.0, 1.0) if self._reward_clip else step.reward
             self._previous_reward[0] = torch.from_numpy(reward)
         return step
+
+    def _look(self, reward: np.ndarray | None, action: Tensor | None = None) -> None:
+        """Look for numbers that are not finite in what environments returned, unless they were given such an action."""
+        if self._vigil.found or all(map(all_finite, [*self._floats.values(), *([] if reward is None else [reward])])):
+            return
+        if action is not None and not action.isfinite().all():
+            return
+        j, what = next(wrong_numbers(self._floats, reward))
+        n = self._steps[j]
+        self._vigil.report(j, what, f"in step {n} of its episode" if n else "at the start of an episode")
 
     def _act(self) -> Tensor:
         out, self._state = self._actor(*self.inputs)

@@ -18,7 +18,7 @@ from lockstep.evaluation.statistics import Interval, bootstrap_interval, readabl
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
-from lockstep.run import check_episodes
+from lockstep.run import RunFolder, check_episodes
 from lockstep.runtime.machine import cores
 from lockstep.runtime.numerics import settled
 from lockstep.runtime.output import tell
@@ -111,6 +111,7 @@ def evaluate(
 
     Raises:
         SettingsError: there is no such run or checkpoint, or a number is out of range.
+        NotFinite: an environment returned NaN or an infinity, and the run was not to continue upon that either.
     """
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
@@ -128,6 +129,7 @@ def evaluate(
             max_steps=max_steps,
             opponents=resolved(policy.experiment.env, opponents),
             threads=cores(),
+            stop=RunFolder.open(run).options().on_nonfinite == "stop",
         )
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
     trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
@@ -150,6 +152,7 @@ def evaluate_policy(
     threads: int = 1,
     normalizers: Normalizers | None = None,
     alive: Callable[[], None] = lambda: None,
+    stop: bool = True,
 ) -> Evaluation:
     """Play whole episodes with a model as it is now; nothing of the training that goes on is touched.
 
@@ -162,6 +165,7 @@ def evaluate_policy(
         threads: that step the environments; changes no result.
         normalizers: whose statistics the policy takes; None leaves it those that it has.
         alive: called at every step, to tell whoever watches this process that it makes progress.
+        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
         For the others see evaluate.
     """
     check_episodes(episodes, "--episodes")
@@ -192,6 +196,7 @@ def evaluate_policy(
         max_steps=longest,
         threads=threads,
         normalizers=normalizers,
+        stop=stop,
     )
     count = player.env.num_envs
     scores = np.zeros(episodes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from lockstep.learning.learner import Applied, LearningReport
 from lockstep.learning.worker import Worker
 from lockstep.ledger import Ledger, ledger_head
 from lockstep.records import rows
+from lockstep.records.divergence import Divergence
 from lockstep.records.lags import Lags
 from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
@@ -98,7 +99,10 @@ class Book:
         worker: Worker,
         alive: Callable[[], None],
         resumed: Resumed,
+        *,
+        stops: bool = True,
     ) -> None:
+        """stops: whether the run ends once numbers are not finite."""
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
         self._worker, self._alive = worker, alive
         self._damage: str | None = None
@@ -108,6 +112,9 @@ class Book:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
             self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)
         self._lags = Lags(experiment)
+        self._divergence, self._stops = Divergence(folder, stop=stops), stops
+        self._blame = ""
+        """What environments returned that was not finite."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
 
     def score(self) -> float | None:
@@ -121,8 +128,16 @@ class Book:
         learned: LearningReport,
         reports: list[WorkerReport],
         seconds: float,
+        lost: Sequence[str] = (),
     ) -> None:
-        """Write one iteration's metrics and its line of the ledger."""
+        """Write one iteration's metrics and its line of the ledger.
+
+        Args:
+            lost: names of parameters and statistics that are not finite since.
+
+        Raises:
+            NotFinite: learning has diverged, and the run shall stop.
+        """
         agent = self._worker.agent
         deliveries: dict[int, list[Delivery]] = {}
         gradients: dict[int, str] = {}
@@ -153,6 +168,7 @@ class Book:
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
             }
         )
+        self._blame = self._blame or next((delivery.not_finite for delivery in acted if delivery.not_finite), "")
         spent = [times for report in reports for times in report.times]
         times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
         self._recorder.record(
@@ -167,8 +183,10 @@ class Book:
                 seconds=seconds,
                 lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
                 waits=_waits(reports, self._layout),
+                blame=self._blame,
             )
         )
+        self._divergence.look(iteration + 1, learned.metrics, lost, self._blame)
 
     def evaluate(self, iterations: int) -> None:
         """Score the current version on environments of its own, if it is time to."""
@@ -182,14 +200,17 @@ class Book:
                 opponents=options.eval_opponents,
                 normalizers=agent.normalizers,
                 alive=self._alive,
+                stop=self._stops,
             )
             self._recorder.evaluation(iterations, evaluation)
 
-    def finish_checkpoint(self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]]) -> None:
-        """Complete a checkpoint whose parts all processes have written."""
+    def finish_checkpoint(
+        self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]], *, finite: bool = True
+    ) -> None:
+        """Complete a checkpoint whose parts all processes have written; finite: whether its parameters are."""
         self._ledger.sync()  # a checkpoint relies on the ledger up to it
         metrics = {**self._recorder.seal(), **({"damage": self._damage} if self._damage else {})}
-        best = self._recorder.mark_best()
+        best = finite and self._recorder.mark_best()
         checkpoint.finish(
             self._folder.checkpoints,
             iterations,
@@ -197,6 +218,7 @@ class Book:
             {"counts": dict(counts), "recorder": self._recorder.state(), "metrics": metrics},
             keep=self._options.keep_checkpoints,
             best=best,
+            finite=finite,
         )
         self._folder.checkpointed.touch()
         self._recorder.message(f"checkpoint {iterations:08d}")

@@ -58,6 +58,8 @@ class IterationReport:
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
     own."""
+    blame: str = ""
+    """What environments returned that was not finite, if they did."""
 
 
 class _Sink(Protocol):
@@ -249,9 +251,13 @@ class Recorder:
         bad = {name for name, value in learned.items() if not math.isfinite(value)} - self._not_finite
         if bad:
             self._not_finite |= bad
+            cause = (
+                f"probably since {report.blame}."
+                if report.blame
+                else "a lower --algorithm.learning-rate or --algorithm.max-grad-norm usually helps."
+            )
             self.message(
-                f"Iteration {report.iteration}: {', '.join(sorted(bad))} is not finite. Learning has diverged: a lower "
-                "--algorithm.learning-rate or --algorithm.max-grad-norm usually helps."
+                f"Iteration {report.iteration}: {', '.join(sorted(bad))} is not finite. Learning has diverged: {cause}"
             )
 
 

@@ -130,6 +130,7 @@ def finish(
     *,
     keep: int,
     best: bool = False,
+    finite: bool = True,
 ) -> Path:
     """Complete a checkpoint from what write_part returned; delete all but the newest `keep` and the best.
 
@@ -139,6 +140,7 @@ def finish(
     Args:
         meta: JSON values of the run as a whole.
         best: whether this is the run's best so far, which is kept until a better one is recorded.
+        finite: whether its parameters are; as long as they are not, the newest one whose parameters are is kept, too.
     """
     assert keep >= 1, "the checkpoint just written is always kept"
     partial, final = directory / f".partial-{_folder(iteration)}", directory / _folder(iteration)
@@ -151,6 +153,7 @@ def finish(
         "parts": [dict(part) for part in parts],
         "meta": dict(meta),
         "best": best,
+        **({} if finite else {"finite": False}),
     }
     write_whole(partial / _MANIFEST, _sealed(manifest))
     sync(partial)
@@ -159,9 +162,9 @@ def finish(
     os.rename(partial, final)
     sync(directory)
     older = [path for path in list_checkpoints(directory) if int(path.name) <= iteration]
-    kept = _best(older)
+    kept = (_best(older), None if finite else newest_finite(directory))
     for path in older[:-keep]:
-        if path != kept:
+        if path not in kept:
             os.rename(path, directory / f".removing-{path.name}")
     _sweep(directory)
     return final
@@ -362,6 +365,15 @@ def best_iteration(directory: str | os.PathLike[str]) -> int | None:
     """The iteration of the checkpoint with the best score, None if there is none that is intact."""
     path = _best(list_checkpoints(directory))
     return None if path is None else int(path.name)
+
+
+def newest_finite(directory: Path) -> Path | None:
+    """The newest checkpoint whose parameters are finite, None if there is none that is intact."""
+    for path in reversed(list_checkpoints(directory)):
+        with contextlib.suppress(_Damage):
+            if _unsealed(path / _MANIFEST).get("finite", True):
+                return path
+    return None
 
 
 def _best(paths: list[Path]) -> Path | None:

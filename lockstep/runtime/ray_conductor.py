@@ -265,7 +265,7 @@ class Conductor:
 
     def _fail(self, name: str, error: Any) -> None:
         if isinstance(error.cause, SettingsError):
-            raise SettingsError(str(error.cause))
+            raise error.cause.bare()
         raise WorkerError(f"{name} failed:\n{_COLOR.sub('', str(error))}")
 
     def _started(self, ref: Any) -> None:

@@ -316,7 +316,7 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
                     if kind == "mistake":
-                        raise SettingsError(value)
+                        raise value
                     if kind == "result":
                         results[rank] = value
                     else:
@@ -364,7 +364,7 @@ def _first_cause(
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
                     if kind == "mistake":
-                        raise SettingsError(value)
+                        raise value
                     (failures if kind == "error" else results)[rank] = value  # a result: the others let it end well
                     continue
             if not process.is_alive():
@@ -379,10 +379,10 @@ def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: St
     ended."""
     telling = threading.Lock()
 
-    def end(kind: str, text: str) -> None:
+    def end(kind: str, what: str | SettingsError) -> None:
         telling.acquire()  # and keep it: the first to come has the last word
         with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
-            pipe.send((kind, text))
+            pipe.send((kind, what))
             pipe.close()
         sys.stdout.flush()
         os._exit(1)
@@ -397,6 +397,6 @@ def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: St
         pipe.close()
         group.close()
     except SettingsError as error:
-        end("mistake", str(error))
+        end("mistake", error.bare())
     except BaseException:
         end("error", "failed:\n" + traceback.format_exc())

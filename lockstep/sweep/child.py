@@ -16,6 +16,7 @@ from typing import Any
 from lockstep.runtime import children
 from lockstep.runtime.files import is_full
 from lockstep.runtime.output import tell
+from lockstep.settings import Diverged
 from lockstep.sweep.queue import Entry, Outcome, Queue
 
 INTERRUPTED = 130
@@ -79,6 +80,10 @@ def run_entry(queue: Queue, name: str) -> int:
                 queue.end(name, ended)
             except KeyboardInterrupt:
                 return INTERRUPTED
+            except Diverged as error:  # as bad settings do, among which a search is to find the good ones
+                ended = Outcome("stopped", reason=str(error))
+                tell(ended.reason, sys.stderr)
+                queue.end(name, ended)
             except Exception as error:  # but not SystemExit, by which a job of Slurm's that is queued again leaves
                 ended = Outcome("failed", reason=_explained(error))
                 tell(ended.reason, sys.stderr)

@@ -102,7 +102,8 @@ def test_state_that_checkpoints_would_lose_is_told(own: list[str], capsys: pytes
 def test_a_run_that_diverged_says_so_at_its_end(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(own) == 0
     assert "diverged" not in capsys.readouterr().out
-    assert main([*own, "--algorithm.broken", "--eval-every", "1", "--eval-episodes", "1"]) == 0
+    broken = [*own, "--algorithm.broken", "--eval-every", "1", "--eval-episodes", "1"]
+    assert main([*broken, "--on-nonfinite", "continue"]) == 1
     said = capsys.readouterr().out
     assert "diverged: loss/" in said and said.splitlines()[-1].startswith("digest: ")
 

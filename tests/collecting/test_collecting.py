@@ -15,7 +15,8 @@ from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.clock import Clock
 from lockstep.collecting.collectors import Collector, Collectors, Delivery
-from lockstep.envs.base import ShardEnv, StepResult
+from lockstep.envs.base import EnvConfig, ShardEnv, StepResult
+from lockstep.envs.finite import Vigil
 from lockstep.experiment import NormalizeConfig
 from lockstep.handover.rollouts import slabs_of
 from lockstep.runtime.shared import PrivateArena
@@ -121,13 +122,24 @@ def test_times_are_told_once() -> None:
 
 
 def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Collector, "told", False)
-    of: Any = SimpleNamespace(_experiment=SimpleNamespace(env=SimpleNamespace(id="Own-v0")))
-    nan, zero = torch.full((1,), torch.nan), torch.zeros(1)
-    diverged, wrong = (SimpleNamespace(action=action, reward=nan, obs=zero) for action in (nan, zero))
-    Collector._look(of, diverged)  # type: ignore[arg-type]
-    assert capsys.readouterr().err == ""
-    Collector._look(of, wrong)  # type: ignore[arg-type]
-    assert "Own-v0 returned a reward" in capsys.readouterr().err
+    base = recipes.sac_mujoco()
+    settings = base.replace(env=EnvConfig("Pendulum-v1", num_envs=2, adapter="gymnasium"), scheme=Scheme(shards=1))
+    agent = Agent(settings)
+    monkeypatch.setattr("lockstep.envs.make", lambda *_, **__: Scripted([([np.nan, 1.0], "..")] * 100))
+    (slabs,) = slabs_of(agent, range(1), Clock.of(settings), PrivateArena(), ahead=False)
+
+    def found(lost: float) -> str:
+        collector = Collector(agent, slabs, vigil=(vigil := Vigil("Own-v0", stop=False)))
+        version = agent.version(0)
+        collector.reset()
+        monkeypatch.setattr(collector._model.distribution, "to_env", lambda action: action)
+        for distribution in {type(collector._model.distribution)}:
+            for name in ("uniform", "explore"):
+                monkeypatch.setattr(distribution, name, lambda *_, **__: torch.full((2, 1), lost))
+        collector.collect(0, lambda t: version)
+        return vigil.found
+
+    assert found(torch.nan) == ""
+    assert "environment 0 of env.id=Own-v0 returned the reward nan in step 1" in found(0.0)

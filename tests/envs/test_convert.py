@@ -141,7 +141,7 @@ GOOD = {"image": np.zeros((4, 4, 3), np.uint8), "vector": np.zeros(2, np.float32
         ({**GOOD, "image": np.zeros((4, 4), np.uint8)}, r"'image' .* has the shape \(4, 4\).*says \(4, 4, 3\)"),
         ({"image": GOOD["image"]}, "'vector' of the environment is missing: there are image"),
         (None, "'image' of the environment is missing: there is None"),
-        ({**GOOD, "image": np.zeros((4, 4, 3))}, "'image' of the environment cannot be read .*float64.*uint8"),
+        ({**GOOD, "image": np.zeros((4, 4, 3))}, "'image' of the environment is of type float64.*uint8.*observation 1"),
         ({**GOOD, "vector": [[0.0], [1.0, 2.0]]}, "'vector' of the environment cannot be read .*inhomogeneous"),
         ({**GOOD, "vector": [0.0, "x"]}, "'vector' of the environment cannot be read .*could not convert"),
     ],

@@ -128,7 +128,7 @@ def test_what_had_diverged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     base = recipes.ppo_cartpole()
     algorithm = dataclasses.replace(base.algorithm, learning_rate=1e30, max_grad_norm=1e30)
     settings = base.replace(algorithm=algorithm, total_steps=2 * base.samples_per_iteration)
-    train(settings, options=RunOptions(run=str(tmp_path / "run"), **QUIET))
+    train(settings, options=RunOptions(run=str(tmp_path / "run"), on_nonfinite="continue", **QUIET))
     evaluate(tmp_path / "run", episodes=1, checkpoint=2)
     assert "had diverged by then" in capsys.readouterr().err
 
