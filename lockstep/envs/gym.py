@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
+from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
@@ -281,12 +282,8 @@ class GymShard(ShardEnv):
         return np.asarray(env.render(), np.uint8)
 
     def close(self) -> None:
-        for env in self._envs:
-            try:
-                env.close()
-            except Exception as error:  # what was played counts all the same
-                tell(f"An environment could not be closed: {error!r}.", sys.stderr)
-        self._envs = []
+        envs, self._envs = self._envs, []
+        close_all(envs)
 
 
 def _number(reward: Any) -> float:
