@@ -18,7 +18,7 @@ import tyro
 from rich.text import Text
 
 from lockstep.runtime import children
-from lockstep.runtime.output import Explained, PatientConsole
+from lockstep.runtime.output import Explained, PatientConsole, keeping_streams
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -155,13 +155,14 @@ def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> Setting
 def progress_to_stderr(when: bool = True) -> Iterator[None]:
     """Send everything that is printed, here and by worker processes, to standard error: --json leaves only JSON."""
     if not when:
-        yield
+        with keeping_streams():
+            yield
         return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), keeping_streams():
             yield
     finally:
         sys.stdout.flush()

@@ -102,8 +102,12 @@ def handling_stops(handle: Callable[[int, dict[int, Any]], None], *, ctrl_c: boo
 
 def forget_terminal() -> None:
     """Print no more to a terminal, which may be gone: that would raise."""
+    descriptors = {1, 2}
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            descriptors.add(stream.fileno())
     with open(os.devnull, "wb") as nowhere:
-        for descriptor in (1, 2):
+        for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                     os.dup2(nowhere.fileno(), descriptor)

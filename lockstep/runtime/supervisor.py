@@ -23,7 +23,7 @@ from lockstep.runtime import children, machine
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import CONSEQUENCES, MEETING, GlooGroup, Group
 from lockstep.runtime.local import Ends, LocalGroup, join
-from lockstep.runtime.output import tell
+from lockstep.runtime.output import own_streams, tell
 from lockstep.settings import SettingsError
 from lockstep.tree import partners
 
@@ -378,6 +378,7 @@ def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: St
     """A process of a run, which has so many cores: learns what to do, joins the others, works, and tells how it
     ended."""
     telling = threading.Lock()
+    own_streams()
 
     def end(kind: str, text: str) -> None:
         telling.acquire()  # and keep it: the first to come has the last word
