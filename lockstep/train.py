@@ -8,7 +8,6 @@ collect() is what a collector runs that has a process of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import sys
 import time
@@ -88,9 +87,8 @@ def launch(
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
         check_model(experiment, begun_with, new=here)
-    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with))
-    if recorded is not None:
-        (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
+    repeats = None if recorded is None else recorded.origin
+    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
     with _writing(folder, layout):
         return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
 
