@@ -160,7 +160,7 @@ def work(job: Job, seat: Seat, stop: StopRequest) -> Result | None:
     device = job.layout.device_of(role, index)
     with settled(job.experiment.torch_threads, device):
         agent = Agent(job.experiment, device)
-        return learn(job, agent, seat, stop, alive) if link is None else collect(job, agent, link, alive)
+        return learn(job, agent, seat, stop, alive) if link is None else collect(job, agent, link, stop, alive)
 
 
 def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
@@ -191,6 +191,7 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
             book = Book(job.folder, experiment, job.layout, options, worker, stop.alive, resumed)
         stopped = False
         group.barrier()
+        stop.begin()
         for iteration in clock.ticks(done, job.stop_after):
             begin = time.perf_counter()
             group.waited = rollouts.waited = 0.0
@@ -261,7 +262,7 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     return Resumed(saved.iteration, dict(saved.meta["counts"]), {**saved.meta["recorder"], "restored": restored})
 
 
-def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> None:
+def collect(job: Job, agent: Agent, link: Link, stop: StopRequest, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
     clock = job.clock
     own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
@@ -270,7 +271,7 @@ def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> No
     end = CollectorEnd(agent, link, collectors, clock, free=job.collects_freely)
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
-        begin = end.start(saved)
+        begin = end.start(saved, stop.begin)
         with contextlib.suppress(RunEnded):
             if job.collects_freely:
                 _collect_freely(end, collectors, refresh=job.experiment.scheme.refresh == "step")

@@ -173,13 +173,16 @@ def progress_to_stderr(when: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
     """Have SIGTERM, and a terminal that is closed, end a command as Ctrl-C does: with nothing left behind."""
+    requests, ended = children.Requests(), False
 
-    def end(number: int, before: dict[int, Any]) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
-        raise Explained(128 + number)
+    def end(number: int) -> None:
+        nonlocal ended
+        insists = requests.insists(number)
+        if insists or not ended:  # else cleaning up is not to be interrupted
+            ended = True
+            raise Explained(128 + number)
 
-    with children.handling_stops(end, ctrl_c=False):
+    with children.handling_stops(end, ctrl_c=False), children.ending_for_certain(lambda n: n == signal.SIGTERM):
         yield
 
 

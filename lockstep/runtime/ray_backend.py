@@ -40,6 +40,7 @@ def run_ray(work: Work, job: Job) -> Result:
     from lockstep.records.resumption import resumable
 
     stop, losses = StopRequest(), 0
+    stop.begin()  # this process does not know when its actors do
     told = dataclasses.replace(
         job,
         folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
