@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shlex
+import socket
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Literal
 from lockstep import envs
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
-from lockstep.runtime.files import locked_within, read_objects, set_aside, write_whole, writing
+from lockstep.runtime.files import locked, open_in, read_objects, set_aside, write_whole, writing
 from lockstep.runtime.machine import cores
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values, require
@@ -36,6 +37,7 @@ _NAMED = 5
 """Runs that are named to who named none."""
 _GLANCE = 0.5
 """Seconds that a sweep's look at whether the run is going on may keep it locked."""
+_WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
 _FACTS: dict[str, type] = {
     "layout": str,
     "command": str,
@@ -139,7 +141,7 @@ class RunFolder:
     @property
     def weights(self) -> Path:
         """What a run with a warm start began with."""
-        return self.path / "weights.safetensors"
+        return self.path / _WEIGHTS
 
     @property
     def checkpoints(self) -> Path:
@@ -155,9 +157,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @staticmethod
-    def create(experiment: Experiment, layout: Layout, options: RunOptions, weights: bytes = b"") -> RunFolder:
+    def create(
+        experiment: Experiment, layout: Layout, options: RunOptions, weights: bytes = b"", repeats: str | None = None
+    ) -> RunFolder:
         """Make a new folder and write experiment.json and run.json into it, and what the run begins with, if that is
-        another run's.
+        another run's, and which run it repeats, if it does. A folder whose making was cut short is taken over.
 
         Raises:
             SettingsError: the folder that the options name exists and holds something.
@@ -176,17 +180,21 @@ class RunFolder:
         }
         with writing(options.run or "runs"):
             folder = RunFolder(_new_folder(experiment, options.run))
-            folder.checkpoints.mkdir()
-            try:
-                if weights:
-                    write_whole(folder.weights, weights)
-                _write_json(folder.path / "run.json", facts)
-                _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
-            except OSError:
-                folder.checkpoints.rmdir()  # with what is in it the folder could be neither resumed nor used again
-                for written in (folder.path / "run.json", folder.weights):
-                    written.unlink(missing_ok=True)
-                raise
+            with folder.locked(warn=False):
+                require_empty(str(folder.path))  # since another process may have made a run of it meanwhile
+                folder.checkpoints.mkdir(exist_ok=True)
+                try:
+                    for name, known in ((_WEIGHTS, weights), (_REPLAY, _json({"of": repeats}) if repeats else b"")):
+                        (folder.path / name).unlink(missing_ok=True)  # of a run that was not begun
+                        if known:
+                            write_whole(folder.path / name, known)
+                    _write_json(folder.path / "run.json", facts)
+                    _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
+                except OSError:
+                    folder.checkpoints.rmdir()  # with what is in it the folder could be neither resumed nor used again
+                    for name in ("run.json", _WEIGHTS, _REPLAY):
+                        (folder.path / name).unlink(missing_ok=True)
+                    raise
         return folder
 
     @staticmethod
@@ -198,6 +206,15 @@ class RunFolder:
         """
         path = Path(path)
         if not is_run(path):
+            if is_unfinished(path):
+                command = None
+                with contextlib.suppress(SettingsError):
+                    command = RunFolder(path).facts().get("command")
+                again = f": {command}" if command else "."
+                raise SettingsError(
+                    f"{path} is the folder of a run that was ended before it began: there is nothing to resume. Repeat "
+                    f"the command that began it, which takes this folder{again}"
+                )
             what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
             near = path if path.is_dir() else path.parent
             if (near / "queue").is_dir():
@@ -245,26 +262,58 @@ class RunFolder:
         return RunOptions(**{**options, "run": str(self.path)})
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, warn: bool = True) -> Iterator[None]:
         """Keep other processes from writing this run at the same time. The lock goes with the process.
+
+        warn: if the file system has no locks.
 
         Raises:
             RunBusy: another process is writing it.
         """
         with writing(self.path):
-            opened = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
-        with opened as file:
+            opened = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+        with contextlib.ExitStack() as held:
+            file = held.enter_context(opened)
+            mine = True
             try:
-                busy = not locked_within(file.fileno(), _GLANCE)
+                mine = held.enter_context(locked(file, _GLANCE))
             except OSError as error:  # a file system without locks
-                busy = False
-                tell(f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.", sys.stderr)
-            if busy:
-                raise RunBusy(
-                    f"{self.path} is being trained by another process. Wait until it has ended, or stop it with "
-                    "Ctrl-C or SIGTERM, before resuming the run."
-                )
+                if warn:
+                    tell(
+                        f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.",
+                        sys.stderr,
+                    )
+            if not mine:
+                file.seek(0)
+                raise RunBusy(f"{self.path} is being trained by another process{self._holder(file.read())}")
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                file.truncate(0)
+                file.write(f"{os.getpid()} {socket.gethostname()}\n")
+                file.flush()
             yield
+
+    def _holder(self, noted: str) -> str:
+        """Which process holds the lock, and what to do about it, as it noted it itself."""
+        number, _, host = noted.strip().partition(" ")
+        advice = ". Wait until it has ended, or stop it with Ctrl-C or SIGTERM, before resuming the run."
+        if not number.isdecimal():
+            return advice
+        if host != socket.gethostname():
+            return f", {number} on {host}{advice}"
+        if Path("/proc", number).exists():
+            return f", {number}{advice}"
+        left = (
+            ", ".join(str(process) for process in open_in(self._lock) if process != os.getpid())
+            or "unknown to this one"
+        )
+        return (
+            f": {number}, which trained it, has ended, but left behind a process that holds the lock ({left}). End "
+            "that before resuming the run."
+        )
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
 
     def facts(self) -> dict[str, Any]:
         """run.json: layout, options, command, versions and machine of the start, and of each time it was resumed."""
@@ -407,10 +456,20 @@ def is_run(folder: Path) -> bool:
     return (folder / "experiment.json").is_file()
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether the making of a run's folder was cut short, so that nothing but its beginnings lies in it."""
+    made = ("checkpoints", "run.json", _WEIGHTS, _REPLAY)
+    known = {*made, ".lock", *(f".{name}.partial" for name in (*made, "experiment.json"))}
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "checkpoints" not in found:
+        return found == {".lock"}
+    return found <= known and not any((folder / "checkpoints").iterdir())
+
+
 def require_empty(requested: str) -> None:
     """Raise SettingsError unless a run can be made in a folder."""
     path = Path(requested)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not (path.is_dir() and (not any(path.iterdir()) or is_unfinished(path))):
         advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or " if is_run(path) else ""
         raise SettingsError(
             f"--run {requested} exists and is not empty. Nothing was overwritten: {advice}choose another folder."
@@ -437,4 +496,8 @@ def _new_folder(experiment: Experiment, requested: str | None) -> Path:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_whole(path, _json(value))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

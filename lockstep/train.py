@@ -8,7 +8,6 @@ collect() is what a collector runs that has a process of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import sys
 import time
@@ -90,9 +89,8 @@ def launch(
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
         check_model(experiment, begun_with, new=here)
-    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with))
-    if recorded is not None:
-        (folder.path / "replay.json").write_text(json.dumps({"of": recorded.origin}) + "\n", encoding="utf-8")
+    repeats = None if recorded is None else recorded.origin
+    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
     try:
         with _writing(folder, layout):
             return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
@@ -177,7 +175,7 @@ def work(job: Job, seat: Seat, stop: StopRequest) -> Result | None:
     device = job.layout.device_of(role, index)
     with settled(job.experiment.torch_threads, device):
         agent = Agent(job.experiment, device)
-        return learn(job, agent, seat, stop, alive) if link is None else collect(job, agent, link, alive)
+        return learn(job, agent, seat, stop, alive) if link is None else collect(job, agent, link, stop, alive)
 
 
 def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
@@ -208,6 +206,7 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
             book = Book(job.folder, experiment, job.layout, options, worker, stop.alive, resumed, stops=job.stops)
         stopped = False
         group.barrier()
+        stop.begin()
         for iteration in clock.ticks(done, job.stop_after):
             begin = time.perf_counter()
             group.waited = rollouts.waited = 0.0
@@ -281,7 +280,7 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
 
 
-def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> None:
+def collect(job: Job, agent: Agent, link: Link, stop: StopRequest, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
     clock = job.clock
     own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
@@ -291,7 +290,7 @@ def collect(job: Job, agent: Agent, link: Link, alive: Callable[[], None]) -> No
     end = CollectorEnd(agent, link, collectors, clock, free=job.collects_freely)
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
-        begin = end.start(saved)
+        begin = end.start(saved, stop.begin)
         with contextlib.suppress(RunEnded):
             if job.collects_freely:
                 _collect_freely(end, collectors, refresh=job.experiment.scheme.refresh == "step")

@@ -12,7 +12,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+from lockstep.runtime import children
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
@@ -118,3 +121,28 @@ class Child:
             os.kill(process, signal.SIGKILL)
         self.process.wait()
         self._output.close()
+
+
+def hold(pipe: Connection) -> None:
+    """In a child process: read nothing."""
+    time.sleep(TIMEOUT)
+
+
+def dispositions(pipe: Connection) -> None:
+    """In a child process: tell what a program that it starts ignores or blocks, and how SIGTERM ends that program, and
+    processes that are forked as from a worker and as from a process that supervises."""
+    program = subprocess.Popen(["sleep", str(TIMEOUT)])
+    status = Path(f"/proc/{program.pid}/status").read_text()
+    ignored, blocked = (int(status.partition(name)[2].split()[0], 16) for name in ("SigIgn:", "SigBlk:"))
+    stops = [number for number in (1, 2, 15) if (ignored | blocked) >> (number - 1) & 1]
+    program.terminate()
+    ended = [program.wait()]
+    for around in (contextlib.nullcontext(), children.handling_stops(lambda _: None)):
+        with around:
+            if not (forked := os.fork()):
+                time.sleep(TIMEOUT)
+                os._exit(0)
+            os.kill(forked, signal.SIGTERM)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+    os.kill(os.getpid(), signal.SIGTERM)
+    pipe.send((stops, ended))

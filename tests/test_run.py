@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
+import os
 import pickle
 import re
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +23,15 @@ from lockstep.envs.base import EnvConfig
 from lockstep.layout import Layout
 from lockstep.models import StandardModelConfig
 from lockstep.recipes import RECIPES, ppo_cartpole
-from lockstep.run import RunFolder, RunOptions
+from lockstep.run import RunBusy, RunFolder, RunOptions
 from lockstep.settings import SettingsError
 from lockstep.settings_json import from_json, to_json
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue
-from lockstep.train import train
+from lockstep.train import resume, train
 from lockstep.user_code import digests_of, load_object
+
+ROOT = str(Path(__file__).parents[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,6 +368,94 @@ def test_an_error_in_a_file_is_shown_where_it_is(tmp_path: Path) -> None:
         load_object(f"{file}:make")
     with pytest.raises(SettingsError, match=r"No module named 'no_such'\. Write package\.module:name"):
         load_object("no_such:make")
+
+
+def test_the_process_that_trains_a_run_is_named() -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    with folder.locked():
+        with pytest.raises(RunBusy, match=rf"another process, {os.getpid()}\."), folder.locked():
+            pass
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        (folder.path / ".lock").write_text(f"{gone.pid} {socket.gethostname()}\n")
+        with pytest.raises(RunBusy, match=rf"{gone.pid}, which trained it, has ended"), folder.locked():
+            pass
+        (folder.path / ".lock").write_text("7 elsewhere\n")
+        with pytest.raises(RunBusy, match="7 on elsewhere"), folder.locked():
+            pass
+
+
+def test_a_process_that_an_environment_forked_does_not_keep_the_run_locked() -> None:
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    code = (
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from lockstep.runtime.files import locked\n"
+        "with open('r/.lock', 'a') as file, locked(file, 0.0) as mine:\n"
+        "    assert mine\n"
+        "    if forked := os.fork():\n"
+        "        print(forked, flush=True)\n"
+        "        time.sleep(60)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
+    )
+    assert process.stdout is not None
+    forked = int(process.stdout.readline())
+    try:
+        with pytest.raises(RunBusy), folder.locked():
+            pass
+        process.kill()
+        process.wait()
+        os.kill(forked, 0)
+        with folder.locked():
+            pass
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        process.stdout.close()
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("moment", range(7))
+def test_a_run_that_was_killed_while_its_folder_was_made_is_begun_by_the_same_command(
+    moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = moment
+
+    def killing(call: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return call(*arguments, **options)
+
+        return called
+
+    with pytest.raises(Killed), monkeypatch.context() as patch:
+        for name in ("os.fsync", "os.replace", "fcntl.flock"):
+            patch.setattr(name, killing(getattr(*{"os": (os, name[3:]), "fc": (fcntl, name[6:])}[name[:2]])))
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"), b"weights", "another")
+    with pytest.raises(SettingsError, match="was ended before it began"):
+        resume("r")
+    folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+    assert folder.experiment() == ppo_cartpole()
+    assert not folder.weights.exists() and not (folder.path / "replay.json").exists(), "of the run that did not begin"
+    with pytest.raises(SettingsError, match="exists and is not empty"):
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
+
+
+@pytest.mark.parametrize("found", ["checkpoints/00000001/manifest.json", "notes.txt", "run.json"])
+def test_a_folder_with_anything_else_is_not_taken_over(found: str) -> None:
+    file = Path("r") / found
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(SettingsError, match="exists and is not empty"):
+        RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
 
 
 def test_a_folder_that_cannot_be_locked_is_explained(tmp_path: Path) -> None:

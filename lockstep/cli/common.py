@@ -19,7 +19,7 @@ from rich.text import Text
 
 from lockstep.cli.suggest import check_flags
 from lockstep.runtime import children
-from lockstep.runtime.output import Explained, PatientConsole
+from lockstep.runtime.output import Explained, PatientConsole, keeping_streams
 from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -131,13 +131,14 @@ def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> Setting
 def progress_to_stderr(when: bool = True) -> Iterator[None]:
     """Send everything that is printed, here and by worker processes, to standard error: --json leaves only JSON."""
     if not when:
-        yield
+        with keeping_streams():
+            yield
         return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), keeping_streams():
             yield
     finally:
         sys.stdout.flush()
@@ -148,13 +149,16 @@ def progress_to_stderr(when: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
     """Have SIGTERM, and a terminal that is closed, end a command as Ctrl-C does: with nothing left behind."""
+    requests, ended = children.Requests(), False
 
-    def end(number: int, before: dict[int, Any]) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
-        raise Explained(128 + number)
+    def end(number: int) -> None:
+        nonlocal ended
+        insists = requests.insists(number)
+        if insists or not ended:  # else cleaning up is not to be interrupted
+            ended = True
+            raise Explained(128 + number)
 
-    with children.handling_stops(end, ctrl_c=False):
+    with children.handling_stops(end, ctrl_c=False), children.ending_for_certain(lambda n: n == signal.SIGTERM):
         yield
 
 

@@ -53,9 +53,10 @@ _NO_SPACE = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
-    from lockstep.runtime.output import Explained, reader_gone, reserve_streams, silence, tell
+    from lockstep.runtime.output import Explained, own_streams, reader_gone, reserve_streams, silence, tell
 
     reserve_streams()
+    own_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":

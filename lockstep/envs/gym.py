@@ -20,6 +20,7 @@ from gymnasium import spaces
 from lockstep.envs.answers import BOOLS, NUMBERS, claim, flag, number, release
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.boundary import ABROAD
+from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
 from lockstep.extras import install_command
@@ -310,13 +311,9 @@ class GymShard(ShardEnv):
 
     def close(self) -> None:
         release(self._envs)
+        envs, self._envs = self._envs, []
         with ABROAD.beginning(True):
-            for env in self._envs:
-                try:
-                    env.close()
-                except Exception as error:  # what was played counts all the same
-                    tell(f"An environment could not be closed: {error!r}.", sys.stderr)
-        self._envs = []
+            close_all(envs)
 
 
 def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from lockstep.envs import gym
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import EnvConfig, StepResult
+from lockstep.envs.closing import close_all
 from lockstep.envs.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
 from lockstep.settings import SettingsError
@@ -65,7 +66,7 @@ def agents_of(config: EnvConfig) -> int:
 
         env = gym.construct(resolve(config))
         _agents[key] = len(env.possible_agents)
-        env.close()
+        close_all([env])
     return min(1, _agents[key]) if config.opponents else _agents[key]
 
 

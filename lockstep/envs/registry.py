@@ -18,6 +18,7 @@ from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.random_actions import RandomActions
 from lockstep.extras import install_command
+from lockstep.runtime.output import reserve_streams
 from lockstep.settings import SettingsError
 from lockstep.user_code import import_module, load_object
 
@@ -113,7 +114,9 @@ def python_shard(config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool
     from lockstep.envs.pettingzoo import MatchShard, agents_of
 
     kind = MatchShard if agents_of(config) else GymShard
-    return kind(config, seeds=seeds, num_envs=num_envs, render=render)
+    shard = kind(config, seeds=seeds, num_envs=num_envs, render=render)
+    reserve_streams()  # which a constructor may have closed
+    return shard
 
 
 def whole_matches(config: EnvConfig, num_envs: int) -> int:

@@ -29,6 +29,7 @@ from lockstep.envs.gym import episode_state
 from lockstep.envs.registry import python_shard, whole_matches
 from lockstep.runtime import children
 from lockstep.runtime.machine import cores
+from lockstep.runtime.output import tell
 from lockstep.runtime.shared import Arena, SharedMemory
 from lockstep.settings import SettingsError
 
@@ -325,8 +326,11 @@ class PooledShard(ShardEnv):
     def close(self) -> None:
         if self._asked or self._pool.failed:
             return  # what is still at work, or broken, ends with the pool
-        self._ask("close")
-        self._answers()
+        try:
+            self._ask("close")
+            self._answers()
+        except RuntimeError as error:  # what was played counts all the same
+            tell(f"Environments could not be closed: {error}", sys.stderr)
         for stepper, rows in self._blocks:
             stepper.num_envs -= rows.stop - rows.start
         self._asked = True

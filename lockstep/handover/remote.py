@@ -245,8 +245,9 @@ class CollectorEnd:
         """Seconds spent waiting for versions, or for free slabs, since the last delivery."""
         self._since = time.perf_counter()
 
-    def start(self, saved: Checkpoint | None) -> int:
-        """Start the environments, or restore them, and say so; returns the lap to go on with."""
+    def start(self, saved: Checkpoint | None, started: Callable[[], None] = lambda: None) -> int:
+        """Start the environments, or restore them, and say so, first by a call of started; returns the lap to go on
+        with."""
         replayed, lap = 0, 0
         if saved is None:
             self._collectors.reset()
@@ -254,6 +255,7 @@ class CollectorEnd:
             lap = 0 if self._admission is not None else saved.iteration
             replayed = restore_shards(saved, self._collectors, lap)
         self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
+        started()
         self._link.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
         return lap
 

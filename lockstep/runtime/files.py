@@ -10,9 +10,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lockstep.settings import SettingsError
+
+_locks: set[int] = set()
+"""Descriptors of the files that this process has locked."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -82,6 +85,50 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(file: IO[Any], seconds: float) -> Iterator[bool]:
+    """Hold an open file's lock; False if another process held it for so many seconds. The lock goes with this process,
+    whatever ends that, and even if processes that it forked live on.
+
+    flock rather than lockf, whose locks a process loses as soon as anything in it closes the file, as a tool does that
+    copies the folder.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    descriptor, mine = file.fileno(), locked_within(file.fileno(), seconds)
+    if mine:
+        _locks.add(descriptor)
+    try:
+        yield mine
+    finally:
+        _locks.discard(descriptor)
+
+
+def _let_go() -> None:
+    """In a process that was forked from this one, as by an environment: it shares the open files, and with them the
+    locks."""
+    if _locks:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in _locks:
+            os.dup2(nowhere, descriptor, inheritable=False)  # not closed: whoever knows the number may still close it
+        os.close(nowhere)
+        _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def open_in(path: Path) -> list[int]:
+    """The processes of this machine that have a file open, as far as this one may see it."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(link.stat(), path.stat()):
+                found.add(int(link.parts[2]))
+    return sorted(found)
 
 
 def locked_within(file: int, seconds: float, *, shared: bool = False) -> bool:

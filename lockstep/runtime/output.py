@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import sys
+from collections.abc import Iterator
 from typing import IO, TextIO
 
 from rich.console import Console
@@ -53,6 +55,42 @@ def reserve_streams() -> None:
         except OSError:
             nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
             os.set_inheritable(nowhere, True)
+
+
+def own_streams() -> None:
+    """Have Python print to descriptors of its own: an environment may close descriptors 1 and 2, or lead them
+    elsewhere, as to silence a simulator."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if isinstance(stream, io.TextIOWrapper) and stream.fileno() == number:
+                stream.flush()
+                setattr(sys, name, _like(stream, os.dup(number)))
+
+
+def _like(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
+    """A stream that prints to a descriptor, and does not close it."""
+    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - kept as long as the process lives
+    return io.TextIOWrapper(
+        raw, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=stream.write_through
+    )
+
+
+@contextlib.contextmanager
+def keeping_streams() -> Iterator[None]:
+    """Bring Python's standard streams back at the end, whatever users' code has made of them."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    numbers = {}
+    for name, stream in before.items():
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # some lead to no file
+            numbers[name] = stream.fileno()
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            if name in numbers and isinstance(stream, io.TextIOWrapper) and stream.closed:
+                stream = _like(stream, numbers[name])
+            setattr(sys, name, stream)
 
 
 class PatientConsole(Console):

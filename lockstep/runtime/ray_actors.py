@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.handover.mail import Collection, Mailbox, Parcel, Published, State
 from lockstep.run import is_run
+from lockstep.runtime import children
 from lockstep.runtime.group import GlooGroup, Group, meeting_point
 from lockstep.runtime.supervisor import Seat, StopRequest, Work
 from lockstep.settings import SettingsError
@@ -25,8 +27,16 @@ class _Process:
 
     def __init__(self, job: Job, directory: str) -> None:
         self._job, self._stop, self._thread = job, StopRequest(), 0
+        if threading.current_thread() is threading.main_thread():
+            children.ignore((signal.SIGINT,))
         with contextlib.suppress(OSError):  # files that settings name are looked for from where the run was started
             os.chdir(directory)
+
+    def _works(self) -> None:
+        """The calling thread does the work. Ray has it block Ctrl-C, as would the programs that environments start."""
+        self._thread = threading.get_ident()
+        if children.ignores(signal.SIGINT):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
     def progress(self) -> int:
         """Steps so far."""
@@ -54,7 +64,7 @@ class RayLearner(_Process):
 
     def work(self, work: Work, meeting: tuple[str, int] | None) -> Result | None:
         """Take part in the run from beginning to end."""
-        self._thread = threading.get_ident()
+        self._works()
         layout, folder = self._job.layout, self._job.folder.path
         if not is_run(folder):
             raise SettingsError(
@@ -97,11 +107,12 @@ class RayCollector(_Process):
     def start(self, *states: dict[int, State]) -> tuple[int, int]:
         from lockstep.train import collection
 
-        self._thread = threading.get_ident()
+        self._works()
         self._collection = collection(self._job, self._index, self._stop.alive)
         return self._collection.start({shard: state for some in states for shard, state in some.items()})
 
     def collect(self, number: int, version: Published, before: Any) -> list[Parcel | None]:
         """A parcel for each shard, and something that the next call can wait for."""
         assert self._collection is not None
+        self._works()
         return [*self._collection.collect(number, version), None]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
 from lockstep.runtime.checkpoint import iteration_of
+from lockstep.runtime.files import locked
 from lockstep.runtime.machine import cores
 from lockstep.runtime.ray_conductor import Conductor, Lost, allow, cpus, say
 from lockstep.runtime.supervisor import StopRequest, Work, stopping_on_signals
@@ -39,6 +40,7 @@ def run_ray(work: Work, job: Job) -> Result:
     from lockstep.records.resumption import resumable
 
     stop, losses = StopRequest(), 0
+    stop.begin()  # this process does not know when its actors do
     told = dataclasses.replace(
         job,
         folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
@@ -148,8 +150,7 @@ def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=below))
     try:
         unfinished = folder / "unfinished"
-        with unfinished.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with unfinished.open("w") as file, locked(file, 0.0):
             unfinished.rename(folder / _LOCK)  # locked before anybody can look for it
             yield folder
     finally:

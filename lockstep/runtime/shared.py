@@ -6,6 +6,7 @@ It has no name in a file system, so nothing can be left behind, and the limits o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import math
 import mmap
@@ -80,6 +81,12 @@ class SharedMemory:
             torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), size, 0))
         return layout(Arena(buffer))
 
+    def numbers(self, count: int) -> Any:
+        """A ctypes array of as many whole numbers, in this memory."""
+        kind = ctypes.c_uint64 * count
+        os.ftruncate(self._descriptor, ctypes.sizeof(kind))
+        return kind.from_buffer(mmap.mmap(self._descriptor, ctypes.sizeof(kind)))
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out that ask for the same; the lock goes with the process."""
@@ -97,6 +104,22 @@ class SharedMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (reduction.DupFd(self._descriptor),)
+
+
+class SharedCounts:
+    """Whole numbers, all 0 at first, that processes share; handed to them as SharedMemory is."""
+
+    def __init__(self, count: int, memory: SharedMemory | None = None) -> None:
+        self._memory = SharedMemory() if memory is None else memory
+        self.values: Any = self._memory.numbers(count)
+        """To be read and written by index."""
+
+    def close(self) -> None:
+        """Hand it to no more processes; what is mapped stays."""
+        self._memory.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedCounts, (len(self.values), self._memory)
 
 
 def _received(descriptor: Any) -> SharedMemory:

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
-from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,8 @@ from lockstep.runtime import children, machine
 from lockstep.runtime.channels import Link, links
 from lockstep.runtime.group import CONSEQUENCES, MEETING, GlooGroup, Group
 from lockstep.runtime.local import Ends, LocalGroup, join
-from lockstep.runtime.output import tell
+from lockstep.runtime.output import own_streams, tell
+from lockstep.runtime.shared import SharedCounts
 from lockstep.settings import SettingsError
 from lockstep.tree import partners
 
@@ -62,54 +62,88 @@ class Seat:
 
 
 class StopRequest:
-    """How a worker learns that it should stop, and shows that it is alive."""
+    """How a worker learns that it should stop, and shows that it is alive.
 
-    def __init__(self, flag: Any = None, progress: Any = None, rank: int = 0) -> None:
-        self._flag = RawValue("b", 0) if flag is None else flag
-        self._progress = RawArray("Q", 1) if progress is None else progress
-        self._rank = rank
+    Args:
+        shared: with the other processes of its run, for `2 + processes` numbers.
+        rank: of this one among them.
+    """
+
+    def __init__(self, shared: SharedCounts | None = None, rank: int = 0) -> None:
+        self._shared, self._rank = shared, rank
+        self._counts: Any = [0, 0, 0] if shared is None else shared.values
+        """Whether it was requested, whether the first iteration has begun, and each process's steps."""
 
     def request(self) -> None:
         """Ask for a checkpoint and a clean end after the current iteration."""
-        self._flag.value = 1
+        self._counts[0] = 1
 
     def requested(self) -> bool:
-        return bool(self._flag.value)
+        return bool(self._counts[0])
+
+    def begin(self) -> None:
+        """The first iteration begins: from now on there is something to be saved."""
+        self._counts[1] = 1
+
+    def begun(self) -> bool:
+        return bool(self._counts[1])
 
     def alive(self) -> None:
         """Count one step of progress."""
-        self._progress[self._rank] += 1
+        self._counts[2 + self._rank] += 1
 
     def steps(self) -> int:
         """Steps so far."""
-        return int(self._progress[self._rank])
+        return int(self._counts[2 + self._rank])
+
+    def progress(self) -> list[int]:
+        """Steps of every process so far."""
+        return list(self._counts[2:])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StopRequest, (self._shared, self._rank)
 
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request; a SIGINT after it ends at once.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request; a SIGINT or SIGTERM after it ends at once, and so
+    does the first one while the run starts.
 
-    Others after it say nothing new: a machine that shuts down sends them to every process, and so does whoever
-    started this one and was told, too. What is in earnest is followed by SIGKILL.
+    A SIGTERM that comes together with the first request says nothing new, nor does a SIGHUP: a machine that shuts down
+    sends them to every process, and so does whoever started this one and was told, too. Nor does any SIGTERM where
+    somebody else watches (unattended), who passes them on late, perhaps, and ends what does not end by itself.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    received, overseen = (children.Requests(patient=is_unattended()) for _ in range(2))
+    ended = False
 
-    def handle(number: int, before: dict[int, Any]) -> None:
+    def handle(number: int) -> None:
+        nonlocal ended
+        name = signal.Signals(number).name
         if number == signal.SIGHUP:
             children.forget_terminal()
-        if stop.requested() and number != signal.SIGINT:
+        if received.insists(number):
+            raise KeyboardInterrupt
+        if stop.requested() or ended:
             return
-        if stop.requested():
-            for known, handler in before.items():
-                signal.signal(known, handler)
+        if not stop.begun():
+            ended = True
+            tell(f"{name}: stopped before the first iteration.", sys.stderr)
             raise KeyboardInterrupt
         stop.request()
-        name = signal.Signals(number).name
-        tell(f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once.", sys.stderr)
+        tell(
+            f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once, and so does a further "
+            "SIGTERM.",
+            sys.stderr,
+        )
 
-    with children.handling_stops(handle):
+    def at_once(number: int) -> bool:
+        insists = overseen.insists(number)
+        return number == signal.SIGTERM and (insists or not stop.begun())
+
+    with children.handling_stops(handle), children.ending_for_certain(at_once):
         yield
 
 
@@ -178,6 +212,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
     """One of several processes that torchrun started. torchrun sees it when one ends, and each whether it goes on."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
+    stop.begin()  # whoever stops before the others would be taken for lost
     layout = dataclasses.replace(job.layout, workers=size)
 
     def fail(reason: str) -> None:
@@ -268,10 +303,10 @@ def run_processes(work: Work, job: Job) -> Result:
     """
     context = multiprocessing.get_context("spawn")
     places, available = _places(job.layout, job.experiment.scheme.shards, context), machine.cores()
-    flag, progress = context.RawValue("b", 0), context.RawArray("Q", len(places))
+    shared = SharedCounts(2 + len(places))
     pipes: list[Connection] = []
     processes: list[Any] = []
-    stop = StopRequest(flag)
+    stop = StopRequest(shared)
     try:
         with stopping_on_signals(stop):
             if job.options.display != "none":
@@ -280,7 +315,7 @@ def run_processes(work: Work, job: Job) -> Result:
                 ours, theirs = context.Pipe()
                 process = children.start(
                     _child,
-                    (work, place, available, theirs, StopRequest(flag, progress, index)),
+                    (work, place, available, theirs, StopRequest(shared, index)),
                     f"lockstep-{place.name.lower().replace(' ', '-')}",
                 )
                 if job.layout.pin:
@@ -293,16 +328,19 @@ def run_processes(work: Work, job: Job) -> Result:
             for pipe in pipes:  # not at the start, which would wait for ever if the process died before it read
                 with contextlib.suppress(OSError):  # it has died, as is told below
                     pipe.send(job)
-            return _watch([place.name for place in places], processes, pipes, progress, job.layout)
+            return _watch([place.name for place in places], processes, pipes, stop, job.layout)
     finally:
         for process in processes:
             if process.is_alive():
                 process.kill()
         for process in processes:
             process.join()
+        shared.close()
 
 
-def _watch(names: list[str], processes: list[Any], pipes: list[Connection], progress: Any, layout: Layout) -> Result:
+def _watch(
+    names: list[str], processes: list[Any], pipes: list[Connection], stop: StopRequest, layout: Layout
+) -> Result:
     """Wait until every process has answered; raise as soon as one fails, dies or all stand still."""
     results: dict[int, Result | None] = {}
     standstill = children.Standstill(layout.stall_timeout)
@@ -323,12 +361,12 @@ def _watch(names: list[str], processes: list[Any], pipes: list[Connection], prog
                         failures[rank] = value
                 elif gone:
                     failures[rank] = children.obituary(processes[rank])
-            except EOFError:
+            except (EOFError, OSError):  # OSError: it went before it had read what it was sent
                 processes[rank].join(_GRACE)
                 failures[rank] = children.obituary(processes[rank])
         if failures:
             raise WorkerError(_first_cause(failures, names, processes, pipes, results))
-        now = list(progress)
+        now = stop.progress()
         patience = standstill.too_long(now, started=any(now), grace=_EXPLAINING)
         if patience is not None:
             for rank in open_ranks:
@@ -378,6 +416,7 @@ def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: St
     """A process of a run, which has so many cores: learns what to do, joins the others, works, and tells how it
     ended."""
     telling = threading.Lock()
+    own_streams()
 
     def end(kind: str, what: str | SettingsError) -> None:
         telling.acquire()  # and keep it: the first to come has the last word

@@ -4,6 +4,7 @@ library around it, in the shapes that an experiment uses; and the limit that fol
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -20,6 +21,7 @@ from lockstep.layout import Layout
 from lockstep.runtime import children
 from lockstep.runtime.memory import keep_freed_memory
 from lockstep.runtime.numerics import settle
+from lockstep.runtime.shared import SharedCounts
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
 from lockstep.shard import block
@@ -134,7 +136,7 @@ class PartsWorkers:
         self._processes: list[Any] = []
         self._parts, self._stall_timeout = parts_of(experiment), layout.stall_timeout
         context, count = get_context("spawn"), processes_to_load(experiment, layout, cores)
-        self._progress = context.RawArray("Q", count)
+        self._progress = SharedCounts(count)
         """Calls that each has made."""
         for index in range(count):
             ours, theirs = context.Pipe()
@@ -153,7 +155,8 @@ class PartsWorkers:
     def measure(self, part: str, seconds: float) -> float:
         """Seconds a sample, mean over the processes, measured for so many seconds."""
         for pipe in self._pipes:
-            pipe.send((part, seconds))
+            with contextlib.suppress(OSError):  # its process has died, as is told below
+                pipe.send((part, seconds))
         return statistics.fmean(self._answers())
 
     def costs(self, seconds: float) -> Costs:
@@ -165,6 +168,7 @@ class PartsWorkers:
         for process in self._processes:
             process.kill()
             process.join()
+        self._progress.close()
 
     def _answers(self) -> list[float]:
         answers: dict[int, float] = {}
@@ -185,11 +189,11 @@ class PartsWorkers:
                         answers[index] = value
                     elif gone:
                         raise EOFError
-                except EOFError:
+                except (EOFError, OSError):
                     self._processes[index].join()
                     obituary = children.obituary(self._processes[index])
                     raise WorkerError(f"Measuring process {index} {obituary}") from None
-            patience = standstill.too_long(list(self._progress), started=any(self._progress))
+            patience = standstill.too_long(list(self._progress.values), started=any(self._progress.values))
             if patience is not None and len(answers) < len(self._pipes):
                 for index in missing:
                     children.show_stack(self._processes[index], f"Measuring process {index}")
@@ -201,7 +205,7 @@ class PartsWorkers:
         return [answers[index] for index in range(len(self._pipes))]
 
 
-def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection, progress: Any) -> None:
+def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection, progress: SharedCounts) -> None:
     """What a measuring process does."""
     keep_freed_memory()
     try:
@@ -215,7 +219,7 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection,
 
             def counted(call: Callable[[], object] = call) -> None:
                 call()
-                progress[index] += 1
+                progress.values[index] += 1
 
             pipe.send(seconds_a_call(counted, seconds) / samples)
     except EOFError:

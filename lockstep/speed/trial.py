@@ -134,7 +134,8 @@ class Trial:
         if self._failure.exists():
             kind, text = json.loads(self._failure.read_text(encoding="utf-8"))
             return SettingsError(text) if kind == "mistake" else WorkerError(text)
-        last = "\n".join(self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])
+        printed = self._output.read_text(encoding="utf-8", errors="replace") if self._output.exists() else ""
+        last = "\n".join(printed.splitlines()[-20:])
         return WorkerError(f"Training with --layout {self.layout} {children.obituary(self._process)}\n{last}")
 
 

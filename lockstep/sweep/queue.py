@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
-from lockstep.runtime.files import locked_within, sync, write_whole, writing
+from lockstep.runtime.files import locked, locked_within, sync, write_whole, writing
 from lockstep.settings import SettingsError
 from lockstep.settings_json import to_json
 
@@ -146,8 +146,8 @@ class Queue:
         """
         with writing(self.folder):
             opened = open(self.folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
-        with opened as file:
-            if not _locked_within(file.fileno(), patience):
+        with opened as file, _locked(file, patience) as mine:
+            if not mine:
                 raise SettingsError(
                     f"{self.folder} is being swept by another process. Watch it with: {self.command} "
                     "--status, or stop it with Ctrl-C or SIGTERM first."
@@ -157,8 +157,8 @@ class Queue:
     @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
         """Hold the lock of a run; False, after some seconds, if another process does."""
-        with open(self.log(name), "a", encoding="utf-8") as file:
-            yield _locked_within(file.fileno(), _DYING)
+        with open(self.log(name), "a", encoding="utf-8") as file, _locked(file, _DYING) as mine:
+            yield mine
 
     def add(self, runs: Sequence[Run], directory: str | None = None, command: Sequence[str] | None = None) -> None:
         """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
@@ -252,7 +252,7 @@ class Queue:
             return outcome.state
         for lock in (self.log(name), self.run(name) / ".lock"):  # the latter of one who resumed it by hand
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(lock, "rb") as file:
-                if not _locked_within(file.fileno(), 0.0, shared=True):
+                if _is_locked(file):
                     return "running"
         return "waiting"
 
@@ -332,8 +332,18 @@ def _damaged(path: Path, why: object) -> SettingsError:
     )
 
 
-def _locked_within(file: int, seconds: float, *, shared: bool = False) -> bool:
+@contextlib.contextmanager
+def _locked(file: IO[Any], seconds: float) -> Iterator[bool]:
+    with contextlib.ExitStack() as held:
+        try:
+            mine = held.enter_context(locked(file, seconds))
+        except OSError:  # a file system without locks, where nobody can know
+            mine = True
+        yield mine
+
+
+def _is_locked(file: IO[Any]) -> bool:
     try:
-        return locked_within(file, seconds, shared=shared)
-    except OSError:  # a file system without locks, where nobody can know
-        return True
+        return not locked_within(file.fileno(), 0.0, shared=True)
+    except OSError:
+        return False

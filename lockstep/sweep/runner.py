@@ -79,6 +79,7 @@ class Runner:
             place.check(search.needs)  # else it would wait for room for ever
         self._asked = 0
         """How often the user asked to stop."""
+        self._requests = children.Requests()
         self._stopping: int | None = None
         """How often the user had asked when the runs were told to stop."""
         self._trouble: Exception | None = None
@@ -152,8 +153,8 @@ class Runner:
         """How many runs are in which state."""
         return self._picture().summary()
 
-    def _count(self, number: int, _: Any) -> None:
-        if not self._asked or number == signal.SIGINT:  # machines repeat the others, people Ctrl-C
+    def _count(self, number: int) -> None:
+        if self._requests.insists(number) or not self._asked:
             self._asked += 1
         if number == signal.SIGHUP:
             children.forget_terminal()

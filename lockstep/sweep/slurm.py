@@ -53,6 +53,7 @@ class SearchJob:
     def __init__(self, folder: str, slots: int) -> None:
         self.folder, self.slots = folder, slots
         self._sweep: subprocess.Popen[bytes] | None = None
+        self._told = False
 
     def __call__(self) -> int:
         # Of whoever submits it, or ran it on a node that is gone.
@@ -78,7 +79,8 @@ class SearchJob:
 
     def _tell(self, *signal_and_frame: Any) -> None:
         """Ask for checkpoints and an end."""
-        if self._sweep is not None:
+        if self._sweep is not None and not self._told:
+            self._told = True  # once: Slurm may ask for it in several ways, and a second signal would be impatience
             self._sweep.terminate()
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:

@@ -154,6 +154,20 @@ def test_what_a_user_s_environment_raises_is_neither_silent_nor_success(fault: s
     assert told in ran.stderr and "env.py" in ran.stderr
 
 
+@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+def test_an_environment_that_closes_standard_output_takes_nothing_of_it(layout: str) -> None:
+    fault = "import os, sys; sys.stdout and sys.stdout.close(); sys.stdout = None; os.closerange(1, 2)"
+    Path("env.py").write_text(FAILING.format(fault=fault, nan=False))
+    flags = ["--env.id", "env.py:Failing", "--run", "run", "--total-steps", "256", "--display", "plain"]
+    words = [sys.executable, "-m", "lockstep", "train", *SMALL, *flags, "--layout", layout]
+    ran = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "digest: " in ran.stdout
+    assert all(json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines())
+
+
 def test_one_score_that_is_no_number_neither_ends_a_run_nor_stands_for_the_best(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

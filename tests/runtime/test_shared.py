@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.runtime.shared import Arena, PrivateArena, SharedMemory
+from lockstep.runtime.shared import Arena, PrivateArena, SharedCounts, SharedMemory
+from lockstep.runtime.supervisor import StopRequest
 
 ODD = 5
 """Bytes of a first tensor, so that the second one is not aligned by itself."""
@@ -24,12 +25,25 @@ def write(memory: SharedMemory) -> None:
     body.copy_(torch.arange(6.0).view(2, 3))
 
 
-def test_what_one_process_writes_another_reads() -> None:
-    memory = SharedMemory()
-    process: Any = multiprocessing.get_context("spawn").Process(target=write, args=(memory,))
+def count(stop: StopRequest, memory: SharedMemory) -> None:
+    write(memory)
+    if stop.requested():
+        for _ in range(3):
+            stop.alive()
+
+
+def test_what_one_process_writes_another_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.heap.Arena._dir_candidates", ["/proc"])  # as where /dev/shm is read-only
+    memory, counts = SharedMemory(), SharedCounts(2 + 2)
+    stop = StopRequest(counts)
+    stop.request()
+    arguments = (StopRequest(counts, rank=1), memory)
+    process: Any = multiprocessing.get_context("spawn").Process(target=count, args=arguments)
     process.start()
     process.join(60)
     assert process.exitcode == 0
+    assert stop.progress() == [0, 3] and stop.steps() == 0
+    counts.close()
     head, body = memory.map(layout)
     assert head.tolist() == [7] * ODD and body.tolist() == [[0, 1, 2], [3, 4, 5]]
     memory.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from children import Child
+from children import Child, hold
 from tiny import cut, options
 
 from lockstep import recipes
@@ -25,7 +25,7 @@ from lockstep.layout import Layout
 from lockstep.runtime import children, supervisor
 from lockstep.runtime.group import Group, meeting_point
 from lockstep.runtime.machine import cores
-from lockstep.runtime.supervisor import StopRequest, WorkerError, _first_cause
+from lockstep.runtime.supervisor import StopRequest, WorkerError, _first_cause, _watch
 from lockstep.settings import SettingsError
 from lockstep.train import resume, train
 
@@ -99,6 +99,17 @@ def test_a_worker_that_is_killed(env: Callable[..., str]) -> None:
     train(cut(recipes.ppo_cartpole, env={"id": env_id}), options=options(Path("other")))
     assert damaged.iterations == 3
     assert Path("run/ledger.jsonl").read_bytes() == Path("other/ledger.jsonl").read_bytes()
+
+
+def test_a_worker_that_is_killed_before_it_has_read_what_to_do() -> None:
+    """Then its end of the pipe is not closed but reset."""
+    ours, theirs = multiprocessing.Pipe()
+    process = children.start(hold, (theirs,), "lockstep-test")
+    theirs.close()
+    ours.send("what to do")
+    process.kill()
+    with pytest.raises(WorkerError, match=r"Worker 0 of 1 was ended by SIGKILL"):
+        _watch(["Worker 0 of 1"], [process], [ours], StopRequest(), Layout())
 
 
 def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from lockstep import recipes
 from lockstep.cli.sweep import _gist
 from lockstep.layout import Layout
 from lockstep.run import RunFolder, RunOptions
+from lockstep.runtime import children
 from lockstep.runtime.machine import cores
 from lockstep.settings import SettingsError
 from lockstep.settings_json import from_json
@@ -709,13 +710,15 @@ def test_the_gpus_of_this_machine_are_those_that_the_user_lets_be_seen(monkeypat
         assert machine.has_room(Needs(0, 2)), "two runs share a GPU"
 
 
-def test_a_machine_that_repeats_itself_is_not_impatient(queue: Queue) -> None:
+def test_a_machine_that_repeats_itself_is_not_impatient(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(queue, Machine([0]), SweepOptions(overview="none"))
     asked = []
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
-        runner._count(number, None)
+    now = iter([0.0, 0.5, 0.6, 0.7, 9.0, 9.0])
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    for number in (*[signal.SIGTERM] * 2, *[signal.SIGINT] * 2, signal.SIGTERM, signal.SIGHUP):
+        runner._count(number)
         asked.append(runner._asked)
-    assert asked == [1, 1, 2, 3]
+    assert asked == [1, 1, 2, 3, 4, 4]
 
 
 @pytest.mark.parametrize(
