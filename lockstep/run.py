@@ -78,6 +78,9 @@ class RunOptions:
     """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
     tensorboard: bool = True
     """Write TensorBoard events into the run's folder."""
+    check_env: bool = True
+    """Play an environment of your own for a moment before a new run, and warn if resume or verify could not repeat it
+    (the short form of lockstep check-env). Off saves a few seconds where environments are slow."""
     wandb: str | None = None
     """Weights & Biases project that also receives the metrics (needs the extra wandb)."""
     trackio: str | None = None
