@@ -214,9 +214,17 @@ class RunFolder:
         return RunFolder(path)
 
     def experiment(self) -> Experiment:
-        """The settings that this run was started with."""
+        """The settings that this run was started with.
+
+        Raises:
+            SettingsError: experiment.json is damaged, or names what is not there.
+        """
         look_for_files_in(self.facts().get("directory", ""))
-        experiment = from_json(self.read("experiment.json"))
+        try:
+            experiment = from_json(self.read("experiment.json"))
+        except SettingsError as error:
+            name = str(self.path / "experiment.json")
+            raise error if name in str(error) else SettingsError(f"{name}: {error}") from error
         if not isinstance(experiment, Experiment):
             raise self.damaged("experiment.json", "it holds no experiment")
         return experiment
