@@ -49,6 +49,8 @@ _CAUSES = {
 }
 _TIMES = 4
 """That each environment begins from a new seed, at least: where a library can, its episodes are cut for it."""
+_GLANCED = 32, 400
+"""Steps of the short form at the least and at the most."""
 _MOST = 1_000_000
 """Steps, all of which are remembered."""
 
@@ -132,16 +134,47 @@ def check_env(
     return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
 
 
-def _differences(game: _Game, expected: _Played, steps: int) -> Iterator[tuple[str, str]]:
-    """Each of WAYS, and where the environments do otherwise in it, or ""."""
+def glance(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str] | None:
+    """A short form of check_env, within this process: which of WAYS does not hold, with where and why; None if those
+    that can be tried so hold. It takes about so many seconds at the most, unless making environments takes longer.
+
+    Args:
+        config: resolved. One environment alone is not doubled.
+
+    Raises:
+        TimeoutError: environments are too slow for it.
+    """
+    together = whole_matches(config, 1)
+    count = whole_matches(config, min(config.num_envs, 2 * together))
+    config = replace(config, num_envs=count, random_actions=False, decorrelate=0)
+    began = time.monotonic()
+    trial = _Game(replace(config, reseed_every=_TIMES), seed, range(count), together).play(2 * _TIMES)
+    making = time.monotonic() - began - trial.seconds
+    steps = min(_GLANCED[1], int((seconds - 5 * making) / (5 * max(1e-6, trial.seconds / (2 * _TIMES)))))
+    if steps < _GLANCED[0]:
+        raise TimeoutError
+    longest = min(config.reseed_every, steps // _TIMES - 1)
+    game = _Game(replace(config, reseed_every=longest), seed, range(count), together)
+    expected = game.play(steps)
+    for way, found in _differences(game, expected, steps, elsewhere=False):
+        if found and way != "finite":  # which the run itself finds, and where
+            return way, f"{found}. {_CAUSES[way]} {_MEND}"
+    return None
+
+
+def _differences(game: _Game, expected: _Played, steps: int, *, elsewhere: bool = True) -> Iterator[tuple[str, str]]:
+    """Each of WAYS, and where the environments do otherwise in it, or ""; elsewhere: whether to try other processes."""
     actions, trace = expected.actions, expected.trace
     yield "finite", expected.numbers.not_finite
     yield "again", _difference(trace, game.play(steps, actions).trace)
     alone = [game.only(j).play(steps, [_columns(batch, j) for batch in actions]).trace for j in game.matches()]
     yield "alone", _difference(trace, _Trace(*(np.concatenate(parts, 1) for parts in zip(*alone, strict=True))))
     later = [(steps - t, actions[t:], state) for t, state in expected.states.items()]
-    elsewhere, *rebuilt = _in_child(game, [(steps, actions), *later])
-    yield "elsewhere", _difference(trace, elsewhere)
+    if elsewhere:
+        other, *rebuilt = _in_child(game, [(steps, actions), *later])
+        yield "elsewhere", _difference(trace, other)
+    else:
+        rebuilt = [game.play(*arguments).trace for arguments in later]
     found = ""
     for t, again in zip(expected.states, rebuilt, strict=True):
         for part, known in zip(again[1:], trace[1:], strict=True):

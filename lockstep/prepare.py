@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
+import sys
 
 from torch import Tensor
 
@@ -15,9 +17,23 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.records import warm_start
 from lockstep.run import RunOptions
+from lockstep.runtime.aside import aside
 from lockstep.runtime.numerics import settled
+from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values
 from lockstep.storage import memory
+
+_GLANCE, _GLANCE_MOST = 2.0, 10.0
+"""Seconds that the short check of an environment should take, and after which it is given up."""
+_LOST = {
+    "again": "equal seeds and actions do not give equal episodes, so this run can be neither verified nor resumed "
+    "exactly, and another layout gives another result.",
+    "alone": "the environments of one process influence each other, so another layout gives another result, and "
+    "verify and resume are only exact on this one.",
+    "rebuilt": "an episode cannot be rebuilt from its seed and actions, so a run that is stopped and resumed ends with "
+    "another result than one that is not.",
+}
+"""What a run loses whose environment fails one of check_env.WAYS."""
 
 
 def leads(layout: Layout) -> bool:
@@ -77,8 +93,32 @@ def prepare_run(
     return experiment, dataclasses.replace(options, eval_opponents=named)
 
 
+def caution(experiment: Experiment, options: RunOptions) -> None:
+    """Say what a user should know before a new run starts: of settings that hardly go together, and of an environment
+    of their own that resume and verify could not repeat."""
+    told = list(experiment.algorithm.cautions(experiment))
+    env = experiment.env
+    if options.check_env and ":" in env.id:
+        in_time, failed = aside(lambda: _glance(experiment), _GLANCE_MOST)
+        if in_time and failed:
+            way, why = failed
+            told.append(
+                f"{env.id}: {_LOST[way]} {why} Training goes on. lockstep check-env {shlex.quote(env.id)} (with the "
+                "run's --env flags) tells more, and --no-check-env leaves this check out."
+            )
+    for sentence in told:
+        tell(f"warning: {sentence}", sys.stderr)
+
+
+def _glance(experiment: Experiment) -> tuple[str, str] | None:
+    from lockstep.check_env import glance
+
+    with settled(1):
+        return glance(experiment.env, experiment.seed, _GLANCE)
+
+
 def check(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: a replay that
+    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: what
     does not fit into memory, and what the model refuses."""
     check_memory(experiment, layout)
     check_model(experiment)
@@ -99,8 +139,11 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError if what a run remembers does not fit into this machine's memory."""
-    memory.require(experiment, _shards_here(experiment, layout))
+    """Raise SettingsError if what a run collects and remembers does not fit into this machine's memory."""
+    shards = _shards_here(experiment, layout)
+    ahead = layout.split and layout.backend != "ray"  # where collectors and learners share several slabs
+    memory.require_rollouts(experiment, shards, experiment.scheme.slabs if ahead else 1)
+    memory.require(experiment, shards)
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:

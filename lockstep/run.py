@@ -84,6 +84,9 @@ class RunOptions:
     """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
     tensorboard: bool = True
     """Write TensorBoard events into the run's folder."""
+    check_env: bool = True
+    """Play an environment of your own for a moment before a new run, and warn if resume or verify could not repeat it
+    (the short form of lockstep check-env). Off saves a few seconds where environments are slow."""
     wandb: str | None = None
     """Weights & Biases project that also receives the metrics (needs the extra wandb)."""
     trackio: str | None = None
@@ -232,9 +235,17 @@ class RunFolder:
         return RunFolder(path)
 
     def experiment(self) -> Experiment:
-        """The settings that this run was started with."""
+        """The settings that this run was started with.
+
+        Raises:
+            SettingsError: experiment.json is damaged, or names what is not there.
+        """
         look_for_files_in(self.facts().get("directory", ""))
-        experiment = from_json(self.read("experiment.json"))
+        try:
+            experiment = from_json(self.read("experiment.json"))
+        except SettingsError as error:
+            name = str(self.path / "experiment.json")
+            raise error if name in str(error) else SettingsError(f"{name}: {error}") from error
         if not isinstance(experiment, Experiment):
             raise self.damaged("experiment.json", "it holds no experiment")
         return experiment

@@ -27,7 +27,7 @@ from lockstep.handover.rollouts import OwnRollouts, Rollouts, acting_with, slabs
 from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
-from lockstep.prepare import check_model, leads, prepare_run
+from lockstep.prepare import caution, check_model, leads, prepare_run
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, report_of
 from lockstep.records.resumption import other_platform, resumable
@@ -89,6 +89,8 @@ def launch(
     here = layout.backend == "inline" and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
         check_model(experiment, begun_with, new=here)
+    if leads(layout) and weights is None and recorded is None:  # no repetition
+        caution(experiment, options)
     repeats = None if recorded is None else recorded.origin
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
     try:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from lockstep.runtime import children
 
@@ -42,18 +43,21 @@ def _abandoned() -> set[str]:
 class Child:
     """`python -m lockstep …` in a process group, as from a terminal, with a folder of its own for temporary files."""
 
-    def __init__(self, arguments: Iterable[str], folder: Path) -> None:
+    def __init__(
+        self, arguments: Iterable[str], folder: Path, launcher: Iterable[str] = ("-m", "lockstep"), **popen: Any
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(dir=folder))
         self._shared = _abandoned()
         self._output = (folder / f"{self.mark}.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", *arguments],
+            [sys.executable, *launcher, *arguments],
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), _MARK: self.mark},
             cwd=folder,
             start_new_session=True,
+            **popen,
         )
 
     def output(self) -> str:

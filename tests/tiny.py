@@ -192,5 +192,7 @@ if importlib.util.find_spec("gymnasium_robotics"):
 
 
 def options(run: Path, checkpoint_every: int = 1000) -> RunOptions:
-    """Nothing shown; checkpoints at the end alone, unless asked for."""
-    return RunOptions(run=str(run), checkpoint_every=checkpoint_every, display="none", tensorboard=False)
+    """Nothing shown or checked; checkpoints at the end alone, unless asked for."""
+    return RunOptions(
+        run=str(run), checkpoint_every=checkpoint_every, display="none", tensorboard=False, check_env=False
+    )

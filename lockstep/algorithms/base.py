@@ -6,6 +6,7 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -95,6 +96,11 @@ class AlgorithmConfig(ABC):
 
     def validate_with(self, experiment: Experiment) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for what does not go with the experiment's other settings."""
+
+    def cautions(self, experiment: Experiment) -> Iterator[str]:
+        """What a user should know before a run starts, a sentence or two each: settings that work, but that hardly
+        anybody wants together."""
+        yield from ()
 
     @abstractmethod
     def gradient_steps(self, samples: int) -> tuple[int, int]:

@@ -10,6 +10,8 @@ Shape legend: n items, A actions, K atoms or quantiles.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +47,7 @@ class DQNConfig(OffPolicyConfig):
     epsilon_end: float = 0.01
     """ε once it has fallen. Higher explores more for good."""
     epsilon_fraction: float = 0.1
-    """Share of total_steps over which ε falls. Longer explores more."""
+    """Share of total_steps over which ε falls, counted from the first step, warm-up included. Longer explores more."""
     epsilon_spread: float = 0.0
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
     same. Higher lets environments explore more differently; 7 with epsilon_end 0.4 is Ape-X's."""
@@ -70,6 +72,25 @@ class DQNConfig(OffPolicyConfig):
             raise SettingsError(
                 f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: --model.core "
                 "none, or the recipes r2d2-atari and r2d2-memory, which learn from sequences."
+            )
+
+    def cautions(self, experiment: Experiment) -> Iterator[str]:
+        """As the base class, and whether ε falls within the warm-up, whose actions are random anyway.
+
+        ε is counted from the first step, as Stable-Baselines3 and CleanRL do it, so that a published epsilon_fraction
+        means the same here; the code of Mnih et al. 2015 and Dopamine count it from the warm-up's end.
+        """
+        yield from super().cautions(experiment)
+        total, per_iteration = experiment.total_steps, experiment.samples_per_iteration
+        fall, learning = self.epsilon_fraction * total, self.build().warm_iterations(per_iteration) * per_iteration
+        if self.epsilon_start != self.epsilon_end and 0 < fall <= learning:
+            fraction = min(1.0, math.ceil(100 * (fall + learning) / total) / 100)
+            yield (
+                f"ε has fallen from {self.epsilon_start:g} to {self.epsilon_end:g} after {fall:,.0f} steps "
+                f"(algorithm.epsilon_fraction={self.epsilon_fraction:g} of {total:,}), before learning begins after "
+                f"{learning:,} (algorithm.warmup={self.warmup:,}): the agent hardly explores once it learns. "
+                f"--algorithm.epsilon-fraction {fraction:g} lets ε fall on after that, and so does a shorter "
+                "--algorithm.warmup, or more --total-steps."
             )
 
     def validate_with(self, experiment: Experiment) -> None:

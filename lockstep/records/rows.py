@@ -96,8 +96,7 @@ def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str
         set_aside(path, "damaged")
     kept = dict.fromkeys(line for line, row in read_objects(data) if _iteration(row) in range(1, iterations + 1))
     write_whole(path, b"".join(kept))  # a line that was there twice is there once
-    repaired = seal is not None and _matches(path, seal)
-    return seal.get("damage") if repaired else damage
+    return seal.get("damage") if seal is not None and _matches(path, seal) else damage
 
 
 def _wrong_row(data: bytes, iterations: int) -> str | None:

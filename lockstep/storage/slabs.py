@@ -10,7 +10,9 @@ Shape legend: T time, A rows of an acting batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import torch
 from torch import Tensor
 
@@ -20,6 +22,9 @@ from lockstep.arrays import overlap
 from lockstep.experiment import Experiment
 from lockstep.runtime.shared import Arena
 from lockstep.storage.rollout import Rollout
+
+if TYPE_CHECKING:
+    from lockstep.models.base import ActionDistribution
 
 
 @dataclass(frozen=True)
@@ -86,14 +91,33 @@ class Slabs:
 
 
 def _slab(agent: Agent, group: ActingGroup, arena: Arena) -> Slab:
-    experiment, model = agent.experiment, agent.model
-    steps, size, distribution = experiment.algorithm.rollout, group.size, model.distribution
+    model = agent.model
+    whole, actions, rewards = allocate(
+        agent.experiment, agent.observation_space, model.distribution, model.state_size, group.size, arena
+    )
+    shards = {
+        shard: whole.replace(core_state=None)[:, rows].replace(core_state=whole.core_state[rows])
+        for shard, rows in ((shard, group.rows(shard)) for shard in group.shards)
+    }
+    return Slab(whole, actions, rewards, shards)
+
+
+def allocate(
+    experiment: Experiment,
+    observation_space: gymnasium.Space[Any],
+    distribution: ActionDistribution,
+    state_size: int,
+    size: int,
+    arena: Arena,
+) -> tuple[Rollout, Tensor, Tensor]:
+    """One rollout of so many environments, and what lies behind its actions and rewards."""
+    steps = experiment.algorithm.rollout
     actions = arena.zeros((steps + 1, size, *distribution.action_shape), distribution.action_dtype)
     rewards = arena.zeros((steps + 1, size))
     action, reward = overlap(actions), overlap(rewards)
     previous = experiment.model.uses_previous
     whole = Rollout(
-        obs=envs.allocate_observation(agent.observation_space, (steps + 1, size), arena),
+        obs=envs.allocate_observation(observation_space, (steps + 1, size), arena),
         start=arena.zeros((steps + 1, size), torch.bool),
         action=action.current,
         reward=reward.current,
@@ -104,10 +128,6 @@ def _slab(agent: Agent, group: ActingGroup, arena: Arena) -> Slab:
         terminated=arena.zeros((steps, size), torch.bool),
         truncated=arena.zeros((steps, size), torch.bool),
         valid=arena.zeros((steps, size), torch.bool),
-        core_state=arena.zeros((size, model.state_size)),
+        core_state=arena.zeros((size, state_size)),
     )
-    shards = {
-        shard: whole.replace(core_state=None)[:, rows].replace(core_state=whole.core_state[rows])
-        for shard, rows in ((shard, group.rows(shard)) for shard in group.shards)
-    }
-    return Slab(whole, actions, rewards, shards)
+    return whole, actions, rewards

@@ -1,0 +1,69 @@
+"""A function in a forked copy of this process: what it does to the process is gone with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.runtime.children import die_with_parent
+
+
+def aside(function: Callable[[], Any], seconds: float) -> tuple[bool, Any]:
+    """What a function returns, as JSON has it, when a copy of this process calls it, which prints nothing.
+
+    Returns:
+        Whether it returned in time, and what. Where it raised, ended its process or took longer, and on systems that
+        cannot copy processes: False and None.
+    """
+    if not hasattr(os, "fork"):
+        return False, None
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or the copy would print it again
+    parent = os.getpid()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that other threads may hold locks: then it takes too long
+        child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            _copy(function, writing, parent)
+        os._exit(0)
+    os.close(writing)
+    try:
+        told = b""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and select.select([reading], [], [], left)[0]:
+            part = os.read(reading, 2**16)
+            if not part:
+                break
+            told += part
+        return (True, json.loads(told)) if told.endswith(b"\n") else (False, None)
+    finally:
+        os.close(reading)
+        for end in (os.killpg, os.kill):  # with what the function started; it may have no group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _copy(function: Callable[[], Any], writing: int, parent: int) -> None:
+    os.setsid()
+    die_with_parent(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - where these are not files, as in notebooks
+    text = json.dumps(function()) + "\n"
+    with open(writing, "wb") as file:
+        file.write(text.encode())
