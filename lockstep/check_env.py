@@ -18,8 +18,10 @@ from gymnasium import spaces
 
 from lockstep.arrays import map_structure
 from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve, whole_matches
+from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
+from lockstep.envs.gym import GymShard
 from lockstep.models.distributions import make_distribution
-from lockstep.models.observations import ACTION_MASK, ObservationLayout
+from lockstep.models.observations import ACTION_MASK, ObservationLayout, unused_mask
 from lockstep.rng import stream
 from lockstep.runtime import children
 from lockstep.runtime.supervisor import WorkerError
@@ -118,6 +120,8 @@ def check_env(
     facts = _facts(game, expected)
     for name, text in facts.items():
         tell(f"{name:<12}{text}")
+    for note in _notes(config, expected):
+        tell(f"{'note':<12}{note}")
 
     held: list[str] = []
     failed = None
@@ -244,6 +248,8 @@ class _Game:
         restarts: list[int] = []
         numbers, seconds = _Numbers(), 0.0
         env = make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=count)
+        if isinstance(env, GymShard):
+            env.examine()
         out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
         entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
         chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
@@ -380,6 +386,18 @@ def _facts(game: _Game, played: _Played) -> dict[str, str]:
         "episodes": _episodes(trace, played.restarts, game.config.reseed_every),
         "speed": f"about {trace.reward[1:].size / played.seconds:,.0f} steps a second here, in one process",
     }
+
+
+def _notes(config: EnvConfig, played: _Played) -> list[str]:
+    """What may be otherwise than its author thinks."""
+    space, actions, _ = played.env
+    notes = [unused_mask(space, make_distribution(actions).num_logits)]
+    if isinstance(space, spaces.Dict) and {ACHIEVED, DESIRED} <= set(space.spaces) and config.adapter == "gymnasium":
+        try:
+            check_goals(config)
+        except SettingsError as error:
+            notes.append(str(error))
+    return [note for note in notes if note]
 
 
 def _episodes(trace: _Trace, restarts: list[int], longest: int) -> str:

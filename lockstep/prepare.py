@@ -13,6 +13,7 @@ from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.clock import Clock, Recorded
 from lockstep.envs import opponents
+from lockstep.envs.goals import check_goals
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.records import warm_start
@@ -89,6 +90,8 @@ def prepare_run(
     _check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options.validate()
+    if leads(layout) and getattr(getattr(experiment.algorithm, "replay", None), "hindsight", 0):
+        check_goals(experiment.env)
     named = opponents.resolved(experiment.env, options.eval_opponents)
     return experiment, dataclasses.replace(options, eval_opponents=named)
 

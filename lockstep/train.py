@@ -8,6 +8,7 @@ collect() is what a collector runs that has a process of its own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import sys
 import time
@@ -165,7 +166,10 @@ def _start(job: Job) -> Result:
         "torchrun": run_torchrun,
         "ray": run_ray,
     }
-    return runners[job.layout.backend](work, job)
+    place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # should anybody go elsewhere
+    job = dataclasses.replace(job, folder=RunFolder(place.absolute()), checkpoint=checkpoint)
+    result = runners[job.layout.backend](work, job)
+    return dataclasses.replace(result, run=place) if leads(job.layout) else result
 
 
 def work(job: Job, seat: Seat, stop: StopRequest) -> Result | None:

@@ -13,10 +13,13 @@ import gymnasium
 import numpy as np
 
 from lockstep.envs.base import EnvConfig
+from lockstep.envs.boundary import ABROAD
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
 from lockstep.settings import SettingsError
 
+_TRIALS = 8
+"""Steps in which an environment is asked with their info and without."""
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 
 
@@ -60,6 +63,7 @@ class Goals:
                 )
         self._env, self._judge = env, judge
         self._clip = config.reward_clip
+        self._id = config.id
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """float32 [n]: for having come to goals [n, ...] that were achieved, where these [n, ...] were desired."""
@@ -83,24 +87,86 @@ class Goals:
         of_goals, of_wanted = (_answers(compute, achieved, each).astype(bool) for each in (desired, wanted))
         return of_goals | (terminated & ~of_wanted)
 
+    def check(self) -> None:
+        """Raise SettingsError if answers depend on the info of a step, of which replay keeps nothing."""
+        if needed := _needs_info(self._env, self._judge):
+            raise SettingsError(
+                f"algorithm.replay.hindsight asks env.id={self._id} what other goals would have earned, long after a "
+                f"step whose info is not kept. {needed} Compute it from the achieved and the desired goal alone, or "
+                "use --algorithm.replay.hindsight 0."
+            )
+
     def close(self) -> None:
         """Release the environment."""
-        self._env.close()
+        with ABROAD.beginning(True):
+            self._env.close()
+
+
+def check_goals(config: EnvConfig) -> None:
+    """Raise SettingsError unless an environment can be learned from with hindsight."""
+    goals = Goals(config)
+    try:
+        goals.check()
+    finally:
+        goals.close()
 
 
 def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     """[n]: what an environment says of goals."""
-    answers = np.asarray(compute(achieved, desired, {}))
+    answers = _ask(compute, achieved, desired, {})
     if answers.shape == (len(achieved),) or answers.shape == (len(achieved), 1):
         return answers.reshape(-1)
     # It takes one goal alone, and judges a batch as if it were one (gymnasium-robotics' mazes).
-    each = [np.asarray(compute(a, d, {})) for a, d in zip(achieved, desired, strict=True)]
+    each = [_ask(compute, a, d, {}) for a, d in zip(achieved, desired, strict=True)]
     if each[0].size != 1:
         raise SettingsError(
             f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} answered "
             f"{each[0]} for one goal, where a number is wanted. Mend it, or use --algorithm.replay.hindsight 0."
         )
     return np.array([answer.item() for answer in each])
+
+
+def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[str, Any]) -> np.ndarray:
+    """What an environment answers; it may change copies of the goals.
+
+    Raises:
+        SettingsError: it raised an error.
+    """
+    try:
+        with ABROAD.beginning(False):
+            return np.asarray(compute(np.array(achieved), np.array(desired), info))
+    except Exception as error:
+        raise SettingsError(
+            f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} raised {error!r} "
+            f"for goals of the shape {np.shape(achieved)} and info={info!r}. Mend it, or use "
+            "--algorithm.replay.hindsight 0."
+        ) from error
+
+
+def _needs_info(env: Any, judge: Any) -> str:
+    """Which method of an environment answers otherwise without the step's info, in a sentence; "" if none does."""
+    names = [name for name in ("compute_reward", "compute_terminated") if judge.has_wrapper_attr(name)]
+    computes = [judge.get_wrapper_attr(name) for name in names]
+    with ABROAD.beginning(True):
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        for _ in range(_TRIALS):
+            obs, _, terminated, truncated, info = env.step(env.action_space.sample())
+            for name, compute in zip(names, computes, strict=True):
+                goals = obs[ACHIEVED], obs[DESIRED]
+                try:
+                    known = _ask(compute, *goals, info)
+                except SettingsError:
+                    return ""  # which is another fault, and is told when it matters
+                try:
+                    same = np.array_equal(known, _ask(compute, *goals, {}))
+                except SettingsError as error:
+                    return f"Its {name} raised {error.__cause__!r} for an empty info."
+                if not same:
+                    return f"Its {name} answered otherwise for an empty info than for that of the step."
+            if terminated or truncated:
+                break
+    return ""
 
 
 def _judge(env: Any) -> tuple[Any, str]:

@@ -29,6 +29,7 @@ from lockstep.envs.gym import episode_state
 from lockstep.envs.registry import python_shard, whole_matches
 from lockstep.runtime import children
 from lockstep.runtime.machine import cores
+from lockstep.runtime.numerics import settle
 from lockstep.runtime.output import tell
 from lockstep.runtime.shared import Arena, SharedMemory
 from lockstep.settings import SettingsError
@@ -375,7 +376,7 @@ class _Slice:
 
 def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
     """A process of the pool: serves requests until the other end of the pipe is closed."""
-    torch.set_num_threads(threads)
+    settle(threads)  # as inline runs do, so that environments find the same there
     pause = np.random.default_rng()
     slices: dict[int, _Slice] = {}
     while True:

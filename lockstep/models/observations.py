@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ NO_MASKS = (
     "which are given one by lockstep."
 )
 """What to do where a model cannot forbid actions."""
+_LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
 PLAIN = ""
 """The key of a space that is not a Dict."""
 
@@ -84,6 +86,27 @@ class ObservationLayout:
         """The vectors in an observation [T, B, ...], concatenated in canonical order: fp32 [T, B, D]."""
         parts = [flatten_entry(entry(obs, key)).float() for key, _ in self.vectors]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1) if parts else empty_like(obs)
+
+
+def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
+    """What to tell of an entry that looks like an action mask but is not used as one; "" if there is none.
+
+    Args:
+        space: of observations, as models see them.
+        choices: that actions have; 0 where they are not discrete.
+    """
+    entries = space.spaces if isinstance(space, spaces.Dict) else {}
+    if not choices or ACTION_MASK in entries:
+        return ""
+    for key, found in entries.items():
+        name = key.rpartition(".")[2]
+        if name == ACTION_MASK or (_LIKE_A_MASK.search(name) and math.prod(found.shape or ()) == choices):
+            return (
+                f"The entry {key!r} of the observation looks like a mask of the {choices} actions, but it is only "
+                f"observed and forbids none. A mask has to be the entry {ACTION_MASK!r} of the outermost Dict, with 1 "
+                "for each action that is allowed. If it is one, rename it in the environment or a wrapper."
+            )
+    return ""
 
 
 def entry(obs: Any, key: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lockstep.layout import Layout
 from lockstep.learning.learner import Applied, LearningReport
 from lockstep.learning.worker import Worker
 from lockstep.ledger import Ledger, ledger_head
+from lockstep.models.observations import unused_mask
 from lockstep.records import rows
 from lockstep.records.divergence import Divergence
 from lockstep.records.lags import Lags
@@ -24,6 +26,7 @@ from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.display import PARTS
+from lockstep.runtime.output import tell
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,9 @@ class Book:
         self._damage: str | None = None
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment))
+            choices = getattr(getattr(worker.agent.model, "distribution", None), "num_logits", 0)
+            if hint := unused_mask(worker.agent.observation_space, choices):
+                tell(f"note: {hint}", sys.stderr)
         else:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
             self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)

@@ -16,11 +16,12 @@ from lockstep.agent import Agent
 from lockstep.clock import Clock
 from lockstep.collecting.collectors import Collector, Collectors, Delivery
 from lockstep.envs.base import EnvConfig, ShardEnv, StepResult
-from lockstep.envs.finite import Vigil
+from lockstep.envs.finite import Vigil, wrong_numbers
 from lockstep.experiment import NormalizeConfig
 from lockstep.handover.rollouts import slabs_of
 from lockstep.runtime.shared import PrivateArena
 from lockstep.scheme import Scheme
+from lockstep.settings import NotFinite
 from lockstep.storage.rollout import Rollout
 
 
@@ -64,7 +65,9 @@ class Scripted(ShardEnv):
     def close(self) -> None: ...
 
 
-def collected(env: Scripted, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Delivery, Rollout]]:
+def collected(
+    env: Scripted, monkeypatch: pytest.MonkeyPatch, vigil: Vigil | None = None
+) -> list[tuple[Delivery, Rollout]]:
     """Rollouts of four steps, with rewards clipped and returns normalized."""
     base = recipes.ppo_cartpole()
     experiment = base.replace(
@@ -76,7 +79,7 @@ def collected(env: Scripted, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Deli
     agent = Agent(experiment)
     monkeypatch.setattr("lockstep.envs.make", lambda *_, **__: env)
     (slabs,) = slabs_of(agent, range(1), Clock.of(experiment), PrivateArena(), ahead=False)
-    collector, version, found = Collector(agent, slabs), agent.version(0), []
+    collector, version, found = Collector(agent, slabs, vigil=vigil), agent.version(0), []
     collector.reset()
     for lap in range(len(env.told) // 4):
         (delivery,) = collector.collect(lap, lambda t: version)
@@ -143,3 +146,39 @@ def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers
 
     assert found(torch.nan) == ""
     assert "environment 0 of env.id=Own-v0 returned the reward nan in step 1" in found(0.0)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_is_found_with_its_place(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    still, ended, again = ([0.0, 0.0], ".."), ([0.0, 0.0], ".d"), ([0.0, 0.0], ".f")
+    bad = ([0.0, wrong], "..")
+    place = "Environment 1 of env.id=CartPole-v1 returned the reward"
+    with pytest.raises(NotFinite, match=f"{place} {wrong} in step 7 of its episode, which is its step 7") as raised:
+        collected(Scripted([still] * 6 + [bad, still]), monkeypatch)
+    assert raised.value.exit_code == 1
+    with pytest.raises(NotFinite, match="in step 2 of its episode, which is its step 7 of the run"):
+        collected(Scripted([*[still] * 3, ended, again, still, bad, still]), monkeypatch)
+    goes_on = Vigil("Own-v0", stop=False)
+    (first, _), (second, _) = collected(Scripted([still] * 6 + [bad, bad]), monkeypatch, goes_on)
+    assert not first.not_finite and "environment 1 of env.id=Own-v0" in second.not_finite == goes_on.found
+
+
+def test_an_observation_that_is_not_finite_is_found_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Wrong(Scripted):
+        def recv(self, out: Any) -> StepResult:
+            answer = super().recv(out)
+            out[1, 2] = np.nan if self.steps == 3 else 0
+            return answer
+
+        def reset(self, out: Any) -> None:
+            out[0, 1] = self.due
+
+    with pytest.raises(NotFinite, match=r"Environment 1 .* the observation nan at \[2\] in step 3 of its episode"):
+        collected(Wrong([([0.0, 0.0], "..")] * 4), monkeypatch)
+    with pytest.raises(NotFinite, match=r"Environment 0 .* the observation inf at \[1\] at its start"):
+        collected(Wrong([], due=np.inf), monkeypatch)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    entries = {"a": np.zeros((2, 3)), "b": np.array([[0.0], [-np.inf]])}
+    assert list(wrong_numbers(entries, np.zeros(2))) == [(1, "the observation 'b' -inf at [0]")]

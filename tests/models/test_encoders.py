@@ -30,6 +30,7 @@ from lockstep.models.layers import (
     initialize_lecun_normal,
     reproducible_initialization,
 )
+from lockstep.models.observations import unused_mask
 from lockstep.settings import SettingsError
 
 
@@ -216,3 +217,19 @@ def test_pixels_are_scaled_by_the_bounds_of_their_space(encoder: Any, brightest:
         spaces.Dict(b=spaces.Box(0, 1, (1, 4, 4), np.uint8), a=spaces.Box(0, 0, (1, 4, 4), np.uint8))
     )
     assert layout.brightest == (1, 1), "in the order of images; nothing is divided by 0"
+
+
+def test_an_entry_that_looks_like_a_mask_and_is_none_is_told() -> None:
+    vector, bits = spaces.Box(-1, 1, (3,)), spaces.MultiBinary(4)
+    for name in ("valid_actions", "inner.action_mask", "legal_moves", "available"):
+        told = unused_mask(spaces.Dict({name: bits, "arm": vector}), 4)
+        assert repr(name) in told and "'action_mask'" in told
+    assert unused_mask(spaces.Dict({"inner.action_mask": bits, "arm": vector}), 7), "whatever it is"
+    for harmless in (
+        spaces.Dict(valid=bits, action_mask=bits),
+        spaces.Dict(valid=spaces.MultiBinary(3), arm=vector),
+        spaces.Dict(observation=bits),
+        bits,
+    ):
+        assert unused_mask(harmless, 4) == ""
+    assert unused_mask(spaces.Dict(valid=bits), 0) == "", "of actions that are not discrete"

@@ -17,6 +17,9 @@ from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.envs.goals import Goals
 from lockstep.experiment import Experiment
+from lockstep.layout import Layout
+from lockstep.prepare import prepare_run
+from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 from lockstep.storage.hindsight import Hindsight
 from lockstep.storage.replay import Replay
@@ -353,3 +356,57 @@ def test_rewards_in_hindsight_are_clipped_as_those_of_training(tmp_path: Path) -
         goals = Goals(config)
         assert goals.reward(a, b).tolist() == expected
         goals.close()
+
+
+ASKING = """
+import gymnasium
+
+from lockstep.envs.tasks import BitFlip
+
+
+class Asking(gymnasium.Wrapper):
+    info = {"bonus": 1.0}
+
+    def __init__(self, **options):
+        super().__init__(BitFlip(**options))
+
+    def step(self, action):
+        *answer, _ = super().step(action)
+        return *answer, dict(self.info)
+
+    def compute_reward(self, achieved, desired, info):
+        return self.env.compute_reward(achieved, desired, info) + self.bonus(info)
+
+    def bonus(self, info):
+        return info["bonus"] * 0
+
+
+class Different(Asking):
+    def bonus(self, info):
+        return len(info)
+
+
+class Careless(Asking):
+    def compute_reward(self, achieved, desired, info):
+        achieved -= desired
+        return (achieved == 0).all(-1) - 1.0
+"""
+
+
+def test_rewards_that_need_the_info_of_their_step_are_refused_before_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "asking.py"
+    file.write_text(ASKING)
+    for name, told in (("Asking", "KeyError"), ("Different", "answered otherwise")):
+        settings = recipes.her_bitflip()
+        settings = settings.replace(env=replace(settings.env, id=f"{file}:{name}"))
+        with pytest.raises(SettingsError, match=rf"info is not kept.*compute_reward.*{told}"):
+            prepare_run(settings, Layout(), RunOptions())
+        config = EnvConfig(f"{file}:{name}", adapter="gymnasium", options={"bits": 2})
+    goals = Goals(config)
+    with pytest.raises(SettingsError, match="compute_reward raised"):
+        Goals(replace(config, id=f"{file}:Asking")).reward(np.zeros((2, 2)), np.zeros((2, 2)))
+    goals.close()
+    goals, achieved = Goals(replace(config, id=f"{file}:Careless")), np.ones((2, 2), np.float32)
+    goals.check()
+    assert goals.reward(achieved, achieved).tolist() == [0.0, 0.0] and (achieved == 1).all()
+    goals.close()
