@@ -19,7 +19,7 @@ from gymnasium import spaces
 from lockstep.arrays import map_structure
 from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve, whole_matches
 from lockstep.models.distributions import make_distribution
-from lockstep.models.observations import ACTION_MASK, ObservationLayout
+from lockstep.models.observations import ACTION_MASK, ObservationLayout, coarse
 from lockstep.rng import stream
 from lockstep.runtime import children
 from lockstep.runtime.supervisor import WorkerError
@@ -249,6 +249,8 @@ class _Numbers:
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[float, float]] = {}
         """The least and the largest of each entry."""
+        self.ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        """The same of each number of an entry."""
         self.not_finite = ""
         """Where one was not, or a reward; "" if nowhere."""
 
@@ -258,6 +260,8 @@ class _Numbers:
             if x.size:
                 low, high = min(low, float(x.min())), max(high, float(x.max()))
             self.ranges[name] = low, high
+            least, most = self.ends.get(name, (x[0], x[0]))
+            self.ends[name] = np.minimum(least, x.min(0)), np.maximum(most, x.max(0))
             self._require_finite(t, f"observation {name}".rstrip(), x)
         self._require_finite(t, "reward", reward)
 
@@ -339,11 +343,35 @@ def _facts(game: _Game, played: _Played) -> dict[str, str]:
             f"{name} {x.dtype} {list(x.shape or ())}, {seen[name][0]:.4g} to {seen[name][1]:.4g}".lstrip()
             for name, x in shapes.items()
         ),
+        "scaling": _scaling(space),
         "action": str(actions),
         "reward": f"{reward.min():.4g} to {reward.max():.4g}, {np.mean(reward != 0):.1%} of them not 0",
         "episodes": _episodes(trace, played.restarts, game.config.reseed_every),
+        **({"note": " ".join(notes)} if (notes := _notes(actions, played.numbers)) else {}),
         "speed": f"about {trace.reward[1:].size / played.seconds:,.0f} steps a second here, in one process",
     }
+
+
+def _scaling(space: gymnasium.Space[Any]) -> str:
+    """How lockstep's models scale each entry."""
+    layout = ObservationLayout.of(space)
+    images = zip(layout.images, layout.brightest, strict=True)
+    told = {key: f"pixels, divided by {brightest}" for (key, _), brightest in images}
+    told |= {key: "numbers as they are, unless --normalize.observations standardizes them" for key, _ in layout.vectors}
+    for key, _ in layout.flattened:
+        told[key] += ", flattened (pictures are of uint8)"
+    return "; ".join(f"{key}: {how}" if key else how for key, how in told.items())
+
+
+def _notes(actions: gymnasium.Space[Any], numbers: _Numbers) -> list[str]:
+    """What will make learning hard, though it breaks nothing."""
+    of_observations = [
+        f"The observation{f' {name!r}' if name else ''} {said}"
+        for name, (low, high) in numbers.ends.items()
+        if low.dtype == np.float32 and (said := coarse(low, high))
+    ]
+    remark = make_distribution(actions).remark_on_start(1.0)
+    return [*of_observations, *([f"With PPO, A2C, IMPALA and APPO: {remark}"] if remark else [])]
 
 
 def _episodes(trace: _Trace, restarts: list[int], longest: int) -> str:
