@@ -78,6 +78,10 @@ class Agent:
             )
         model.check(self.observation_space, self.action_space)
 
+    def remarks(self) -> list[str]:
+        """What a new run should be told, in sentences."""
+        return self.experiment.model.remarks(self.observation_space, self.action_space)
+
     @property
     def networks(self) -> PolicyModel | Networks:
         """What the algorithm's loss takes."""

@@ -21,7 +21,7 @@ from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resol
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
 from lockstep.envs.gym import GymShard
 from lockstep.models.distributions import make_distribution
-from lockstep.models.observations import ACTION_MASK, ObservationLayout, unused_mask
+from lockstep.models.observations import ACTION_MASK, ObservationLayout, coarse, unused_mask
 from lockstep.rng import stream
 from lockstep.runtime import children
 from lockstep.runtime.supervisor import WorkerError
@@ -120,8 +120,6 @@ def check_env(
     facts = _facts(game, expected)
     for name, text in facts.items():
         tell(f"{name:<12}{text}")
-    for note in _notes(config, expected):
-        tell(f"{'note':<12}{note}")
 
     held: list[str] = []
     failed = None
@@ -291,6 +289,8 @@ class _Numbers:
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[float, float]] = {}
         """The least and the largest of each entry."""
+        self.ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        """The same of each number of an entry."""
         self.not_finite = ""
         """Where one was not, or a reward; "" if nowhere."""
 
@@ -300,6 +300,8 @@ class _Numbers:
             if x.size:
                 low, high = min(low, float(x.min())), max(high, float(x.max()))
             self.ranges[name] = low, high
+            least, most = self.ends.get(name, (x[0], x[0]))
+            self.ends[name] = np.minimum(least, x.min(0)), np.maximum(most, x.max(0))
             self._require_finite(t, f"observation {name}".rstrip(), x)
         self._require_finite(t, "reward", reward)
 
@@ -381,22 +383,43 @@ def _facts(game: _Game, played: _Played) -> dict[str, str]:
             f"{name} {x.dtype} {list(x.shape or ())}, {seen[name][0]:.4g} to {seen[name][1]:.4g}".lstrip()
             for name, x in shapes.items()
         ),
+        "scaling": _scaling(space),
         "action": str(actions),
         "reward": f"{reward.min():.4g} to {reward.max():.4g}, {np.mean(reward != 0):.1%} of them not 0",
         "episodes": _episodes(trace, played.restarts, game.config.reseed_every),
+        **({"note": " ".join(notes)} if (notes := _notes(game.config, played)) else {}),
         "speed": f"about {trace.reward[1:].size / played.seconds:,.0f} steps a second here, in one process",
     }
 
 
+def _scaling(space: gymnasium.Space[Any]) -> str:
+    """How lockstep's models scale each entry."""
+    layout = ObservationLayout.of(space)
+    images = zip(layout.images, layout.brightest, strict=True)
+    told = {key: f"pixels, divided by {brightest}" for (key, _), brightest in images}
+    told |= {key: "numbers as they are, unless --normalize.observations standardizes them" for key, _ in layout.vectors}
+    for key, _ in layout.flattened:
+        told[key] += ", flattened (pictures are of uint8)"
+    return "; ".join(f"{key}: {how}" if key else how for key, how in told.items())
+
+
 def _notes(config: EnvConfig, played: _Played) -> list[str]:
-    """What may be otherwise than its author thinks."""
+    """What is likely to be a mistake or to make learning hard, though it breaks nothing."""
     space, actions, _ = played.env
-    notes = [unused_mask(space, make_distribution(actions).num_logits)]
+    distribution = make_distribution(actions)
+    notes = [unused_mask(space, distribution.num_logits)]
     if isinstance(space, spaces.Dict) and {ACHIEVED, DESIRED} <= set(space.spaces) and config.adapter == "gymnasium":
         try:
             check_goals(config)
         except SettingsError as error:
             notes.append(str(error))
+    notes += [
+        f"The observation{f' {name!r}' if name else ''} {said}"
+        for name, (low, high) in played.numbers.ends.items()
+        if low.dtype == np.float32 and (said := coarse(low, high))
+    ]
+    if remark := distribution.remark_on_start(1.0):
+        notes.append(f"With PPO, A2C, IMPALA and APPO: {remark}")
     return [note for note in notes if note]
 
 

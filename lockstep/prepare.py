@@ -127,8 +127,9 @@ def check(experiment: Experiment, layout: Layout) -> None:
     check_model(experiment)
 
 
-def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> None:
-    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with.
+def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> list[str]:
+    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with; returns what a new
+    run should be told.
 
     Args:
         weights: that it begins with; by default, what its warm start names.
@@ -137,8 +138,10 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
     with settled(experiment.torch_threads):
         agent = Agent(experiment)
         warm_start.load(agent, warm_start.weights(experiment) if weights is None else weights)
-        if new:
-            agent.check()
+        if not new:
+            return []
+        agent.check()
+        return agent.remarks()
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:

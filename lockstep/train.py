@@ -201,6 +201,8 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
     experiment, options, group, clock = job.experiment, job.options, seat.group, job.clock
     if job.checkpoint is None and job.recorded is None:
         agent.check()
+        for remark in agent.remarks() if group.rank == 0 else ():
+            tell(f"warning: {remark}", sys.stderr)
     rollouts = _rollouts(job, agent, seat, alive)
     capture = cuda_graph if job.layout.graphs else None
     worker = Worker(agent, rollouts, group, alive, capture, job.recorded)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from lockstep import recipes
 from lockstep.check_env import WAYS, EnvCheck, check_env
 from lockstep.cli.main import main
 from lockstep.envs import EnvConfig
+from lockstep.run import RunOptions
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
+from lockstep.train import train
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -45,6 +49,28 @@ class Walk(gymnasium.Env[Any, Any]):
         self.t += 1
         self.x += (action - 1) / 10 + self.noise() / 100
         return self.observation(), -abs(self.x), self.np_random.random() < 0.02, self.t == 30, {}
+
+
+class Coarse(Walk):
+    """Tells the time in seconds since 1970, and wants actions of thousands."""
+
+    observation_space = spaces.Dict(
+        time=spaces.Box(-np.inf, np.inf, (1,), np.float64),
+        camera=spaces.Box(0, 1, (9, 9, 3), np.float32),
+        lamp=spaces.Box(0, 1, (36, 36, 1), np.uint8),
+    )
+    action_space = spaces.Box(-2000, 2000, (1,), np.float32)
+
+    def observation(self) -> Any:
+        return {
+            "time": np.array([1.7e9 + self.t]),
+            "camera": np.zeros((9, 9, 3), np.float32),
+            "lamp": np.ones((36, 36, 1), np.uint8),
+        }
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self.observation(), float(action[0]), False, self.t == 30, {}
 
 
 class Unseeded(Walk):
@@ -182,6 +208,31 @@ def test_mistakes_are_explained() -> None:
         check_env(EnvConfig(num_envs=1))
     with pytest.raises(SettingsError, match=r"There is no environment 'CartPoll-v1'\. Did you mean"):
         check_env(EnvConfig(id="CartPoll-v1"))
+
+
+def test_what_makes_learning_hard_is_told_by_the_check_and_at_the_start_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = check_env(EnvConfig(id=f"{__file__}:Coarse", num_envs=2), steps=16)
+    assert found.ok
+    assert "lamp: pixels, divided by 1;" in found.facts["scaling"]
+    assert re.search("camera: numbers as they are, .*flattened", found.facts["scaling"])
+    hard = (
+        r"observation 'time' has numbers as large as 1\.7e\+09.*128 or more",
+        r"2,000 times as wide.*--model\.squash",
+    )
+    for told in hard:
+        assert re.search(told, found.facts["note"])
+    base = recipes.ppo_cartpole()
+    experiment = base.replace(
+        env=replace(base.env, id=f"{__file__}:Coarse"),
+        model=replace(base.model, encoder="auto"),
+        total_steps=base.samples_per_iteration,
+    )
+    train(experiment, options=RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False))
+    warned = capsys.readouterr().err
+    for told in (*hard, r"'camera' is shaped as a picture, \[9, 9, 3\]"):
+        assert len(re.findall(told, warned)) == 1
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,10 @@ _LOOKS = 16
 would take as long as some environments' steps."""
 _FAR = 1e6
 """How far beyond its bounds a number may be, in their widths: some more is common, and harms nothing."""
+_GOALS = ("achieved_goal", "desired_goal")
+"""Entries that the environment's own compute_reward is given."""
+_LARGE, _TIGHT = 2.0**16, 2.0**-7
+"""Bounds so far from 0, and by this share of it or less apart, leave float32 with 16 bits or fewer."""
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
 
 
@@ -101,7 +105,8 @@ class ObservationWriter:
 
     Images (uint8 with two or more axes) become channels-first uint8: [H, W, C] -> [C, H, W], [H, W] -> [1, H, W],
     stacked [S, H, W, C] or [S, C, H, W] -> [S * C, H, W]; they keep the highest value of their space. Everything else
-    becomes float32: numbers as they are, Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict
+    becomes float32: numbers as they are (less the middle of their bounds where these are close together and far from
+    0), Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict
     and Tuple spaces become one flat Dict; the keys of nested ones are joined by dots.
     """
 
@@ -232,7 +237,22 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
     def number(x: np.ndarray, out: np.ndarray) -> None:
         np.copyto(out, x.reshape(out.shape), casting="unsafe")
 
-    return _vector(target), number
+    middle = _middle(space) if isinstance(space, spaces.Box) and key not in _GOALS else None
+    if middle is None:
+        return _vector(target), number
+    return _vector(target), lambda x, out: number(np.subtract(x, middle, dtype=np.float64), out)
+
+
+def _middle(space: spaces.Box) -> np.ndarray | None:
+    """What is subtracted from each number, lest float32 round what it varies by: the middle of bounds that are close
+    together and far from 0, elsewhere 0. None if there are no such bounds."""
+    if space.dtype in (np.float16, np.float32):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    reach = np.maximum(np.abs(low), np.abs(high))
+    with np.errstate(over="ignore", invalid="ignore"):
+        tight = np.isfinite(reach) & (reach >= _LARGE) & (high > low) & (high - low <= reach * _TIGHT)
+        return np.where(tight, (low + high) / 2, 0.0) if tight.any() else None
 
 
 def _image_conversion(

@@ -148,6 +148,10 @@ class ModelConfig(ABC):
         """Raise SettingsError for what a new run should not begin with, where build would do it all the same: a run
         that exists goes on."""
 
+    def remarks(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+        """What a new run should be told about these spaces, in sentences: it may begin, but hardly as was meant."""
+        return []
+
     @abstractmethod
     def build(
         self,

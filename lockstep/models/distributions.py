@@ -25,6 +25,8 @@ _LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation (Haarnoja et al. 2018)."""
 _REACH = 3.0
 """Deviations from the mean within which actions are drawn often enough to learn from."""
+_OUT_OF_PROPORTION = 10.0
+"""How many times as wide as the first deviation bounds may be, or as narrow, before something is said of it."""
 _TINY = 1e-7
 """Noise is kept this far from 0 and 1, where the inverse distribution functions are infinite."""
 
@@ -80,6 +82,10 @@ class Distribution(ABC):
 
     def check_start(self, std: float) -> None:  # noqa: B027 - most begin anywhere
         """Raise SettingsError if nothing can be learned from where a policy begins, around 0 with this deviation."""
+
+    def remark_on_start(self, std: float) -> str:
+        """What makes learning slow from where a policy begins, around 0 with this deviation; "" if nothing does."""
+        return ""
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         """Forbid the actions whose entry in allowed, bool [..., num_logits], is False."""
@@ -242,6 +248,26 @@ class Gaussian(Distribution):
                 f"of reach: nearly all would be clipped to one bound, and nothing learned. {remedy}"
             )
 
+    def remark_on_start(self, std: float) -> str:
+        with np.errstate(over="ignore"):
+            half = ((self.space.high - self.space.low) / 2).reshape(-1)
+        half = half[np.isfinite(half) & (half > 0)]
+        if self.squash or not half.size:
+            return ""
+        wide, narrow = half.max() / std, std / half.min()
+        if max(wide, narrow) <= _OUT_OF_PROPORTION:
+            return ""
+        where = (
+            f"bounds {wide:,.0f} times as wide, and will hardly leave the middle of them"
+            if wide > _OUT_OF_PROPORTION
+            else f"bounds {narrow:,.0f} times as narrow, so that nearly all will be clipped to one of them"
+        )
+        return (
+            f"Actions begin around 0 with a deviation of {std:g} (--model.initial-std), but those of {self.space} have "
+            f"{where}. Scale them to their bounds: --model.squash, or gymnasium.wrappers.RescaleAction. Bounds that "
+            "stand for none should be infinite."
+        )
+
     def to_env(self, action: np.ndarray) -> Any:
         low, high = self.space.low.reshape(-1), self.space.high.reshape(-1)
         if self.squash:
@@ -315,6 +341,9 @@ class Joint(Distribution):
     def check_start(self, std: float) -> None:
         for part in self.parts:
             part.check_start(std)
+
+    def remark_on_start(self, std: float) -> str:
+        return next(filter(None, (part.remark_on_start(std) for part in self.parts)), "")
 
     def to_env(self, action: np.ndarray) -> Any:
         if not isinstance(self.space, spaces.Tuple):

@@ -23,6 +23,8 @@ NO_MASKS = (
 )
 """What to do where a model cannot forbid actions."""
 _LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
+_PICTURE = 8
+"""The least side of what looks like a picture."""
 PLAIN = ""
 """The key of a space that is not a Dict."""
 
@@ -38,6 +40,8 @@ class ObservationLayout:
     """All other entries, flattened: what is normalized if anything is."""
     mask_size: int
     """Numbers in the action mask, 0 without one."""
+    flattened: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Those vectors that look like pictures: three dimensions, two of them of some size."""
     brightest: tuple[int, ...] = ()
     """The highest value that each image's space allows, 255 as a rule."""
 
@@ -49,7 +53,7 @@ class ObservationLayout:
             SettingsError: the space has an entry of another type, or none that can be observed.
         """
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
-        images, vectors, mask_size, brightest = [], [], 0, []
+        images, vectors, mask_size, brightest, flattened = [], [], 0, [], []
         for key, entry in sorted(entries.items()):
             if not isinstance(entry, (spaces.Box, spaces.MultiBinary)):
                 raise SettingsError(
@@ -64,9 +68,11 @@ class ObservationLayout:
                 brightest.append(max(1, int(entry.high.max())) if isinstance(entry, spaces.Box) else 1)
             else:
                 vectors.append((key, math.prod(entry.shape)))
+                if len(entry.shape) == 3 and sorted(entry.shape)[1] >= _PICTURE:
+                    flattened.append((key, entry.shape))
         if not images and not vectors:
             raise SettingsError(f"The observation space {space} has nothing to observe besides an action mask.")
-        return ObservationLayout(tuple(images), tuple(vectors), mask_size, tuple(brightest))
+        return ObservationLayout(tuple(images), tuple(vectors), mask_size, tuple(flattened), tuple(brightest))
 
     def check_mask(self, action_space: gymnasium.Space[Any], choices: int) -> None:
         """Raise SettingsError if there is an action mask that does not fit an action space of so many choices."""
@@ -107,6 +113,29 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
                 "for each action that is allowed. If it is one, rename it in the environment or a wrapper."
             )
     return ""
+
+
+def coarse(low: np.ndarray, high: np.ndarray) -> str:
+    """What to say of float32 numbers, seen from low to high [D], if some are too large for what they differ by; else
+    ""."""
+    reach = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # of what is not finite
+        step, spread = np.spacing(reach), high.astype(np.float64) - low
+        lost = (reach >= _EXACT / 16) & (spread < _LEVELS * step) & ((spread > 0) | (reach >= _EXACT))
+    if not lost.any():
+        return ""
+    at = int(np.argmax(np.where(lost, reach, 0)))
+    return (
+        f"has numbers as large as {reach.flat[at]:.4g}, of which float32 only tells those apart that differ by "
+        f"{step.flat[at]:g} or more; those seen were {spread.flat[at]:g} apart. Declare the true bounds in the "
+        "observation_space (their middle is then subtracted in float64), or subtract an offset in the environment."
+    )
+
+
+_EXACT = 2.0**24
+"""Up to where float32 holds all whole numbers."""
+_LEVELS = 64
+"""So many steps of float32 should an observation vary by, at least."""
 
 
 def entry(obs: Any, key: str) -> Tensor:

@@ -269,6 +269,17 @@ class TrunkConfig(ModelConfig):
                 f"[C, H, W], and {observation_space} has none. Use --model.encoder auto, or images."
             )
 
+    def remarks(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+        if self.encoder == "mlp":
+            return []
+        flattened = ObservationLayout.of(observation_space).flattened
+        return [
+            f"The observation{f' {key!r}' if key else ''} is shaped as a picture, {list(shape)}, but not of uint8, so "
+            "it is flattened and passes through an MLP, unscaled. For a convolutional network turn it into uint8 "
+            "(gymnasium.wrappers.TransformObservation); if an MLP is meant, --model.encoder mlp says so."
+            for key, shape in flattened
+        ]
+
     def build_vector_encoder(self, size: int) -> nn.Module:
         """The part of the encoder that sees all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
         return MLP(size, self.hidden_sizes, self.activation)
@@ -316,6 +327,10 @@ class StandardModelConfig(TrunkConfig):
         """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""
         super().check(observation_space, action_space)
         make_distribution(action_space, squash=self.squash).check_start(self.initial_std)
+
+    def remarks(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+        remark = make_distribution(action_space, squash=self.squash).remark_on_start(self.initial_std)
+        return [*super().remarks(observation_space, action_space), *([remark] if remark else [])]
 
     def build(
         self,

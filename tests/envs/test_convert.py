@@ -153,3 +153,39 @@ def test_one_observation_unlike_its_space_is_explained(bad: Any, words: str) -> 
     writer.write_list([GOOD, GOOD], out)
     with pytest.raises(SettingsError, match=words):
         writer.write_list([GOOD, bad], out)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "subtracted"),
+    [
+        (1.7e9, 1.7e9 + 100, np.float64, 1.7e9 + 50),
+        (1_700_000_000, 1_700_000_100, np.int64, 1.7e9 + 50),
+        (-(10**6), -(10**6) + 2, np.float64, -(10**6) + 1),
+        (0, 1.7e9, np.float64, 0),
+        (-np.inf, np.inf, np.float64, 0),
+        (1.7e9, np.inf, np.float64, 0),
+        (100, 101, np.float64, 0),
+        (70_000, 70_010, np.float32, 0),
+    ],
+)
+def test_numbers_far_from_0_within_close_bounds_are_written_from_the_middle(
+    low: float, high: float, dtype: Any, subtracted: float
+) -> None:
+    entry = spaces.Box(low, high, (2,), dtype)
+    writer, out = ObservationWriter(entry), np.zeros((1, 2), np.float32)
+    begin = 70_000 if np.isinf(low) else low
+    seen = np.array([begin, begin + 60], dtype)
+    writer.write_list([seen], out)
+    np.testing.assert_array_equal(out[0], (seen - subtracted).astype(np.float32))
+    writer.write(seen[None], out)
+    np.testing.assert_array_equal(out[0], (seen - subtracted).astype(np.float32))
+
+
+def test_only_those_numbers_move_that_need_to_and_goals_never_do() -> None:
+    tight = spaces.Box(np.array([1.7e9, 0]), np.array([1.7e9 + 2, 1]), dtype=np.float64)
+    writer = ObservationWriter(spaces.Dict(clock=tight, desired_goal=tight))
+    out = {name: np.zeros((1, 2), np.float32) for name in ("clock", "desired_goal")}
+    x = np.array([1.7e9 + 2, 0.5])
+    writer.write_list([{"clock": x, "desired_goal": x}], out)
+    assert out["clock"].tolist() == [[1, 0.5]]
+    assert out["desired_goal"].tolist() == [[float(np.float32(1.7e9)), 0.5]]

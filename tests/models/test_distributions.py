@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -306,3 +307,24 @@ def test_a_gaussian_pulls_its_deviation_back_into_the_bounds_by_the_gradient_of_
     params.grad = None
     (-distribution.log_prob(params, far)).backward()
     assert params.grad is not None and float(params.grad[1]) == 0, "z = 2: this one leads further out"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "std", "squash", "told"),
+    [
+        (2000, 1.0, False, "2,000 times as wide.*--model.squash"),
+        (0.01, 1.0, False, "100 times as narrow.*--model.squash"),
+        (2000, 1.0, True, ""),
+        (0.4, 0.6, False, ""),
+        (2, 1.0, False, ""),
+        (np.inf, 1.0, False, ""),
+        (np.finfo(np.float32).max, 1.0, False, ""),
+    ],
+)
+def test_bounds_out_of_proportion_to_the_first_deviation_are_told(
+    bounds: float, std: float, squash: bool, told: str
+) -> None:
+    box = spaces.Box(-bounds, bounds, (2,))
+    for space in (box, spaces.Tuple([spaces.Discrete(2), box])):
+        remark = make_distribution(space, squash=squash).remark_on_start(std)
+        assert re.search(told, remark) if told else not remark

@@ -30,7 +30,7 @@ from lockstep.models.layers import (
     initialize_lecun_normal,
     reproducible_initialization,
 )
-from lockstep.models.observations import unused_mask
+from lockstep.models.observations import coarse, unused_mask
 from lockstep.settings import SettingsError
 
 
@@ -233,3 +233,21 @@ def test_an_entry_that_looks_like_a_mask_and_is_none_is_told() -> None:
     ):
         assert unused_mask(harmless, 4) == ""
     assert unused_mask(spaces.Dict(valid=bits), 0) == "", "of actions that are not discrete"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lost"),
+    [
+        ([0, 1.7e9], [1, 1.7e9 + 128], True),
+        ([0, 1.7e9], [1, 1.7e9], True),
+        ([-2e7, 0], [-2e7, 0], True),
+        ([0, 1.7e9], [1, 1.8e9], False),
+        ([0, 1e6], [1, 1e6], False),  # a constant that float32 holds
+        ([1.0, 1.0], [1.0, 1.000001], False),
+        ([np.nan, -np.inf], [np.nan, np.inf], False),
+    ],
+)
+def test_numbers_too_large_for_what_they_differ_by_are_named(low: list[float], high: list[float], lost: bool) -> None:
+    said = coarse(np.array(low, np.float32), np.array(high, np.float32))
+    assert bool(said) == lost
+    assert not lost or "e+09" in said or "2e+07" in said
