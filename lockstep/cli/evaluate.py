@@ -9,7 +9,6 @@ from typing import Literal
 import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
-from lockstep.run import RunFolder
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
+    from lockstep.run import RunFolder
 
     with progress_to_stderr(given.json), clean_end():
         result = play(
@@ -107,6 +107,7 @@ def record(arguments: list[str]) -> int:
     """Run `lockstep record`."""
     given = parse(RecordArguments, "record", arguments)
     from lockstep.evaluation.video import record_video
+    from lockstep.run import RunFolder
 
     run = RunFolder.open(given.run).path
     out = Path(given.out) if given.out else run / "video.mp4"
@@ -128,6 +129,7 @@ def plot(arguments: list[str]) -> int:
     """Run `lockstep plot`."""
     given = parse(PlotArguments, "plot", arguments)
     from lockstep.evaluation.plots import plot as draw
+    from lockstep.run import RunFolder
 
     runs = [RunFolder.open(run).path for run in given.runs]
     home = runs[0] if len(runs) == 1 else Path()

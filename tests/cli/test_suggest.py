@@ -32,7 +32,7 @@ def test_every_synonym_gets_an_answer(recipe: str) -> None:
         if name == "horizon" and recipe == "mpc-pendulum":
             continue
         with pytest.raises(SettingsError, match=f"no setting --{name}"):
-            check_flags([[f"--{name}", "1"]], arguments)
+            check_flags("train", [[f"--{name}", "1"]], arguments)
 
 
 def test_what_an_algorithm_has_decides() -> None:
@@ -51,7 +51,7 @@ def test_a_setting_of_the_users_own_is_no_synonym() -> None:
         "--layout",
         "--dry_run",
     ):
-        check_flags([[flag]], arguments)
+        check_flags("train", [[flag]], arguments)
     assert meaning_of("gamma", ["algorithm.gamma", "algorithm.discount"])[0].setting == "algorithm.gamma"
 
 
