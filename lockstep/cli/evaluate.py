@@ -20,7 +20,7 @@ class EvalArguments:
     episodes: int = 10
     """Episodes to play. More narrow the confidence interval."""
     greedy: bool = False
-    """Take the most likely action; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
+    """Take the most likely action, as an exported policy does. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
@@ -49,7 +49,7 @@ class RecordArguments:
     episodes: int = 1
     """Episodes to show."""
     greedy: bool = False
-    """Take the most likely action; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
+    """Take the most likely action, as an exported policy does. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
@@ -100,6 +100,8 @@ def evaluate(arguments: list[str]) -> int:
         say_json({"run": given.run, **result.to_json()})
     else:
         say(str(result))
+        if result.acting not in ("greedy", "deterministic"):
+            say(f"These actions were {result.acting}; --greedy takes the most likely ones, as an exported policy does.")
     return 0
 
 
@@ -122,7 +124,8 @@ def record(arguments: list[str]) -> int:
             max_steps=given.max_steps,
             fps=given.fps,
         )
-    return _written(path, json=given.json)
+    how = "the most likely actions" if given.greedy else "actions drawn from the policy; --greedy takes the likeliest"
+    return _written(path, f" ({how})", json=given.json)
 
 
 def plot(arguments: list[str]) -> int:
@@ -137,9 +140,9 @@ def plot(arguments: list[str]) -> int:
     return _written(draw(runs, out, x=given.x, metric=given.metric), json=given.json)
 
 
-def _written(path: Path, *, json: bool) -> int:
+def _written(path: Path, how: str = "", *, json: bool) -> int:
     if json:
         say_json({"file": str(path)})
     else:
-        say(f"wrote {path}")
+        say(f"wrote {path}{how}")
     return 0

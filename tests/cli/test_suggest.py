@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lockstep.cli.evaluate import EvalArguments
 from lockstep.cli.main import main
+from lockstep.cli.share import ExportArguments
 from lockstep.cli.suggest import check_flags
 from lockstep.cli.train import TrainArguments
 from lockstep.recipes import RECIPES
@@ -17,11 +20,8 @@ NAMES = [name for _, names, *_ in _ROWS for name in names.split()]
 
 def test_synonyms_stand_for_settings_that_exist() -> None:
     known = {path for recipe in RECIPES.values() for path in flat(to_json(recipe(), whole=True))}
-    known |= {
-        *RunOptions.__dataclass_fields__,
-        *TrainArguments.__dataclass_fields__,
-        *EvalArguments.__dataclass_fields__,
-    }
+    for arguments in (RunOptions, TrainArguments, EvalArguments, ExportArguments):
+        known |= {field.name for field in dataclasses.fields(arguments)}
     assert {setting for setting, *_ in _ROWS} - {""} <= known
 
 
