@@ -195,6 +195,8 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ),
     ("eval_episodes", "n_eval_episodes num_eval_episodes evaluation_duration"),
     ("episodes", "n_eval_episodes num_eval_episodes evaluation_duration"),
+    ("greedy", "deterministic stochastic sample argmax explore", "Without it, actions are drawn from the policy."),
+    ("sample", "greedy deterministic stochastic argmax", "Without it, the file takes the most likely actions."),
     ("episodes", "n_episodes num_episodes max_num_episodes"),
     ("total_steps", "n_episodes num_episodes max_num_episodes", "It counts steps, not episodes."),
     ("display", "verbose progress progress_bar quiet log_interval"),

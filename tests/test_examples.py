@@ -170,7 +170,7 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
     assert verb in VERBS
     if verb == "train":
         given = {"my_file.py:recipe": "examples/custom_model.py:recipe", "RECIPE": "ppo-cartpole"}
-        arguments = [given.get(argument, argument) for argument in arguments if argument != "--help"]
+        arguments = [given.get(argument, argument) for argument in arguments if not argument.startswith("--help")]
         code = main([verb, *arguments, "--dry-run"])
         said = capsys.readouterr().err
         if missing := re.search(r"No module named '(\w+)'", said):
@@ -192,7 +192,7 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
             "submit": ["ppo-cartpole"],
             "sweep": ["set", "ppo-cartpole"],
         }
-        main([verb, *recipe.get(verb, []), "--help"])
+        main([verb, *recipe.get(verb, []), "--help-all"])
         help_text = capsys.readouterr().out
         for flag in (argument for argument in arguments if argument.startswith("--")):
             assert re.search(rf"{flag.partition('=')[0]}\b", help_text), f"{verb} has no {flag}"

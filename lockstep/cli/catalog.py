@@ -74,7 +74,7 @@ def recipes(arguments: list[str]) -> int:
     width = max(map(len, found))
     for name, text in found.items():
         say(f"{name:<{width}}  {' '.join(text.split())}")
-    say("\nlockstep train RECIPE --help lists a recipe's settings; --dry-run prints their values.")
+    say("\nlockstep train RECIPE --help shows a recipe's settings; --dry-run prints all their values.")
     return 0
 
 

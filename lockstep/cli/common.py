@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tyro
 from rich.text import Text
 
+from lockstep.cli import help
 from lockstep.cli.suggest import check_flags
 from lockstep.runtime import children
 from lockstep.runtime.output import Explained, PatientConsole, keeping_streams
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
 """Flags that say as much together as they say one by one."""
-HELP = {"-h", "--help"}
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
-    """Read typed flags; tyro itself explains a mistake, names close matches and exits with 2."""
+    """Read typed flags, or give the help that they ask for. The parser explains a value that does not fit, and exits
+    with 2."""
+    settings = arguments_type if default is None else default
+    if help.asks(arguments):
+        say(help.text(verb, arguments, settings))
+        raise Explained(0)
     arguments = _options_together(arguments)
-    if not HELP & set(arguments):
-        check_flags(with_values(arguments), arguments_type if default is None else default)
+    check_flags(verb, with_values(arguments), settings)
     try:
         if default is None:
             return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)

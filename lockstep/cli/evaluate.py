@@ -9,7 +9,6 @@ from typing import Literal
 import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
-from lockstep.run import RunFolder
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class EvalArguments:
     episodes: int = 10
     """Episodes to play. More narrow the confidence interval."""
     greedy: bool = False
-    """Take the most likely action; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
+    """Take the most likely action, as an exported policy does. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
@@ -50,7 +49,7 @@ class RecordArguments:
     episodes: int = 1
     """Episodes to show."""
     greedy: bool = False
-    """Take the most likely action; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
+    """Take the most likely action, as an exported policy does. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
@@ -83,6 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
+    from lockstep.run import RunFolder
 
     with progress_to_stderr(given.json), clean_end():
         result = play(
@@ -100,6 +100,8 @@ def evaluate(arguments: list[str]) -> int:
         say_json({"run": given.run, **result.to_json()})
     else:
         say(str(result))
+        if result.acting not in ("greedy", "deterministic"):
+            say(f"These actions were {result.acting}; --greedy takes the most likely ones, as an exported policy does.")
     return 0
 
 
@@ -107,6 +109,7 @@ def record(arguments: list[str]) -> int:
     """Run `lockstep record`."""
     given = parse(RecordArguments, "record", arguments)
     from lockstep.evaluation.video import record_video
+    from lockstep.run import RunFolder
 
     run = RunFolder.open(given.run).path
     out = Path(given.out) if given.out else run / "video.mp4"
@@ -121,13 +124,15 @@ def record(arguments: list[str]) -> int:
             max_steps=given.max_steps,
             fps=given.fps,
         )
-    return _written(path, json=given.json)
+    how = "the most likely actions" if given.greedy else "actions drawn from the policy; --greedy takes the likeliest"
+    return _written(path, f" ({how})", json=given.json)
 
 
 def plot(arguments: list[str]) -> int:
     """Run `lockstep plot`."""
     given = parse(PlotArguments, "plot", arguments)
     from lockstep.evaluation.plots import plot as draw
+    from lockstep.run import RunFolder
 
     runs = [RunFolder.open(run).path for run in given.runs]
     home = runs[0] if len(runs) == 1 else Path()
@@ -135,9 +140,9 @@ def plot(arguments: list[str]) -> int:
     return _written(draw(runs, out, x=given.x, metric=given.metric), json=given.json)
 
 
-def _written(path: Path, *, json: bool) -> int:
+def _written(path: Path, how: str = "", *, json: bool) -> int:
     if json:
         say_json({"file": str(path)})
     else:
-        say(f"wrote {path}")
+        say(f"wrote {path}{how}")
     return 0

@@ -19,28 +19,28 @@ import lockstep
 BEGAN = time.perf_counter()
 """When this process did, nearly: before the imports that take long."""
 VERBS = {
-    "train": ("lockstep.cli.train", "train a recipe: lockstep train ppo-atari --env.id Breakout --total-steps 10M"),
+    "train": ("lockstep.cli.train", "train an agent by a recipe, as in: lockstep train ppo-cartpole"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
-    "sweep": ("lockstep.cli.sweep", "run many experiments, or a search, as a durable queue: here, on Ray, on Slurm"),
-    "submit": ("lockstep.cli.submit", "hand one run to Slurm, on one node or several, or print the job"),
+    "sweep": ("lockstep.cli.sweep", "run many experiments, or a search for settings, as a durable queue"),
+    "submit": ("lockstep.cli.submit", "hand one run to Slurm, on one node or several"),
     "eval": ("lockstep.cli.evaluate", "play episodes with a trained policy and report raw scores"),
     "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),
-    "export": ("lockstep.cli.share", "write a trained policy as one file: torch.export, TorchScript or ONNX"),
+    "export": ("lockstep.cli.share", "write a trained policy as one file: PyTorch's, TorchScript or ONNX"),
     "push": ("lockstep.cli.share", "upload a run to the Hugging Face Hub, with a model card"),
     "pull": ("lockstep.cli.share", "download a run from the Hugging Face Hub"),
     "plot": ("lockstep.cli.evaluate", "draw the learning curves of one or more runs"),
-    "report": ("lockstep.cli.report", "write one web page about some runs: curves, scores, speed, settings, proof"),
+    "report": ("lockstep.cli.report", "write one web page about some runs"),
     "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
-    "verify": ("lockstep.cli.check", "rerun the beginning of a run on another layout and compare every bit"),
+    "verify": ("lockstep.cli.check", "repeat the beginning of a run on another layout, compare all bits"),
     "replay": ("lockstep.cli.check", "repeat a run with every decision that timing made in it"),
     "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
-    "check-env": ("lockstep.cli.check", "play an environment several times over: is every bit of it repeatable?"),
-    "bench": ("lockstep.cli.speed", "measure how near training comes to this machine's limit, and what takes the rest"),
+    "check-env": ("lockstep.cli.check", "test whether an environment is repeatable, bit for bit"),
+    "bench": ("lockstep.cli.speed", "measure how near training comes to this machine's limit"),
     "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),
     "schemes": ("lockstep.cli.catalog", "draw the presets of schemes: who waits for whom in each"),
-    "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure their speed"),
+    "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure the speed"),
 }
 """Each verb's module, whose function of that name (`eval` is `evaluate`) runs it, and what it does."""
 
@@ -121,6 +121,10 @@ def _usage() -> str:
     verbs = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
     return (
         "usage: lockstep VERB ...\n\n"
-        "Distributed deep reinforcement learning: hardware changes the speed and never the result.\n\n"
-        f"{verbs}\n\nlockstep VERB --help lists a verb's settings; --json makes any verb's output machine-readable."
+        "Distributed deep reinforcement learning: hardware changes the speed, never the\nresult.\n\n"
+        f"{verbs}\n\n"
+        "To begin:  lockstep recipes                what can be trained\n"
+        "           lockstep train ppo-cartpole     an agent that learns within a minute\n"
+        "           lockstep VERB --help            what a verb does, and its flags\n\n"
+        "--json makes any verb's output machine-readable."
     )

@@ -26,6 +26,9 @@ class ExportArguments:
     """File to write. Default: policy.pt2, policy.ts or policy.onnx in the run's folder."""
     observations: int = 1000
     """Observations of the run's environments to compare actions on. More find rarer differences, and take longer."""
+    sample: bool = False
+    """Draw actions from the policy, as eval does without --greedy. The file then takes random numbers as one more
+    input. By default it takes the most likely action."""
     json: bool = False
     """Print JSON."""
 
@@ -44,7 +47,7 @@ class PushArguments:
     episodes: int = 10
     """Episodes of the card's score. More narrow its confidence interval."""
     greedy: bool = False
-    """Score the most likely actions; otherwise a policy that is a distribution samples (docs/evaluation.md)."""
+    """Score the most likely actions. By default actions are drawn from the policy (docs/evaluation.md)."""
     record: bool = False
     """Record a video if the run has none yet."""
     private: bool = False
@@ -76,11 +79,17 @@ def export(arguments: list[str]) -> int:
 
     with progress_to_stderr(), clean_end():
         done = write(
-            given.run, given.out, format=given.format, checkpoint=given.checkpoint, observations=given.observations
+            given.run,
+            given.out,
+            format=given.format,
+            checkpoint=given.checkpoint,
+            observations=given.observations,
+            sample=given.sample,
         )
     if given.json:
         check = dataclasses.asdict(done.check)
-        say_json({"file": str(done.path), "description": str(done.description), "iteration": done.iteration, **check})
+        known = {"file": str(done.path), "description": str(done.description), "iteration": done.iteration}
+        say_json({**known, "actions": done.acting, **check})
     else:
         say(str(done))
     return 0 if done.ok else 1

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from lockstep.settings import SettingsError, default_of
+from lockstep.cli.help import Row, rows
+from lockstep.settings import SettingsError
 from lockstep.synonyms import Meaning, meaning_of, synonyms
 
 
-def check_flags(groups: list[list[str]], arguments: Any) -> None:
-    """Refuse a flag that does not exist if it is known what it may mean: what other libraries call so, a setting that
-    ends so, or one with these initials. Of other flags, the parser says which are spelled alike.
+def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
+    """Refuse flags that do not exist, and say what may have been meant.
 
     Args:
+        verb: with the recipe, if it has one.
         groups: each flag with its values.
         arguments: what the flags change: an instance, or the class if everything has its default.
 
     Raises:
         SettingsError: there is such a flag.
     """
-    settings = dict(_settings(arguments))
-    positional = {field.name: field for field in dataclasses.fields(arguments) if "Positional" in str(field.type)}
-    if groups and not groups[0][0].startswith("--") and not positional and "env.id" in settings:
+    known = list(rows(arguments))
+    positional = {row.path: row for row in known if row.positional}
+    flags = {row.path: row for row in known if not row.positional}  # resume has a RUN and a --run
+    settings = {path: row.default for path, row in flags.items()}
+    needed = [row.value for row in positional.values() if not row.optional]
+    if needed and all(word.startswith("--") for group in groups for word in group):
+        about = " ".join(next(iter(positional.values())).text.split()).rstrip(".")
+        raise SettingsError(f"{verb} lacks {' and '.join(needed)} ({about}). lockstep {verb} --help explains it.")
+    if groups and not groups[0][0].startswith("--") and not positional:
         word = groups[0][0]
         written = f"--{word.lstrip('-')}" if word.startswith("-") else f"--env.id {word}"
         raise SettingsError(f"{word} is no flag. Flags begin with two dashes, as in {written} or --total-steps 1M.")
@@ -35,14 +42,25 @@ def check_flags(groups: list[list[str]], arguments: Any) -> None:
         if not flag.startswith("--") or path in settings or re.sub(r"(^|\.)no_(\w+)$", r"\1\2", path) in settings:
             continue
         if path in positional:
-            value = first.partition("=")[2] or " ".join(values) or "it"
+            value = first.partition("=")[2] or " ".join(values) or positional[path].value
             raise SettingsError(f"There is no flag {flag}: write {value} alone, before all flags.")
-        if meant := _meant(path, settings):
-            raise SettingsError(f"There is no setting {flag}{meant}")
+        meant = _meant(path, settings) or _spelled_alike(path, list(flags.values()))
+        raise SettingsError(
+            f"There is no setting {flag}{meant or f'. lockstep {verb} --help-all shows all that there are.'}"
+        )
+
+
+def _spelled_alike(path: str, known: list[Row]) -> str:
+    """How the sentence goes on if a setting's name is nearly this one."""
+    whole = {row.path: row.left for row in known}
+    last = {row.path.rpartition(".")[2]: row.left for row in known}
+    close = [whole[name] for name in difflib.get_close_matches(path, whole, 2, 0.75)]
+    close = close or [last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], last, 2, 0.75)]
+    return f". Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _meant(path: str, settings: dict[str, Any]) -> str:
-    """How the sentence about a setting that does not exist goes on; empty if nothing is known."""
+    """How the sentence goes on if the name is known to stand for something; empty if not."""
     found = meaning_of(path, settings) or [Meaning(setting) for setting in _initials(path, settings)]
     if not found:
         elsewhere = [each.setting for each in synonyms(path)]
@@ -81,17 +99,6 @@ def _initials(path: str, settings: Iterable[str]) -> list[str]:
         return []
     known = [(setting, *setting.rpartition(".")[::2]) for setting in settings]
     return [s for s, its, name in known if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
-
-
-def _settings(arguments: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each setting that is a flag, by its path, as in algorithm.learning_rate, and its value."""
-    for field in dataclasses.fields(arguments):
-        value = default_of(field) if isinstance(arguments, type) else getattr(arguments, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            hidden = not prefix and "arg(name='')" in str(field.type)  # as experiment and options are no part of flags
-            yield from _settings(value, "" if hidden else f"{prefix}{field.name}.")
-        elif "Positional" not in str(field.type):
-            yield prefix + field.name, value
 
 
 def recipes_like(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import tyro
 
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, with_values
+from lockstep.cli.help import asks
 from lockstep.layout import Layout
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError
@@ -158,7 +159,7 @@ def _refuse_settings(arguments: list[str], words: list[str]) -> None:
     """Raise SettingsError for flags of recipes where there is none."""
     flags = [flag.partition("=")[0] for flag, *_ in with_values(arguments) if flag.startswith("--")]
     others = [flag for flag in flags if not is_of(flag, SweepOptions)]
-    if not others or {"-h", "--help"} & set(arguments):  # else it is not worth imports that take a while
+    if not others or asks(arguments):  # else it is not worth imports that take a while
         return
     from lockstep.experiment import Experiment
     from lockstep.run import RunOptions

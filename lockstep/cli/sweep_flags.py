@@ -137,7 +137,7 @@ def search_of(
     space: dict[str, Between | OneOf] = {}
     for name, text in options.search.items():
         path = name.replace("-", "_")
-        check_flags([[f"--{name}"]], runs[0].experiment)
+        check_flags("sweep", [[f"--{name}"]], runs[0].experiment)
         setting(runs[0].experiment, path)
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
     if options.population is None:

@@ -17,6 +17,7 @@ import numpy as np
 import tyro
 
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
+from lockstep.cli.help import asks, columns, width_of_terminal
 from lockstep.cli.suggest import recipes_like
 from lockstep.cli.unused import unused
 from lockstep.experiment import Experiment, WarmStart
@@ -90,7 +91,7 @@ def resume(arguments: list[str]) -> int:
     """Run `lockstep resume`."""
     from lockstep.train import resume as run
 
-    if all(argument.startswith("-") for argument in arguments) and not {"-h", "--help"} & set(arguments):
+    if all(argument.startswith("-") for argument in arguments) and not asks(arguments):
         raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
     _refuse_settings(arguments)
     # Read twice, since the folder, wherever it stands among the flags, holds what the flags are by default.
@@ -133,10 +134,14 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
         return arguments[0], arguments[1:]
     from lockstep.recipes import RECIPES
 
-    if arguments and arguments[0] in ("-h", "--help"):
-        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nrecipes: {', '.join(RECIPES)}, FILE.py:FUNCTION, RUN\n")
-        say("RUN is a run's folder, for its settings.")
-        say(f"lockstep {verb} RECIPE --help lists every flag; lockstep recipes describes the recipes.")
+    if asks(arguments[:1]):
+        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nRECIPE is one of these, which lockstep recipes describes:\n")
+        kinds = dict.fromkeys(name.partition("-")[0] for name in RECIPES)
+        listed = [(kind, " ".join(name for name in RECIPES if name.startswith(f"{kind}-"))) for kind in kinds]
+        say(columns(listed, width_of_terminal()))
+        say("\nor FILE.py:FUNCTION, a recipe of your own, or a run's folder, for its settings.\n")
+        say(f"lockstep {verb} RECIPE --help shows the flags that matter first, for example")
+        say(f"    lockstep {verb} ppo-cartpole --help")
         return None, []
     raise SettingsError(
         f"{verb} needs a recipe as its first argument, one of {', '.join(RECIPES)}, FILE.py:FUNCTION for your own, or "

@@ -43,6 +43,11 @@ class Policy:
     frames: int
 
 
+def acting_of(model: PolicyModel, *, greedy: bool) -> str:
+    """How actions come from a policy: greedy, sampled, deterministic, …"""
+    return "greedy" if greedy else getattr(getattr(model, "distribution", None), "acting", "sampled")
+
+
 def find_checkpoint(run: Path | str, checkpoint: str | int | None = None) -> Checkpoint:
     """The checkpoint of a run that is called latest (also None), best, or by its iteration.
 

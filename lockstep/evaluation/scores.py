@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep import envs
 from lockstep.envs.opponents import resolved
-from lockstep.evaluation.policy import Player, load_policy
+from lockstep.evaluation.policy import Player, acting_of, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
@@ -41,6 +41,8 @@ class Evaluation:
     """Environment steps of each episode."""
     protocol: str
     """One line that says how these numbers came about."""
+    acting: str = "sampled"
+    """How actions came from the policy: sampled, greedy, deterministic, …"""
 
     @property
     def mean(self) -> float:
@@ -76,6 +78,7 @@ class Evaluation:
             "scores": list(self.scores),
             "lengths": list(self.lengths),
             "protocol": self.protocol,
+            "actions": self.acting,
         }
 
 
@@ -134,7 +137,7 @@ def evaluate(
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
     trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
     protocol = f"{result.protocol}, {trained}"
-    return Evaluation(result.scores, result.lengths, protocol)
+    return Evaluation(result.scores, result.lengths, protocol, result.acting)
 
 
 def evaluate_policy(
@@ -214,20 +217,15 @@ def evaluate_policy(
             episode[step.terminated | step.truncated] += count
     finally:
         player.close()
+    acting = acting_of(model, greedy=greedy)
     limited = f"{cut} ended at the limit of {longest:,} steps, " if cut else ""
     protocol = (
         f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
         f"{_environment(experiment, player.env.emulator)}, {limited}"
-        f"{_acting(model, greedy)} actions, raw scores, {count} environment{'s' * (count != 1)}, "
+        f"{acting} actions, raw scores, {count} environment{'s' * (count != 1)}, "
         f"seed {seed}/{seed_purpose}"
     )
-    return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol)
-
-
-def _acting(model: PolicyModel, greedy: bool) -> str:
-    """How actions come from the policy."""
-    kinds = getattr(model, "distribution", None)
-    return "greedy" if greedy else getattr(kinds, "acting", "sampled")
+    return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol, acting)
 
 
 def _environment(experiment: Experiment, emulator: str) -> str:

@@ -24,13 +24,15 @@ from torch import Tensor
 
 import lockstep
 from lockstep.arrays import map_structure
-from lockstep.evaluation.policy import Player, Policy, load_policy
+from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
 from lockstep.extras import install_command
+from lockstep.models.base import ActionDistribution
+from lockstep.rng import stream
 from lockstep.run import RunFolder
 from lockstep.runtime.files import writing
 from lockstep.runtime.numerics import settled
 from lockstep.settings import SettingsError
-from lockstep.sharing.exported import FEEDBACK, ExportedPolicy
+from lockstep.sharing.exported import FEEDBACK, ExportedPolicy, normal_quantile
 
 Format = Literal["torch", "torchscript", "onnx"]
 SUFFIXES: dict[Format, str] = {"torch": ".pt2", "torchscript": ".ts", "onnx": ".onnx"}
@@ -46,7 +48,8 @@ _MEANING = {
     "state": "the core's state: next_state of the step before; any numbers at a start",
     "prev_action": "next_prev_action of the step before; anything at a start",
     "prev_reward": "the reward that came with the observation, as training saw it; anything at a start",
-    "action": "the most likely action, as the environment takes it",
+    "noise": "fresh numbers at every step, uniform in [0, 1): what the action is drawn by",
+    "action": "as the environment takes it",
     "policy": "parameters of the action distribution",
     "value": "the state's value, in the units that training scaled rewards to",
     "next_state": "to be given as state at the next step",
@@ -82,6 +85,8 @@ class Export:
     precision: str
     """Of training."""
     check: Check
+    acting: str = "greedy"
+    """How it chooses actions: greedy takes the most likely one, sampled draws one, …"""
 
     @property
     def ok(self) -> bool:
@@ -93,6 +98,10 @@ class Export:
     def __str__(self) -> str:
         check, count = self.check, f"{self.check.observations:,}"
         told = [f"wrote {self.path} (checkpoint of iteration {self.iteration}, fp32) and {self.description.name}"]
+        if self.acting == "greedy":
+            told.append("it takes the most likely actions, as eval --greedy does; export --sample has it draw them")
+        elif self.acting != "deterministic":
+            told.append(f"its actions are {self.acting} by the noise that it is given, as those of eval are")
         apart = f"numbers differ by at most {check.difference:.1g}"
         told.append(f"actions: {check.equal:,} of {count} equal to the model's, {apart}")
         if not check.as_alone:
@@ -110,11 +119,12 @@ def export(
     format: Format = "torch",
     checkpoint: str | int | None = None,
     observations: int = 1000,
+    sample: bool = False,
 ) -> Export:
     """Write a run's policy as one file, its normalizers inside, and compare its actions with the model's.
 
     It computes in fp32, whatever training did, takes one step of any number of environments, and chooses the most
-    likely action. See ExportedPolicy for its inputs and outputs, which the JSON file beside it lists.
+    likely action, or draws one. See ExportedPolicy for its inputs and outputs, which the JSON file beside it lists.
 
     Args:
         run: folder of the run.
@@ -122,6 +132,7 @@ def export(
         format: torch (torch.export), torchscript or onnx.
         checkpoint: latest (also None), best, or an iteration.
         observations: of the run's environments, to compare actions on; rounded up to whole steps.
+        sample: draw actions from the policy, as evaluate does unless it is greedy. The file then takes noise, too.
 
     Raises:
         SettingsError: there is no such run or checkpoint, a library is not installed, or the model cannot be exported.
@@ -135,6 +146,13 @@ def export(
     if out.suffix != SUFFIXES[format]:
         raise SettingsError(f"Cannot write {format} to {out}: end its name in {SUFFIXES[format]}, or use --format.")
     trained, plain = load_policy(folder.path, checkpoint), load_policy(folder.path, checkpoint, precision="fp32")
+    acting = acting_of(trained.model, greedy=not sample)
+    if acting_of(trained.model, greedy=False) == "deterministic":
+        acting = "deterministic"
+    if sample and acting == "deterministic":
+        raise SettingsError(
+            f"--sample: the policy of {run} gives a single action, from which nothing is drawn. Leave it out."
+        )
     with settled(trained.experiment.torch_threads):
         player = Player(
             trained.model,
@@ -146,7 +164,7 @@ def export(
         )
         try:
             space = player.env.observation_space
-            module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous)
+            module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous, sample)
             example = module.example(space, 2)
             with writing(out):
                 out.parent.mkdir(parents=True, exist_ok=True)
@@ -154,14 +172,16 @@ def export(
                 partial = Path(scratch) / out.name
                 outputs = _write(module, example, partial, format)
                 check = _compare(player, plain, list(example), load(partial), observations)
-                description = _describe(trained, folder, player, example, outputs, check, out.name, format)
+                description = _describe(trained, folder, player, example, outputs, check, out.name, format, acting)
                 beside = Path(scratch) / f"{out.name}.json"
                 beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
                 os.replace(partial, out)
                 os.replace(beside, out.with_name(beside.name))
         finally:
             player.close()
-    return Export(out, out.with_name(f"{out.name}.json"), trained.iteration, trained.experiment.precision, check)
+    return Export(
+        out, out.with_name(f"{out.name}.json"), trained.iteration, trained.experiment.precision, check, acting
+    )
 
 
 def load(path: Path | str) -> Run:
@@ -209,6 +229,9 @@ def _write(module: ExportedPolicy, example: dict[str, Tensor], path: Path, forma
                 torch.export.save(program, path)
                 return outputs
             names: dict[str, Any] = {"input_names": list(example), "output_names": list(outputs)}
+            if module.sample:
+                program = program.run_decompositions({torch.ops.aten.special_ndtri.default: normal_quantile})
+            names["dynamic_shapes"] = shapes  # else the batch would have a name such as s29
             torch.onnx.export(program, (), path, **names, dynamo=True, external_data=False, verbose=False)
     except Exception as error:  # whatever a compiler raises
         others = " or ".join(other for other in SUFFIXES if other != format)
@@ -244,6 +267,7 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
     """Let the trained policy play, and ask the model in fp32 and the exported file what they would have done. Each
     keeps its own core state."""
     model, distribution = plain.model.for_acting(), plain.model.distribution
+    random = stream(plain.experiment.seed, "action-export")
     count = equal = in_training = 0
     as_alone = True
     difference, state = 0.0, torch.zeros(player.env.num_envs, model.state_size)
@@ -256,13 +280,19 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
                 f"The policy after iteration {plain.iteration} gives no numbers (NaN) for the environment's own "
                 "observations: the run has diverged. Nothing was written: choose an earlier --checkpoint."
             )
-        action = distribution.mode(output.policy[0])
+        noise = torch.from_numpy(random.random((player.env.num_envs, distribution.noise_size), np.float32))
+        drawn = noise if "noise" in names else None
+        action = _chosen(distribution, output.policy[0], drawn)
         expected = _batches(distribution.to_env(action.numpy()))
         player.step()
         assert player.output is not None
-        in_precision = distribution.mode(player.output.policy[0])
+        in_precision = _chosen(distribution, player.output.policy[0], drawn)
         in_training += _equal(_batches(distribution.to_env(in_precision.numpy())), expected)
-        inputs = {name: x.clone() for name, x in _named(obs, start, previous, fed).items() if name in names}
+        inputs = {
+            name: x.clone()
+            for name, x in _named(obs, start, previous, {**fed, "noise": noise}).items()
+            if name in names
+        }
         result = exported(inputs)
         if not count:  # alone, an environment is answered as beside others
             alone = exported({name: x[:1].clone() for name, x in inputs.items()})
@@ -273,6 +303,11 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
         fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
         count += player.env.num_envs
     return Check(count, equal, difference, in_training, as_alone)
+
+
+def _chosen(distribution: ActionDistribution, policy: Tensor, noise: Tensor | None) -> Tensor:
+    """The most likely action, or one that noise draws."""
+    return distribution.mode(policy) if noise is None else distribution.sample(policy, noise)
 
 
 def _actions(result: dict[str, Tensor]) -> list[np.ndarray]:
@@ -292,7 +327,7 @@ def _named(obs: Any, start: Tensor, previous: list[Any], fed: dict[str, Tensor])
     action, reward = previous
     if reward is not None:
         named |= {"prev_action": action[0], "prev_reward": reward[0]}
-    return {**named, **{name: x for name, x in fed.items() if name == "state"}}
+    return {**named, **{name: x for name, x in fed.items() if name in ("state", "noise")}}
 
 
 def _batches(action: Any) -> list[np.ndarray]:
@@ -326,6 +361,7 @@ def _describe(
     check: Check,
     file: str,
     format: Format,
+    acting: str,
 ) -> dict[str, Any]:
     experiment, distribution = policy.experiment, policy.model.distribution
     env = experiment.env
@@ -350,6 +386,7 @@ def _describe(
         "action_space": str(player.env.action_space),
         "inputs": table(example),
         "outputs": table(outputs),
+        "actions": acting,
         "feedback": {out: into for out, into in FEEDBACK.items() if out in outputs},
         "policy": " ".join((type(distribution).__doc__ or "").split("\n\n")[0].split()),
         "reward_clip": env.reward_clip,

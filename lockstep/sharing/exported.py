@@ -25,15 +25,27 @@ from lockstep.settings import SettingsError
 FEEDBACK = {"next_state": "state", "next_prev_action": "prev_action"}
 """Outputs that are inputs of the next step."""
 
+# Coefficients of normal_quantile: numerator and denominator, from the constant on.
+_CENTER = (
+    (3.3871327179, 5.0434271938e1, 1.5929113202e2, 5.9109374720e1),
+    (1.0, 1.7895169469e1, 7.8757757664e1, 6.7187563600e1),
+)
+_TAILS = (
+    (1.4234372777, 2.7568153900, 1.3067284816, 1.7023821103e-1),
+    (1.0, 7.3700164250e-1, 1.2021132975e-1),
+)
+
 
 class ExportedPolicy(nn.Module):
-    """A policy with its normalizers inside, which takes the most likely action; in operations that other runtimes know.
+    """A policy with its normalizers inside, which takes the most likely action, or draws one; in operations that other
+    runtimes know.
 
     Inputs, each with a leading axis B of any length:
         obs, or obs.KEY for each entry of a Dict: observations as lockstep's models see them, raw.
         start: bool [B], where an episode begins; only with memory of any kind.
         state: fp32 [B, K], the core's state, if there is a core. What it is at a start does not matter.
         prev_action, prev_reward: [B, ...] and fp32 [B], if the model sees these; at a start they do not matter.
+        noise: fp32 [B, N], fresh numbers from [0, 1) at every step, if actions are drawn.
 
     Outputs:
         action, or action.0, action.1, … for a Tuple space: as the environment takes them.
@@ -45,15 +57,19 @@ class ExportedPolicy(nn.Module):
         model: computing in fp32, its parameters and statistics loaded. It is copied.
         observation_space: of a single environment, as the model sees it.
         uses_previous: whether the model sees the previous action and reward.
+        sample: draw actions from the policy instead of taking the most likely one.
     """
 
-    def __init__(self, model: PolicyModel, observation_space: gymnasium.Space[Any], uses_previous: bool) -> None:
+    def __init__(
+        self, model: PolicyModel, observation_space: gymnasium.Space[Any], uses_previous: bool, sample: bool = False
+    ) -> None:
         super().__init__()
         self.model = _plain(model.for_acting())
         self.keys = list(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else None
         self.uses_previous = uses_previous
         self.has_value = not isinstance(model, ActorCritic)
         self.to_environment = EnvironmentAction(model.distribution)
+        self.sample = sample
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.keys is None:
@@ -67,7 +83,11 @@ class ExportedPolicy(nn.Module):
         state = inputs["state"] if "state" in inputs else torch.zeros(rows, 0)
         previous = [inputs[name].unsqueeze(0) for name in ("prev_action", "prev_reward") if self.uses_previous]
         output, state = self.model(obs, start, state, *previous)
-        action = self.model.distribution.mode(output.policy[0])
+        distribution = self.model.distribution
+        if self.sample:
+            action = distribution.sample(output.policy[0], inputs["noise"])
+        else:
+            action = distribution.mode(output.policy[0])
         outputs = dict(self.to_environment.named(action))
         outputs["policy"] = output.policy[0]
         if self.has_value:
@@ -95,6 +115,8 @@ class ExportedPolicy(nn.Module):
             distribution = self.model.distribution
             example["prev_action"] = torch.zeros(rows, *distribution.action_shape, dtype=distribution.action_dtype)
             example["prev_reward"] = torch.zeros(rows)
+        if self.sample:
+            example["noise"] = torch.full((rows, self.model.distribution.noise_size), 0.5)
         return example
 
 
@@ -176,6 +198,25 @@ def _plain(model: PolicyModel) -> PolicyModel:
         elif isinstance(module, Trunk) and module.core is not None:
             module.core = _OneStep(module.core)  # type: ignore[assignment]
     return model
+
+
+def normal_quantile(p: Tensor) -> Tensor:
+    """torch.special.ndtri between 1e-10 and 1 - 1e-10, in operations that every runtime knows (Wichura 1988, AS 241,
+    PPND7)."""
+    q = p - 0.5
+    center = q * _ratio(0.180625 - q * q, *_CENTER)
+    tail = q.sign() * _ratio((-torch.minimum(p, 1 - p).log()).sqrt() - 1.6, *_TAILS)
+    return torch.where(q.abs() <= 0.425, center, tail)
+
+
+def _ratio(x: Tensor, above: tuple[float, ...], below: tuple[float, ...]) -> Tensor:
+    """Of two polynomials."""
+    numerator, denominator = torch.zeros_like(x), torch.zeros_like(x)
+    for coefficient in reversed(above):
+        numerator = numerator * x + coefficient
+    for coefficient in reversed(below):
+        denominator = denominator * x + coefficient
+    return numerator / denominator
 
 
 def _torch_type(dtype: Any) -> torch.dtype:

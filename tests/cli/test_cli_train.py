@@ -239,7 +239,12 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
         )
 
     assert main(["eval", "r", "--episodes", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["episodes"] == 2 and told["actions"] == "sampled"
+    assert main(["eval", "r", "--episodes", "1"]) == 0
+    assert "These actions were sampled; --greedy takes" in capsys.readouterr().out
+    assert main(["eval", "r", "--episodes", "1", "--greedy"]) == 0
+    assert "greedy actions" in (printed := capsys.readouterr().out) and "--greedy" not in printed
     assert main(["plot", "r", "s", "--json"]) == 0
     assert Path(json.loads(capsys.readouterr().out)["file"]).stat().st_size > 0
     assert main(["verify", "r", "--iterations", "1"]) == 0

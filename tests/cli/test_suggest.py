@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lockstep.cli.evaluate import EvalArguments
 from lockstep.cli.main import main
+from lockstep.cli.share import ExportArguments
 from lockstep.cli.suggest import check_flags
 from lockstep.cli.train import TrainArguments
 from lockstep.recipes import RECIPES
@@ -17,11 +20,8 @@ NAMES = [name for _, names, *_ in _ROWS for name in names.split()]
 
 def test_synonyms_stand_for_settings_that_exist() -> None:
     known = {path for recipe in RECIPES.values() for path in flat(to_json(recipe(), whole=True))}
-    known |= {
-        *RunOptions.__dataclass_fields__,
-        *TrainArguments.__dataclass_fields__,
-        *EvalArguments.__dataclass_fields__,
-    }
+    for arguments in (RunOptions, TrainArguments, EvalArguments, ExportArguments):
+        known |= {field.name for field in dataclasses.fields(arguments)}
     assert {setting for setting, *_ in _ROWS} - {""} <= known
 
 
@@ -32,7 +32,7 @@ def test_every_synonym_gets_an_answer(recipe: str) -> None:
         if name == "horizon" and recipe == "mpc-pendulum":
             continue
         with pytest.raises(SettingsError, match=f"no setting --{name}"):
-            check_flags([[f"--{name}", "1"]], arguments)
+            check_flags("train", [[f"--{name}", "1"]], arguments)
 
 
 def test_what_an_algorithm_has_decides() -> None:
@@ -51,7 +51,7 @@ def test_a_setting_of_the_users_own_is_no_synonym() -> None:
         "--layout",
         "--dry_run",
     ):
-        check_flags([[flag]], arguments)
+        check_flags("train", [[flag]], arguments)
     assert meaning_of("gamma", ["algorithm.gamma", "algorithm.discount"])[0].setting == "algorithm.gamma"
 
 

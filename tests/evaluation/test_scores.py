@@ -229,7 +229,8 @@ def test_the_protocol_says_how_actions_were_chosen(recipe: str, acting: str) -> 
         settings = settings.replace(env=dataclasses.replace(settings.env, id="Pendulum-v1"))
     policy = build(settings)
     assert f", {acting} actions, " in evaluate_policy(policy, settings, 1).protocol
-    assert ", greedy actions, " in evaluate_policy(policy, settings, 1, greedy=True).protocol
+    result = evaluate_policy(policy, settings, 1, greedy=True)
+    assert ", greedy actions, " in result.protocol and result.to_json()["actions"] == "greedy"
     with pytest.raises(SettingsError, match=r"--episodes 9999999 is out of range: an evaluation has 1 to 1,000,000"):
         evaluate_policy(policy, settings, 9_999_999)
 

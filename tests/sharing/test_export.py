@@ -23,7 +23,7 @@ from lockstep.models.distributions import EpsilonGreedy, make_distribution
 from lockstep.settings import SettingsError
 from lockstep.sharing import export as exporting
 from lockstep.sharing.export import Check, Export, Format, export, load
-from lockstep.sharing.exported import EnvironmentAction
+from lockstep.sharing.exported import EnvironmentAction, normal_quantile
 
 onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -81,6 +81,58 @@ def test_an_exported_policy_acts_as_the_model(
         assert [3, *entry["shape"][1:]] == list(outputs[key].shape)
         assert entry["dtype"] == str(outputs[key].dtype).removeprefix("torch.")
     assert all(told["inputs"][into]["shape"] == told["outputs"][out]["shape"] for out, into in told["feedback"].items())
+    assert told["actions"] == done.acting == ("deterministic" if name == "mpc-lag-1" else "greedy")
+    if format == "onnx":
+        assert_axes_are_named(out, told)
+
+
+def assert_axes_are_named(path: Path, told: dict[str, Any]) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for kind, values in (("inputs", session.get_inputs()), ("outputs", session.get_outputs())):
+        assert {value.name: value.shape for value in values} == {n: each["shape"] for n, each in told[kind].items()}
+        assert all(value.shape[0] == "batch" for value in values)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        pytest.param("tuple-dict-mask", "onnx", marks=onnx),  # logits and means
+        ("sac-prioritized-lag-1", "torch"),
+        ("rainbow-lag-1", "torchscript"),
+    ],
+)
+def test_an_exported_policy_draws_as_the_model(
+    name: str, format: Format, trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / f"policy{exporting.SUFFIXES[format]}"
+    done = export(trained(name), out, format=format, observations=80, sample=True)
+    assert done.ok and done.check.equal == 80, done
+    told = json.loads((tmp_path / f"{out.name}.json").read_text())
+    assert told["actions"] == done.acting == ("ε-greedy (ε 0.001)" if name == "rainbow-lag-1" else "sampled")
+    assert done.acting in str(done)
+    if format == "onnx":
+        assert_axes_are_named(out, told)
+    run, shapes = load(out), {key: [64, *entry["shape"][1:]] for key, entry in told["inputs"].items()}
+    inputs = {
+        key: torch.zeros(shape, dtype=getattr(torch, told["inputs"][key]["dtype"])) for key, shape in shapes.items()
+    }
+    drawn = run({**inputs, "noise": torch.rand(shapes["noise"], generator=torch.Generator().manual_seed(1))})
+    varied = any(len(x.unique(dim=0)) > 1 for key, x in drawn.items() if key.startswith("action"))
+    assert varied is (name != "rainbow-lag-1"), "which takes another action one time in 1,000"
+
+
+def test_a_policy_of_single_actions_draws_nothing(trained: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--sample"):
+        export(trained("mpc-lag-1"), tmp_path / "policy.pt2", sample=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_normal_quantile_in_plain_operations() -> None:
+    p = torch.cat([torch.linspace(1e-7, 1 - 1e-7, 10_001), torch.tensor([0.075, 0.5, 0.925])]).double()
+    torch.testing.assert_close(normal_quantile(p), torch.special.ndtri(p), rtol=0, atol=1e-6)
+    torch.testing.assert_close(normal_quantile(p.float()), torch.special.ndtri(p.float()), rtol=1e-5, atol=1e-5)
 
 
 def test_training_in_bf16_states_how_many_actions_differ(trained: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""What `--help`, `--help GROUP` and `--help-all` print."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from lockstep.settings import SettingsError, default_of
+from lockstep.synonyms import meaning_of
+
+WORDS = ("-h", "--help", "--help-all")
+"""Flags that ask for help."""
+
+_FIRST = {
+    "env.id": "a game, gymnasium id or file.py:make",
+    "env.num_envs": "environments, in all shards together",
+    "total_steps": "samples to learn from, as in 500k",
+    "seed": "the one seed of all randomness",
+    "run": "the run's folder, else one in runs/",
+    "layout": "processes, as in processes:4",
+    "algorithm.learning_rate": "step size",
+    "algorithm.actor_learning_rate": "step size of the policy",
+    "algorithm.discount": "γ: weight of a reward one step later",
+    "algorithm.rollout": "steps per environment and iteration",
+    "algorithm.epochs": "passes over each rollout",
+    "algorithm.minibatches": "gradient steps per pass",
+    "algorithm.batch_size": "samples of a gradient step",
+    "algorithm.updates": "gradient steps per iteration",
+    "algorithm.gae_lambda": "λ of advantage estimation",
+    "algorithm.clip": "bound on each step of the policy",
+    "algorithm.entropy_coef": "weight of the entropy bonus",
+    "algorithm.replay.capacity": "steps that are remembered",
+    "algorithm.warmup": "steps before learning begins",
+    "algorithm.epsilon_end": "share of random actions at the end",
+    "model.hidden_sizes": "widths of the MLP's layers",
+    "model.encoder": "network for images",
+    "model.core": "memory: none, gru or lstm",
+    "scheme.lag": "age of the policy that collects",
+    "normalize.observations": "standardize observations",
+    "checkpoint_every": "iterations between checkpoints",
+    "eval_every": "iterations between evaluations",
+    "dry_run": "print all settings, train nothing",
+}
+"""The settings of a recipe that matter first, in a few words each."""
+
+
+_POSITIONAL: Any = tyro.conf.Positional
+_NO_VALUE = (None, "", (), {}, tyro.MISSING, dataclasses.MISSING)
+_NAMES = {int: "INT", float: "FLOAT", str: "STR"}
+_WIDEST = 38
+"""Characters of the first column of what matters first: so the second one holds a few words in 80 columns."""
+_SHORT = 12
+"""Flags that are explained in full without being asked for."""
+
+
+class Row(NamedTuple):
+    """A flag, or an argument without one."""
+
+    path: str
+    """As in algorithm.learning_rate."""
+    group: str
+    """The part of the settings that it belongs to; empty for the verb's own."""
+    value: str
+    """What it takes, as in INT; empty for a switch."""
+    default: Any
+    positional: bool
+    owner: type[Any]
+    """The class that has it as a field."""
+
+    @property
+    def text(self) -> str:
+        """What the docstring under the field says."""
+        return _docstrings(self.owner).get(self.path.rpartition(".")[2], "")
+
+    @property
+    def left(self) -> str:
+        """The flag with what it takes."""
+        if self.positional:
+            return self.value
+        part, dot, name = self.path.replace("_", "-").rpartition(".")
+        switched = f", --{part}{dot}no-{name}" if self.default is True else ""
+        return f"--{part}{dot}{name}{switched} {self.value}".rstrip()
+
+    @property
+    def optional(self) -> bool:
+        return self.default not in (dataclasses.MISSING, tyro.MISSING)
+
+    @property
+    def given(self) -> str:
+        """The default as one would write it; empty for none."""
+        value = self.default
+        if any(value is each or (type(value) is type(each) and value == each) for each in _NO_VALUE):
+            return ""
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if isinstance(value, int) and value >= 10_000:
+            scale, unit = (1_000_000, "M") if value % 1_000_000 == 0 else (1_000, "k")
+            return f"{value // scale}{unit}" if value % scale == 0 else str(value)
+        if isinstance(value, dict):
+            return " ".join(f"{name}={each}" for name, each in value.items())
+        return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def asks(arguments: list[str]) -> bool:
+    """Whether these arguments ask for help."""
+    return any(word.partition("=")[0] in WORDS for word in arguments)
+
+
+def text(verb: str, arguments: list[str], settings: Any) -> str:
+    """The help that arguments ask for.
+
+    Args:
+        verb: with the recipe, if it has one.
+        arguments: as the user wrote them.
+        settings: what they change: an instance, or the class if everything has its default.
+
+    Raises:
+        SettingsError: they ask about something that does not exist.
+    """
+    command, width = f"lockstep {verb}", width_of_terminal()
+    shown = list(rows(settings))
+    flags, arguments_of = [r for r in shown if not r.positional], [r for r in shown if r.positional]
+    groups = {group: [row for row in flags if row.group == group] for group in dict.fromkeys(r.group for r in flags)}
+    if topic := _topic(arguments):
+        return _table(_about(topic, flags, command), width)
+    usage = " ".join([command, *(f"[{r.value}]" if r.optional else r.value for r in arguments_of), "[FLAGS]"])
+    kind = settings if isinstance(settings, type) else type(settings)
+    about = [_filled(paragraph, width) for paragraph in (inspect.getdoc(kind) or "").split("\n\n")]
+    parts = [f"usage: {usage}", *about, *([_table(arguments_of, width)] if arguments_of else [])]
+    if "--help-all" in arguments or len(flags) <= _SHORT:
+        parts += [(f"{group}\n" if group else "") + _table(each, width) for group, each in groups.items()]
+        return "\n\n".join(parts)
+    own = [row for row in groups.get("", ()) if row.path not in _FIRST or "env" not in groups]
+    if "algorithm" in groups:
+        known = {row.path: row for row in flags}
+        first = [(_example(known[path]), short) for path, short in _FIRST.items() if path in known]
+        parts.append("What matters first, with this recipe's values:\n" + columns(first, width))
+    parts.append(columns([(_flag(row), _sentence(row.text)) for row in own], width))
+    listed = ", ".join(f"{group} ({len(each)})" for group, each in groups.items() if group)
+    by_group = f"{command} --help GROUP explains one group of settings: {listed}. " if listed else ""
+    parts.append(_filled(f"{by_group}{command} --help-all explains all {len(flags)} flags.", width))
+    return "\n\n".join(parts)
+
+
+def width_of_terminal() -> int:
+    """Characters of a line of help."""
+    return max(60, min(shutil.get_terminal_size().columns, 120))
+
+
+def rows(settings: Any, prefix: str = "", group: str = "") -> Iterator[Row]:
+    """Every flag and argument of a dataclass: of an instance, or of the class if everything has its default."""
+    kind = settings if isinstance(settings, type) else type(settings)
+    for field in dataclasses.fields(kind):
+        value = default_of(field) if isinstance(settings, type) else getattr(settings, field.name)
+        hint = _hints(kind).get(field.name, Any)
+        extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            if any(getattr(each, "name", None) == "" for each in extras):  # its settings are flags without a prefix
+                yield from rows(value, prefix, "run" if type(value).__name__ == "RunOptions" else group)
+            else:
+                yield from rows(value, f"{prefix}{field.name}.", group or field.name.replace("_", "-"))
+            continue
+        positional = _POSITIONAL in extras
+        named = next((each.metavar for each in extras if getattr(each, "metavar", None)), "")
+        named = named or (field.name.upper() if positional else _value(hint))
+        yield Row(prefix + field.name, group, named, value, positional, kind)
+
+
+def _flag(row: Row) -> str:
+    return f"--{row.path.replace('_', '-')}"
+
+
+def _example(row: Row) -> str:
+    """The flag with the value that it has by default."""
+    value = "" if isinstance(row.default, bool) else row.given or {"run": "FOLDER"}.get(row.path, row.value)
+    room = _WIDEST - len(_flag(row)) - 1
+    return f"{_flag(row)} {value if len(value) <= room else '…' + value[1 - room :]}".rstrip()
+
+
+def _topic(arguments: list[str]) -> str:
+    """What help is asked about; empty for all."""
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        flag, _, topic = word.partition("=")
+        if flag in WORDS and (topic or not following.startswith("-")):
+            return topic or following
+    return ""
+
+
+def _about(topic: str, flags: list[Row], command: str) -> list[Row]:
+    """The flags of a group, or of a part of one, or those whose name holds the topic."""
+    path = topic.removeprefix("--").replace("-", "_")
+    found = [row for row in flags if row.group.replace("-", "_") == path or f"{row.path}.".startswith(f"{path}.")]
+    found = found or [row for row in flags if path in row.path]
+    meant = [each.setting for each in meaning_of(path, [row.path for row in flags])]
+    found = found or [row for row in flags if row.path in meant]
+    if not found:
+        groups = ", ".join(dict.fromkeys(row.group for row in flags if row.group))
+        known = f" Groups are {groups}." if groups else ""
+        raise SettingsError(f"No flag of {command} has {topic!r} in its name.{known} {command} --help-all shows all.")
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- the text
+
+
+def _table(shown: list[Row], width: int) -> str:
+    """Flags with their whole texts."""
+    return columns([(row.left, " ".join([*row.text.split(), *_default(row)])) for row in shown], width)
+
+
+def _default(row: Row) -> list[str]:
+    if row.positional or row.given in ("", "off") or "efault:" in row.text:
+        return []
+    return [f"(default: {row.given})"]
+
+
+def columns(pairs: list[tuple[str, str]], width: int) -> str:
+    """Two columns, of which the second is wrapped; below the first one if that is wide."""
+    longest = max(len(left) for left, _ in pairs) + 4
+    indent = longest if longest <= width - 36 else 8
+    lines = []
+    for left, right in pairs:
+        begin = f"  {left}".ljust(indent)
+        wrapped = textwrap.wrap(right, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
+        if len(begin) > indent:
+            lines += [begin, *(" " * indent + line for line in wrapped)]
+        else:
+            lines += [(begin + wrapped[0]).rstrip(), *(" " * indent + line for line in wrapped[1:])]
+    return "\n".join(lines)
+
+
+def _filled(paragraph: str, width: int) -> str:
+    return textwrap.fill(" ".join(paragraph.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _sentence(paragraph: str) -> str:
+    """The first one, or the beginning of it if that says enough."""
+    first = re.split(r"(?<=\.) (?=[A-Z])", " ".join(paragraph.split()), maxsplit=1)[0]
+    return re.sub(r"^([^;:]{24,60})[;:] .*", r"\1", first) if len(first) > 60 else first
+
+
+# -------------------------------------------------------------------------------------------------- the fields
+
+
+def _value(hint: Any) -> str:
+    """What a flag of this type takes."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return next((each.metavar for each in args[1:] if getattr(each, "metavar", None)), _value(args[0]))
+    if origin is Literal:
+        return "|".join(map(str, args))
+    if origin in (Union, UnionType):
+        return "|".join(_value(each) for each in args if each is not type(None))
+    if origin is tuple:
+        return f"{_value(args[0])} ..." if args[1:] == (...,) else " ".join(map(_value, args))
+    return "" if hint is bool else _NAMES.get(hint, "VALUE")
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except Exception:  # names that only a type checker sees, and whatever a text raises that is no annotation
+        return {}
+
+
+@functools.cache
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """The text under each field, a subclass's own before that of its bases."""
+    found: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        except (OSError, TypeError, SyntaxError):  # classes of the interpreter, or made without a file
+            continue
+        body = getattr(tree, "body", [])
+        for field, below in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = below.value if isinstance(below, ast.Expr) else None
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    found[field.target.id] = inspect.cleandoc(text.value)
+    return found
