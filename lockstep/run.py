@@ -194,7 +194,7 @@ class RunFolder:
             found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
             hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
             every = (
-                f" report, compare and plot take all of them: {shlex.quote(str(near))}/*."
+                f" report, compare and plot take all of them: {shlex.quote(str(path))}."
                 if path.is_dir() and len(runs) > 1
                 else ""
             )
@@ -372,6 +372,12 @@ def version(distribution: str) -> str | None:
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a run, completely made."""
     return (folder / "experiment.json").is_file()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs that a sweep's folder, or any folder of runs, holds, by name; none of what is no such folder."""
+    home = folder / "runs" if (folder / "queue").is_dir() else folder
+    return sorted(path.parent for path in home.glob("*/experiment.json"))
 
 
 def require_empty(requested: str) -> None:

@@ -36,6 +36,33 @@ def test_report_of_several_runs(capsys: Captured) -> None:
     assert "wrote report.html" in capsys.readouterr().out and "loss/value over" in Path("page.html").read_text()
 
 
+def test_a_sweeps_folder_stands_for_its_runs(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("queue", "logs"):
+        Path("set", folder).mkdir(parents=True)
+    Path("set/sweep.json").write_text("{}")
+    Path("runs").rename("set/runs")
+    assert main(["report", "set", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [proof["run"] for proof in told["proofs"]] == ["a1", "a2", "b1", "b2"] and told["file"] == "set/report.html"
+    for runs in (["set/runs"], [str(path) for path in sorted(Path("set").iterdir())]):
+        assert main(["report", *runs, "--out", "r.html", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["scores"] == told["scores"]
+    assert main(["plot", "set"]) == 0 and Path("set/learning-curve.png").is_file()
+    assert "wrote set/learning-curve.png" in capsys.readouterr().out
+    assert main(["compare", "set", "--", "set/runs/b1", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tasks"][0]["scores_a"]) == 4
+    assert main(["report", "set/logs"]) == 2 and "set/logs is not the folder of a run" in capsys.readouterr().err
+    assert main(["report", "set/sweep.json"]) == 2
+
+
+def test_names_of_many_runs_make_a_short_line(capsys: Captured) -> None:
+    for seed in range(20):
+        write_run(Path(f"young/{seed}"), seed=seed, iterations=2)
+    assert main(["report", "runs/a1", "young"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("left out") and "and 14 more" in line and len(line) < 100
+
+
 def test_a_report_that_does_not_verify_says_so(capsys: Captured) -> None:
     write_run(Path("runs/young"), iterations=2)
     assert main(["report", "runs/a1", "runs/young"]) == 0, "proof was not asked for"
