@@ -227,7 +227,7 @@ class RunFolder:
             found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
             hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
             every = (
-                f" report, compare and plot take all of them: {shlex.quote(str(near))}/*."
+                f" report, compare and plot take all of them: {shlex.quote(str(path))}."
                 if path.is_dir() and len(runs) > 1
                 else ""
             )
@@ -475,6 +475,12 @@ def is_unfinished(folder: Path) -> bool:
     if "checkpoints" not in found:
         return found == {".lock"}
     return found <= known and not any((folder / "checkpoints").iterdir())
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs that a sweep's folder, or any folder of runs, holds, by name; none of what is no such folder."""
+    home = folder / "runs" if (folder / "queue").is_dir() else folder
+    return sorted(path.parent for path in home.glob("*/experiment.json"))
 
 
 def require_empty(requested: str) -> None:

@@ -67,9 +67,9 @@ class PlotArguments:
     """Draw learning curves; runs that differ only in their seed become one line with a band."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs."""
+    """Folders of runs, or of sweeps, which stand for all their runs."""
     out: str | None = None
-    """Picture to write: .png, .svg or .pdf. Default: learning-curve.png in the only run's folder, or here."""
+    """Picture to write: .png, .svg or .pdf. Default: learning-curve.png in the only folder given, or here."""
     x: Literal["samples", "frames", "updates", "time"] = "samples"
     """The horizontal axis."""
     metric: str = "score/mean"
@@ -132,10 +132,11 @@ def plot(arguments: list[str]) -> int:
     """Run `lockstep plot`."""
     given = parse(PlotArguments, "plot", arguments)
     from lockstep.evaluation.plots import plot as draw
+    from lockstep.evaluation.runs import listed
     from lockstep.run import RunFolder
 
-    runs = [RunFolder.open(run).path for run in given.runs]
-    home = runs[0] if len(runs) == 1 else Path()
+    runs = [RunFolder.open(run).path for run in listed(given.runs)]
+    home = Path(given.runs[0]) if len(given.runs) == 1 else Path()
     out = Path(given.out) if given.out else home / "learning-curve.png"
     return _written(draw(runs, out, x=given.x, metric=given.metric), json=given.json)
 

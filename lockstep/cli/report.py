@@ -18,9 +18,10 @@ class ReportArguments:
     """Write one HTML page about some runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs. Those that differ only in seed and task are one method."""
+    """Folders of runs, or of sweeps, which stand for all their runs. Runs that differ only in seed and task are one
+    method."""
     out: str | None = None
-    """The .html file to write. Default: report.html in the only run's folder, or here."""
+    """The .html file to write. Default: report.html in the only folder given, or here."""
     metric: str = "score/mean"
     """The name in metrics.jsonl that counts as the score, such as eval/score where evaluations were made."""
     verify: int = 0
@@ -34,9 +35,9 @@ class CompareArguments:
     """Compare two sets of runs: lockstep compare A ... -- B ..., each with several seeds, at an equal budget."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="A")]
-    """Folders of the first set's runs."""
+    """Folders of the first set's runs, or of a sweep."""
     against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="B")] = ()
-    """Folders of the second set's runs; a bare -- means the same."""
+    """Folders of the second set's runs, or of a sweep; a bare -- means the same."""
     metric: str = "score/mean"
     """The name in metrics.jsonl that counts as the score; higher is better."""
     x: Literal["samples", "frames", "updates", "time"] = "samples"
@@ -51,9 +52,10 @@ def report(arguments: list[str]) -> int:
     """Run `lockstep report`."""
     given = parse(ReportArguments, "report", arguments)
     from lockstep.evaluation.report import report as write
+    from lockstep.evaluation.runs import listed, some
 
-    runs = [RunFolder.open(run).path for run in given.runs]
-    home = runs[0] if len(runs) == 1 else Path()
+    runs = [RunFolder.open(run).path for run in listed(given.runs)]
+    home = Path(given.runs[0]) if len(given.runs) == 1 else Path()
     out = Path(given.out) if given.out else home / "report.html"
     with progress_to_stderr():
         written = write(runs, out, metric=given.metric, verify=given.verify)
@@ -63,7 +65,7 @@ def report(arguments: list[str]) -> int:
         say_json({**known, "scores": [asdict(each) for each in written.scores], "proofs": proofs})
     else:
         if written.left_out:
-            say(f"left out, since they have no {given.metric}: {', '.join(written.left_out)}")
+            say(f"left out, since they have no {given.metric}: {some(written.left_out)}")
         for name, proof in written.proofs if given.verify else ():
             say(f"{name}: {proof.verdict}")
         _say_written(out)
@@ -77,8 +79,9 @@ def compare(arguments: list[str]) -> int:
         raise SettingsError("compare takes two sets of runs, with one -- between them. lockstep report shows several.")
     given = parse(CompareArguments, "compare", arguments)
     from lockstep.evaluation.compare import compare as contrast
+    from lockstep.evaluation.runs import listed
 
-    a, b = ([RunFolder.open(run).path for run in runs] for runs in (given.runs, given.against))
+    a, b = ([RunFolder.open(run).path for run in listed(runs)] for runs in (given.runs, given.against))
     with progress_to_stderr():
         found = contrast(a, b, metric=given.metric, x=given.x, out=given.out)
     if given.json:

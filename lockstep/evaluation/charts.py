@@ -1,138 +1,210 @@
-"""Small SVG charts for a web page: they take their colors from the page, in light, in dark and on paper."""
+"""Charts of a report as plain dictionaries, which web/charts.js hands to Plotly in the reader's browser."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lockstep.evaluation.page import COLORS, plain
-from lockstep.evaluation.statistics import Curve, Estimate, outlined, readable
+from lockstep.evaluation.runs import X_LABELS, Run, differing, endings, time_unit
+from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, align, efficiency_curve, means_around, outline
+from lockstep.settings import SettingsError
 
-_WIDTH, _HEIGHT = 400, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 38
-_NAMES, _LETTERS = 118, 18
-"""Width of the names beside intervals, and how long they may be."""
-_POINTS = 160
-"""Points of a line that are drawn."""
+_POINTS = 400
+"""Points of a run that are drawn."""
+_MEAN_POINTS = 150
+_MOST_AXES = 8
+"""Settings beside each other in parallel coordinates."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a chart."""
+class Chart:
+    """A chart with its caption."""
 
-    name: str
-    color: int
-    curve: Curve
-    band: tuple[np.ndarray, np.ndarray] | None = None
-    """Lower and upper end at each point of the curve."""
-    singles: tuple[Curve, ...] = ()
-    """Thin lines behind it, such as single runs."""
+    caption: str
+    spec: dict[str, Any]
+    """What web/charts.js draws: its kind, and the numbers."""
+    still: bytes = b""
+    """An SVG picture of it for readers without JavaScript."""
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, ends: tuple[float, float] | None = None) -> str:
-    """Lines with bands over a common pair of axes; ends: those of the one that goes up, else where the lines end."""
-    curves = [curve for line in lines for curve in (line.curve, *line.singles) if len(curve[0])]
-    if not curves:
-        return '<p class="note">Nothing to draw.</p>'
-    bands = [end for line in lines if line.band for end in line.band]
-    across = _Axis.around(np.concatenate([x for x, _ in curves]), _LEFT, _WIDTH - _RIGHT)
-    reached = np.array(ends) if ends else np.concatenate([*(y for _, y in curves), *bands])
-    up = _Axis.around(reached, _HEIGHT - _BOTTOM, _TOP)
-    parts = [_svg(_WIDTH, _HEIGHT, f"{y_label} over {x_label}")]
-    for tick, name in up.ticks():
-        y = up.place(tick)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" class="end">{name}</text>')
-    for tick, name in across.ticks():
-        x = across.place(tick)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 15}" class="middle">{name}</text>')
-    parts.append(f'<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 6}" class="middle label">{plain(x_label)}</text>')
-    for line in lines:
-        parts.append(f'<g class="c{line.color % COLORS} d{line.color // COLORS % 3}"><title>{plain(line.name)}</title>')
-        if line.band and len(line.curve[0]):
-            x, (low, high) = line.curve[0], line.band
-            around = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
-            parts.append(f'<polygon class="band" points="{_points(around, across, up)}"/>')
-        for curve, kind in (*((single, "single") for single in line.singles), (line.curve, "line")):
-            if len(curve[0]) and curve[0][0] == curve[0][-1]:  # no line has a length of 0
-                x, y = across.place(float(curve[0][-1])), up.place(float(curve[1][-1]))
-                parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{3 if kind == "line" else 1.5}"/>')
-            elif len(curve[0]):
-                parts.append(f'<polyline class="{kind}" points="{_points(outlined(curve, _POINTS), across, up)}"/>')
-        parts.append("</g>")
-    return "".join([*parts, "</svg>"])
+@dataclass(frozen=True)
+class PageRuns:
+    """The runs of a page, which make its charts: these name a run by its place among them."""
+
+    runs: Sequence[Run]
+    colors: Sequence[int]
+    """The color of each run's method."""
+
+    @property
+    def axes(self) -> list[str]:
+        """What curves can be drawn over; frames where they are not samples by another name."""
+        same = all(r.get("frames") == r.get("samples") for run in self.runs for r in run.records)
+        return [x for x in ("samples", "frames", "updates", "time") if not (same and x == "frames")]
+
+    @property
+    def time(self) -> tuple[float, str]:
+        """The unit of time of the whole page."""
+        return time_unit(max((run.last("seconds") for run in self.runs), key=lambda end: (end == end, end)))
+
+    def labels(self) -> dict[str, str]:
+        """The title of each axis."""
+        return {x: X_LABELS[x] + (f" [{self.time[1]}]" if x == "time" else "") for x in self.axes}
+
+    def place(self, run: Run) -> int:
+        return next(place for place, each in enumerate(self.runs) if each is run)
+
+    def described(self, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Of each run what charts and the filter need to know; labels: the names of the methods."""
+        names = differing([run.settings for run in self.runs])
+        told = []
+        for run, color in zip(self.runs, self.colors, strict=True):
+            words = [f"{name}={run.settings.get(name)}" for name in names]
+            text = " ".join([run.name, run.task, labels[color], f"seed={run.seed}", *words])
+            told.append({"name": run.name, "seed": run.seed, "method": color, "text": text})
+        return told
+
+    def along(self, run: Run, steps: np.ndarray) -> dict[str, np.ndarray]:
+        """Where on each axis a run was after so many samples."""
+        found = {"samples": steps}
+        for x in self.axes[1:]:
+            try:
+                places = np.interp(steps, *run.curve("samples", "seconds" if x == "time" else x))
+            except SettingsError:  # this run did not record it
+                continue
+            found[x] = places / self.time[0] if x == "time" else places
+        return found
+
+    # ------------------------------------------------------------------------------------------------- lines
+
+    def single(self, run: Run, curve: Curve, role: str = "single") -> dict[str, Any]:
+        """The line of one run; curve: its metric over samples."""
+        steps, values = curve
+        kept = outline(values, _POINTS)
+        line = {"role": role, "method": self.colors[self.place(run)], "runs": [self.place(run)]}
+        means = {"mean": numbers(means_around(values, kept))} if len(kept) < len(values) else {}
+        return {**line, "x": _each(self.along(run, steps[kept])), "y": numbers(values[kept]), **means}
+
+    def middle(self, runs: Sequence[Run], by_x: Mapping[str, Sequence[Sequence[Curve]]]) -> dict[str, Any]:
+        """The interquartile mean of a method; by_x: on each axis the curves of the runs of each task.
+
+        Of fewer than ENOUGH runs there is no interval: the reader sees the runs themselves.
+        """
+        found = {}
+        for x, curves in by_x.items():
+            grid, value, low, high = efficiency_curve(curves)
+            if not len(grid):
+                continue
+            grid = grid / self.time[0] if x == "time" else grid
+            found[x] = {"x": numbers(grid), "y": numbers(value)}
+            if sum(map(len, curves)) >= ENOUGH and not np.isnan(low).any():
+                found[x] |= {"low": numbers(low), "high": numbers(high)}
+        return {**self._of(runs, "middle"), "by": found}
+
+    def mean(self, runs: Sequence[Run], curves: Sequence[Curve]) -> dict[str, Any]:
+        """The mean of a method's curves over samples, as far as all reached; on other axes at its runs' mean place."""
+        if len(runs) == 1:
+            return self.single(runs[0], curves[0], "middle")
+        x, y = mean_curve(curves)
+        places = [self.along(run, x) for run in runs]
+        shared = [name for name in self.axes if all(name in each for each in places)]
+        return {
+            **self._of(runs, "middle"),
+            "x": _each({name: np.mean([each[name] for each in places], axis=0) for name in shared}),
+            "y": numbers(y),
+        }
+
+    def profile(self, runs: Sequence[Run], curve: Curve, band: tuple[np.ndarray, np.ndarray] | None) -> dict[str, Any]:
+        """A method's line over an axis of its own."""
+        ends = {"low": numbers(band[0]), "high": numbers(band[1])} if band else {}
+        return {**self._of(runs, "middle"), "by": {"own": {"x": numbers(curve[0]), "y": numbers(curve[1]), **ends}}}
+
+    def _of(self, runs: Sequence[Run], role: str) -> dict[str, Any]:
+        places = [self.place(run) for run in runs]
+        return {"role": role, "method": self.colors[places[0]], "runs": places}
+
+    # ------------------------------------------------------------------------------------------------ charts
+
+    def parallel(self, metric: str) -> Chart | None:
+        """Every run as a line across its settings to its score, where runs of one task differ in several settings."""
+        runs = [run for run in self.runs if run.has(metric)]
+        names = [name for name in differing([run.settings for run in runs]) if not name.endswith(".$type")]
+        if len(names) < 2 or len(runs) < 4 or len({run.task for run in runs}) > 1:
+            return None
+        short = endings([name.split(".") for name in names], ".")
+        axes = [_axis(label, [r.settings.get(name) for r in runs]) for label, name in zip(short, names[:_MOST_AXES])]
+        score = {"label": metric, "values": numbers(np.array([run.last(metric) for run in runs]))}
+        left_out = f" (the first {_MOST_AXES} of {len(names)} settings)" * (len(names) > _MOST_AXES)
+        places = [self.place(run) for run in runs]
+        spec = {"kind": "parallel", "runs": places, "axes": [*axes, score]}
+        return Chart(f"Settings and {metric} of each run{left_out}", spec)
 
 
-def interval_chart(rows: Sequence[tuple[str, int, Estimate]], label: str) -> str:
+def curves(caption: str, lines: Sequence[dict[str, Any]], y_label: str, still: bytes = b"") -> Chart:
+    """Lines over the axis that the reader chooses."""
+    return Chart(caption, {"kind": "curves", "y": y_label, "lines": list(lines)}, still)
+
+
+def profiles(caption: str, lines: Sequence[dict[str, Any]], x_label: str) -> Chart:
+    """Shares, from 0 to 1, over an axis that stays as it is."""
+    return Chart(caption, {"kind": "curves", "own": x_label, "range": [0, 1], "y": "Share", "lines": list(lines)})
+
+
+def intervals(caption: str, rows: Sequence[tuple[str, int, Estimate]]) -> Chart:
     """A dot and a bar, the interval, for each (name, color, estimate)."""
-    height = 24 * len(rows) + 34
-    ends = [end for _, _, each in rows for end in (each.value, *(each.interval or ()))]
-    across = _Axis.around(np.array(ends), _NAMES if len(rows) > 1 else 12, _WIDTH - 12)
-    parts = [_svg(_WIDTH, height, label)]
-    for tick, name in across.ticks():
-        x = across.place(tick)
-        parts.append(f'<path class="grid" d="M{x:.1f} 4V{height - 28}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{height - 14}" class="middle">{name}</text>')
-    for number, (name, color, each) in enumerate(rows):
-        y = 16 + 24 * number
-        parts.append(f'<g class="c{color % COLORS}"><title>{plain(name)}: {each}</title>')
-        if len(rows) > 1:
-            short = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
-            parts.append(f'<text x="{_NAMES - 8}" y="{y + 4}" class="end">{plain(short)}</text>')
-        if each.interval:
-            low, high = (across.place(end) for end in each.interval)
-            parts.append(f'<path class="interval" d="M{low:.1f} {y}H{max(high, low + 0.5):.1f}"/>')
-        parts.append(f'<circle class="dot" cx="{across.place(each.value):.1f}" cy="{y}" r="4"/></g>')
-    return "".join([*parts, "</svg>"])
+    told = [
+        {"name": name, "method": color, "value": each.value, "interval": each.interval, "text": str(each)}
+        for name, color, each in rows
+    ]
+    return Chart(caption, {"kind": "intervals", "rows": told})
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """From values to pixels."""
+def grouped(charts: Sequence[Chart]) -> str:
+    """JSON of some charts, in which the numbers of an axis that several of their lines share stand once."""
+    shared: dict[str, int] = {}
 
-    low: float
-    high: float
-    begin: float
-    end: float
+    def placed(values: list[Any]) -> int:
+        return shared.setdefault(json.dumps(values), len(shared))
 
-    @staticmethod
-    def around(values: np.ndarray, begin: float, end: float) -> _Axis:
-        low, high = float(values.min()), float(values.max())
-        room = 0.03 * (high - low) or max(abs(high), 1.0) * 0.1
-        # Counts and times begin at zero, where there is nothing to see below.
-        return _Axis(0.0 if 0 <= low < 0.2 * high else low - room, high + room, begin, end)
-
-    def place(self, value: float) -> float:
-        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """About five round numbers, with enough digits to tell them apart."""
-        rough = (self.high - self.low) / 5
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
-        first, last = math.ceil(self.low / step), math.floor(self.high / step)
-        ticks = [step * number for number in range(first, last + 1)]
-        short = [_short(tick) for tick in ticks]
-        return list(zip(ticks, short if len(set(short)) == len(ticks) else [f"{tick:.10g}" for tick in ticks]))
+    specs = []
+    for chart in charts:
+        lines = [
+            {**line, "x": {name: placed(values) for name, values in line["x"].items()}} if "x" in line else line
+            for line in chart.spec.get("lines", ())
+        ]
+        specs.append({**chart.spec, "lines": lines} if lines else chart.spec)
+    return json.dumps({"shared": [json.loads(text) for text in shared], "charts": specs}, separators=(",", ":"))
 
 
-def _svg(width: int, height: int, label: str) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{plain(label)}">'
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """As far as all reached."""
+    if len(curves) == 1:
+        return curves[0]
+    grid, values = align(curves, _MEAN_POINTS)
+    return grid, values.mean(axis=0)
 
 
-def _points(curve: Curve, across: _Axis, up: _Axis) -> str:
-    pairs = zip(curve[0].tolist(), curve[1].tolist())
-    return " ".join(f"{across.place(x):.1f},{up.place(y):.1f}" for x, y in pairs)
+def numbers(values: np.ndarray) -> list[float | int | None]:
+    """JSON's numbers with six telling digits, ten of large integers such as samples; null where there is none."""
+    told = (float(f"{v:.10g}" if float(v).is_integer() else f"{v:.6g}") for v in values.tolist())
+    return [None if not math.isfinite(v) else int(v) if v.is_integer() else v for v in told]
 
 
-def _short(value: float) -> str:
-    """A tick: 500k, 1.5M, 0.02."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return readable(value / size) + unit
-    return readable(value)
+def _each(places: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+    return {name: numbers(values) for name, values in places.items()}
+
+
+def _axis(label: str, values: Sequence[Any]) -> dict[str, Any]:
+    """One setting in parallel coordinates: its logarithm where it is spread over more than a factor of 30."""
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        known = np.array(values, np.float64)
+        if known.min() > 0 and known.max() / known.min() > 30:
+            return {"label": label, "values": numbers(np.log10(known)), "log": True}
+        return {"label": label, "values": numbers(known)}
+    words = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    kinds = sorted(set(words))
+    return {"label": label, "values": [kinds.index(word) for word in words], "words": kinds}

@@ -128,7 +128,8 @@ def compare(
 
     def of(paths: Sequence[Path | str], runs: Sequence[Run]) -> list[Run]:
         known = {run.path.resolve(): run for run in runs}
-        return [known[folder] for folder in dict.fromkeys(Path(path).resolve() for path in paths) if folder in known]
+        folders = dict.fromkeys(Path(path).resolve() for path in paths)
+        return [dataclasses.replace(known[folder]) for folder in folders if folder in known]  # a set's own, to be drawn
 
     sets, left_out = ([of(paths, runs) for paths in (a, b)] for runs in (scored, without))
     for runs, others in zip(sets, left_out):
@@ -262,5 +263,5 @@ def _section(comparison: Comparison) -> Section:
         "than a run of B on the same task; an interval that contains 0.5 decides nothing, nor does one of the "
         f"difference that contains 0. {comparison.protocol}"
     )
-    notes = "".join(page.paragraph(f"Note: {note}", "warning") for note in comparison.notes)
-    return Section("verdict", "A against B", page.table(header, rows) + page.paragraph(text, "note") + notes)
+    body = page.table(header, rows) + page.warnings(comparison.notes) + page.paragraph(text, "note")
+    return Section("verdict", "A against B", body)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.evaluation import page, statistics
-from lockstep.evaluation.charts import Line, interval_chart, line_chart
+from lockstep.evaluation import charts, page, statistics
+from lockstep.evaluation.charts import Chart, PageRuns
 from lockstep.evaluation.runs import (
     SCORES,
-    X_LABELS,
     Method,
     Run,
     at_equal_budget,
@@ -20,16 +19,15 @@ from lockstep.evaluation.runs import (
     held_back,
     other_rules,
     seeds_again,
+    some,
     tasks,
-    time_unit,
 )
 from lockstep.evaluation.scales import Scale, on_one_scale, scale_of
-from lockstep.evaluation.statistics import Curve, Estimate, Scores, align, efficiency_curve, estimate, iqm, readable
+from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, Scores, estimate, iqm, readable
+from lockstep.evaluation.stills import still
 from lockstep.run import RunOptions
 from lockstep.settings import SettingsError
 
-_ENOUGH = 5
-"""Runs of a task from which on intervals are worth something; docs/statistics.md has the figures."""
 _MAX_PAIRS = 15
 _THRESHOLDS = 101
 """Normalized scores at which a performance profile is computed, from the lowest to the highest."""
@@ -38,6 +36,8 @@ _HIGHEST = 8.0
 _ELSEWHERE = ("score", "eval", "time", "speed", "lag", "wait")
 """Kinds of metrics that the page shows in other sections, if at all."""
 _MOST_CHARTS = 120
+_MOST_STILLS = 4
+"""Pictures for readers without JavaScript."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Scored:
 
 def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
     """What a reader has to know before believing a number."""
-    texts = [f"Left out, since they have no {metric}: {', '.join(left_out)}."] if left_out else []
+    texts = [f"Left out, since they have no {metric}: {some(left_out)}."] if left_out else []
     for group in groups:
         if again := seeds_again(group.runs):
             texts.append(
@@ -80,16 +80,16 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
         if not run.finished
     ]
     if unfinished:
-        texts.append(f"These runs have not collected all the samples that they were to: {', '.join(unfinished)}.")
-    return "".join(page.paragraph(text, "warning") for text in texts)
+        texts.append(f"These runs have not collected all the samples that they were to: {some(unfinished)}.")
+    return page.warnings(texts)
 
 
 def few(counts: Sequence[int]) -> list[str]:
     """Sentences about the intervals of so many runs of a task."""
     texts = ["Of a task with one run there is no interval, as it says nothing of other seeds."] if 1 in counts else []
-    if any(1 < count < _ENOUGH for count in counts):
+    if any(1 < count < ENOUGH for count in counts):
         texts.append(
-            f"With fewer than {_ENOUGH} runs of a task, intervals are too narrow, and exclude what is true too often: "
+            f"With fewer than {ENOUGH} runs of a task, intervals are too narrow, and exclude what is true too often: "
             "train more seeds."
         )
     return texts
@@ -174,62 +174,72 @@ def _evaluations(runs: Sequence[Run]) -> str:
     return text + f", against {', '.join(sorted(against))}" * bool(against)
 
 
-def curves(groups: Sequence[Method], named: Sequence[str], metric: str) -> str:
-    """For each task the metric over frames, updates and time."""
-    parts = [legend(groups)]
+def curves(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns) -> str:
+    """For each task the metric of single runs and of methods."""
+    found = []
     for task in named:
-        charts = []
-        for x in ("frames", "updates", "time"):
-            known = _known(groups, task, x, metric)
-            if any(known):
-                charts.append(_chart(groups, [[each] for each in known], x, metric, singles=True))
-        parts += [page.heading(task) if len(named) > 1 else "", page.figures(charts)]
-    text = (
-        "Thin lines are single runs, drawn at their lowest and highest points. Thick ones are the interquartile mean "
-        "over runs, with its pointwise 95% bootstrap interval, as far as all runs of the method reached; where they "
-        "share no stretch, there is none. Time is that of iterations, without checkpoints and evaluations; it depends "
-        "on the machine and the layout."
-    )
-    return "".join(parts) + page.paragraph(text, "note")
+        known = {x: _known(groups, task, x, metric) for x in drawn.axes}
+        lines = []
+        for number, group in enumerate(groups):
+            runs, singles = _runs_with_curves(group.on(task), metric)
+            if len(runs) == 1:
+                lines.append(drawn.single(runs[0], singles[0], "middle"))
+            elif runs:
+                lines += map(drawn.single, runs, singles)
+                by_x = {x: [each[number]] for x, each in known.items() if len(each[number]) == len(runs)}
+                lines.append(drawn.middle(runs, by_x))
+        picture = still(lines, [group.label for group in groups], drawn.labels()["samples"], metric)
+        picture = picture if len(found) < _MOST_STILLS else b""
+        found.append(charts.curves(f"{task}: {metric}" if len(named) > 1 else metric, lines, metric, picture))
+    banded = any(len(group.on(task)) >= ENOUGH for group in groups for task in named)
+    few_runs = any(1 < len(group.on(task)) < ENOUGH for group in groups for task in named)
+    texts = ["Lines go as far as all runs of the method reached; time does not count checkpoints and evaluations."]
+    if few_runs:
+        text = "Thin lines are single runs, the thick one is their interquartile mean (of fewer than four the mean)."
+        texts.insert(0, text)
+    if banded:
+        texts.insert(0, f"Of {ENOUGH} or more runs: the interquartile mean with its pointwise 95% bootstrap interval.")
+    return page.figures(found, "whole" if len(found) == 1 else "") + page.paragraph(" ".join(texts), "note")
 
 
-def diagnostics(groups: Sequence[Method], named: Sequence[str]) -> str:
-    """Whatever else learning recorded and that changed, such as losses, folded: means over runs, over samples."""
+def parallel(drawn: PageRuns, metric: str) -> str:
+    """The settings of each run and what it scored, where there is something to see."""
+    chart = drawn.parallel(metric)
+    if chart is None:
+        return ""
+    text = "A line is a run. Drag along an axis to choose runs, which then the whole page shows; click on it to undo."
+    return page.figures([chart], "whole") + page.paragraph(text, "note")
+
+
+def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns) -> str:
+    """Whatever else learning recorded and that changed, such as losses: means over runs."""
     every = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in every for name in run.names(""))
     kept = [name for name in names if name == "gradient_norm" or name.partition("/")[0] not in (*_ELSEWHERE, name)]
-    parts, drawn, dropped = [legend(groups)], 0, list[str]()
+    parts, count, dropped = list[str](), 0, list[str]()
     for task in named:
-        charts = []
+        found = []
         for metric in kept:
-            known = _known(groups, task, "samples", metric)
-            values = [y for each in known for _, y in each]
-            if not values or min(y.min() for y in values) == max(y.max() for y in values):
+            known = [_runs_with_curves(group.on(task), metric) for group in groups]
+            if not any(np.ptp(y) > 0 for _, curves in known for _, y in curves):  # what stays as it was is a setting
                 continue
-            lines = [Line(g.label, n, _mean(each)) for n, (g, each) in enumerate(zip(groups, known)) if each]
-            charts.append(page.figure(metric, line_chart(lines, X_LABELS["samples"], metric)))
-        if drawn + len(charts) > _MOST_CHARTS:
+            lines = [drawn.mean(*each) for each in known if each[0]]
+            found.append(charts.curves(metric, lines, metric))
+        if count + len(found) > _MOST_CHARTS:
             dropped.append(task)
-        elif charts:
-            drawn += len(charts)
-            parts += [page.heading(task) if len(named) > 1 else "", page.figures(charts)]
-    if not drawn:
+        elif found:
+            count += len(found)
+            title = f"{task}: {len(found)} metrics" if len(named) > 1 else f"{len(found)} metrics"
+            parts.append(page.details(title, page.figures(found, "small"), unfolded=len(named) == 1))
+    if not count:
         return ""
+    text = "Losses and other numbers of learning: means over the runs of a method, as far as all of them reached."
     if dropped:
-        text = f"The page would be too large with those of {', '.join(dropped)}: report these apart."
-        parts.append(page.paragraph(text, "note"))
-    return page.details("Losses and other numbers of learning, means over runs", "".join(parts))
+        text += f" The page would be too large with those of {', '.join(dropped)}: report these apart."
+    return page.paragraph(text, "note") + "".join(parts)
 
 
-def _mean(curves: Sequence[Curve]) -> Curve:
-    """As far as all reached."""
-    if len(curves) == 1:
-        return curves[0]
-    grid, values = align(curves, 150)
-    return grid, values.mean(axis=0)
-
-
-def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: str = "samples") -> str:
+def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns, x: str = "samples") -> str:
     """Over all tasks: what Agarwal et al. recommend, and who beats whom, all runs of a task at an equal budget of x."""
     parts, budgets, found, short = [], dict[str, float](), dict[str, list[np.ndarray]](), list[str | None]()
     for task in named:
@@ -247,7 +257,9 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
     normalized = on_one_scale(shared, metric).values()
     several = [games for games in normalized if len(games) > 1]
     for games in several:
-        parts.append(_normalized(groups, games, metric, [[found[t][n] for t in games] for n in range(len(groups))]))
+        parts.append(
+            _normalized(groups, games, metric, [[found[t][n] for t in games] for n in range(len(groups))], drawn)
+        )
     if not several and len(named) > 1:
         known = "scores are only normalized for the games of Atari and of Procgen"
         why = known if metric in SCORES else f"{metric} is no score"
@@ -261,34 +273,31 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, x: s
     rows, pairs = [], list(itertools.combinations(range(len(groups)), 2))
     for a, b in pairs[:_MAX_PAIRS]:
         both = [task for task in named if len(found[task][a]) and len(found[task][b])]
-        if both:
+        if len(both) > 1 or any(len(found[task][each]) > 1 for task in both for each in (a, b)):  # else it says nothing
             sets = [[found[task][each] for task in both] for each in (a, b)]
             chance = estimate(statistics.probability_of_improvement, *sets)
             rows.append([groups[a].label, groups[b].label, str(len(both)), str(chance)])
     if rows:
-        parts.append(page.table(["First", "Second", "Tasks", "P(first > second), 95% interval"], rows))
         text = (
             "The probability that a run of the first scores higher than a run of the second, on a task drawn at "
             "random; a tie counts half. An interval that contains 0.5 decides nothing."
         )
         if len(pairs) > _MAX_PAIRS:
             text += f" These are the first {_MAX_PAIRS} of {len(pairs)} pairs: report fewer methods to see others."
+        parts.append(page.table(["First", "Second", "Tasks", "P(first > second), 95% interval"], rows))
         parts.append(page.paragraph(text, "note"))
     if rows or several:
         at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
         unit = "seconds" if x == "time" else x
         text = f"In this section the runs of a task are compared at an equal number of {unit}, which all reached: {at}."
         parts.append(page.paragraph(text, "note"))
-        parts += [page.paragraph(text, "warning") for text in short if text]
+        parts.append(page.warnings([text for text in short if text]))
     return "".join(parts)
 
 
-def legend(groups: Sequence[Method]) -> str:
-    """Which color is which method."""
-    return page.legend([(f"{group.label} ({group.size})", number) for number, group in enumerate(groups)])
-
-
-def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw: Sequence[Scores]) -> str:
+def _normalized(
+    groups: Sequence[Method], named: Sequence[str], metric: str, raw: Sequence[Scores], drawn: PageRuns
+) -> str:
     """Aggregates of scores of one scale; raw: those of each method, by task."""
     scales: list[Scale] = [scale for task in named if (scale := scale_of(task, metric))]
     assert len(scales) == len(named), "tasks without a scale"
@@ -304,71 +313,68 @@ def _normalized(groups: Sequence[Method], named: Sequence[str], metric: str, raw
     estimates = {name: [estimate(kind, each) for each in found] for name, kind in kinds.items()}
     rows = [[group.label, *(str(estimates[name][n]) for name in kinds)] for n, group in enumerate(groups)]
     dots = [
-        page.figure(name, interval_chart([(g.label, n, each[n]) for n, g in enumerate(groups)], name))
+        charts.intervals(name, [(g.label, n, each[n]) for n, g in enumerate(groups)])
         for name, each in estimates.items()
     ]
     lines = [
-        _profile("Share of runs that score above τ", statistics.run_profile, groups, found, name),
-        _profile("Share of games whose mean is above τ", statistics.task_profile, groups, found, name),
+        _profile("Share of runs that score above τ", statistics.run_profile, groups, named, found, name, drawn),
+        _profile("Share of games whose mean is above τ", statistics.task_profile, groups, named, found, name, drawn),
+        *_efficiency(groups, named, metric, scales, drawn),
     ]
-    for x in ("frames", "time"):
-        by_task = [_known(groups, task, x, metric) for task in named]
-        scaled = [[[(s, scale.of(y)) for s, y in runs] for runs in each] for scale, each in zip(scales, by_task)]
-        if all(all(each) for each in scaled):
-            lines.append(_chart(groups, [list(each) for each in zip(*scaled)], x, f"{scales[0].name} IQM"))
     text = (
         f"{name} scores of the {len(named)} games of which every method has runs ({', '.join(named)}): {meaning}. "
         "Intervals are 95% stratified bootstrap intervals, where every game has several runs."
     )
     table = page.table(["Method", *kinds], rows)
-    return page.paragraph(text) + table + legend(groups) + page.figures(dots) + page.figures(lines)
+    return page.paragraph(text) + table + page.figures(dots) + page.figures(lines)
+
+
+def _efficiency(
+    groups: Sequence[Method], named: Sequence[str], metric: str, scales: Sequence[Scale], drawn: PageRuns
+) -> list[Chart]:
+    """The interquartile mean of all games over training, on the axes on which all runs are known."""
+    by_x = dict[str, list[list[list[Curve]]]]()
+    for x in drawn.axes:
+        by_task = [_known(groups, task, x, metric) for task in named]
+        scaled = [[[(s, scale.of(y)) for s, y in runs] for runs in each] for scale, each in zip(scales, by_task)]
+        if all(all(each) for each in scaled):
+            by_x[x] = [list(each) for each in zip(*scaled)]
+    if not by_x:
+        return []
+    lines = []
+    for number, group in enumerate(groups):
+        runs = [run for task in named for run in group.on(task)]
+        lines.append(drawn.middle(runs, {x: each[number] for x, each in by_x.items()}))
+    label = f"{scales[0].name} IQM"
+    return [charts.curves(f"{label[0].upper()}{label[1:]} over training", lines, label)]
 
 
 def _profile(
     caption: str,
     kind: Callable[[Scores, np.ndarray], np.ndarray],
     groups: Sequence[Method],
+    named: Sequence[str],
     found: Sequence[Scores],
     scale: str,
-) -> str:
+    drawn: PageRuns,
+) -> Chart:
     """A performance profile of each method, of scores of a scale."""
     lines = []
     every = np.concatenate([scores for each in found for scores in each])
     highest = float(max(1.0, every.max()))
     caption += f", up to {_HIGHEST:g}" * (highest > _HIGHEST)
     thresholds = np.linspace(min(0.0, every.min()), min(_HIGHEST, highest), _THRESHOLDS)
-    for number, (group, each) in enumerate(zip(groups, found)):
+    for group, each in zip(groups, found):
         share, low, high = statistics.bootstrap(lambda sample: kind(sample, thresholds), each, resamples=1_000)
-        lines.append(Line(group.label, number, (thresholds, share), None if np.isnan(low).any() else (low, high)))
-    return page.figure(caption, line_chart(lines, f"{scale} score τ", "Share", ends=(0.0, 1.0)))
+        runs = [run for task in named for run in group.on(task)]
+        lines.append(drawn.profile(runs, (thresholds, share), None if np.isnan(low).any() else (low, high)))
+    return charts.profiles(caption, lines, f"{scale} score τ")
 
 
-def _chart(
-    groups: Sequence[Method],
-    by_task: Sequence[Sequence[Sequence[Curve]]],
-    x: str,
-    metric: str,
-    *,
-    singles: bool = False,
-) -> str:
-    """A line for each method: of the curves of the runs of each of its tasks; singles shows these too."""
-    every = [curve for method in by_task for runs in method for curve in runs]
-    scale, unit = time_unit(max(steps[-1] for steps, _ in every)) if x == "time" else (1.0, "")
-    lines = []
-    for number, (group, method) in enumerate(zip(groups, by_task, strict=True)):
-        single = [curve for runs in method for curve in runs]
-        if not single:
-            continue
-        if len(single) == 1:
-            grid, value = single[0]
-            lines.append(Line(group.label, number, (grid / scale, value)))
-            continue
-        grid, value, low, high = efficiency_curve(method)
-        band = None if not len(grid) or np.isnan(low).any() else (low, high)
-        thin = tuple((steps / scale, y) for steps, y in single) if singles else ()
-        lines.append(Line(group.label, number, (grid / scale, value), band, thin))
-    label = X_LABELS[x] + (f" [{unit}]" if unit else "")
-    return page.figure(f"{metric} over {label[0].lower() + label[1:]}", line_chart(lines, label, metric))
+def _runs_with_curves(runs: Sequence[Run], metric: str) -> tuple[list[Run], list[Curve]]:
+    """The runs that have a metric over samples, and their curves."""
+    found = [(run, curve) for run in runs if len((curve := _curve(run, "samples", metric))[0])]
+    return [run for run, _ in found], [curve for _, curve in found]
 
 
 def _known(groups: Sequence[Method], task: str, x: str, metric: str) -> list[list[Curve]]:

@@ -1,72 +1,21 @@
-"""A web page in one file: no scripts, nothing loaded from elsewhere, light or dark as the reader prefers."""
+"""A web page in one file: nothing loaded from elsewhere, light or dark as the reader prefers."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
-COLORS = 8
+from lockstep.evaluation.charts import Chart, grouped
+
+_COLORS = 8
 """Colors of lines and bars, c0 to c7; a further line repeats them, dashed (d1), then dotted (d2)."""
-_STYLE = """
-:root {
-  color-scheme: light dark;
-  --bg: #ffffff; --text: #1b1f24; --muted: #5b636c; --rule: #e1e5ea; --card: #f6f7f9; --good: #12754a; --bad: #b3261e;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0508a; --c4: #c98700; --c5: #4a9fd8; --c6: #6b7280;
-  --c7: #8a7e00;
-}
-@media (prefers-color-scheme: dark) { :root {
-  --bg: #14171a; --text: #e7e9ec; --muted: #a2abb5; --rule: #2e353c; --card: #1c2126; --good: #5dd39e; --bad: #ff8a80;
-  --c0: #56a9e8; --c1: #ff8a4c; --c2: #3ccf9f; --c3: #e79bc9; --c4: #f2b840; --c5: #9fdcff; --c6: #b4bcc6;
-  --c7: #d9d04f;
-} }
-@media print { :root {
-  color-scheme: light;
-  --bg: #ffffff; --text: #000000; --muted: #444444; --rule: #bbbbbb; --card: #ffffff; --good: #12754a; --bad: #b3261e;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0508a; --c4: #c98700; --c5: #4a9fd8; --c6: #6b7280;
-  --c7: #8a7e00;
-} }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1280px; padding: 1.5rem; background: var(--bg); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; -webkit-print-color-adjust: exact;
-  print-color-adjust: exact; }
-h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; } p { margin: .4rem 0; max-width: 75ch; }
-a { color: var(--c0); } code { font: .88em ui-monospace, Menlo, Consolas, monospace; }
-details td:last-child code { overflow-wrap: anywhere; }
-.note { color: var(--muted); } .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
-nav { display: flex; flex-wrap: wrap; gap: .3rem 1rem; margin: .8rem 0; }
-.warning { border-left: 3px solid var(--c1); background: var(--card); padding: .4rem .8rem; margin: .5rem 0; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
-th, td { padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--rule); }
-th { color: var(--muted); font-weight: 600; } td { font-variant-numeric: tabular-nums; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: .8rem; margin: .8rem 0; }
-figure { margin: 0; background: var(--card); border-radius: 8px; padding: .6rem; break-inside: avoid; }
-figcaption { font-size: .88rem; font-weight: 600; } svg { display: block; width: 100%; max-width: 560px; }
-svg text { font-size: 11px; fill: var(--muted); } .end { text-anchor: end; } .middle { text-anchor: middle; }
-.grid { stroke: var(--rule); } .axis { stroke: var(--muted); } .label { fill: var(--text); }
-.line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
-.single { fill: none; stroke: var(--c); stroke-width: .8; opacity: .35; }
-.band { fill: var(--c); opacity: .18; } .dot { fill: var(--c); }
-.interval { stroke: var(--c); stroke-width: 7; opacity: .45; fill: none; }
-.d1 .line { stroke-dasharray: 6 3; } .d2 .line { stroke-dasharray: 2 3; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .9rem; margin: .4rem 0; }
-.legend i { display: inline-block; width: 1.1rem; margin-right: .4rem; border-top: 3px solid var(--c);
-  vertical-align: middle; }
-.legend .d1 i { border-top-style: dashed; } .legend .d2 i { border-top-style: dotted; }
-.bar { display: inline-flex; width: 12rem; height: .9rem; border-radius: 3px; overflow: hidden; background: var(--rule);
-  vertical-align: middle; }
-.bar i { background: var(--c); }
-.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
-.c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); }
-video { max-width: 100%; max-height: 480px; border-radius: 8px; background: #000; }
-details { margin: .5rem 0; } summary { cursor: pointer; color: var(--muted); }
-@media print { body { max-width: none; padding: 0; font-size: 10pt; } nav, video, details { display: none; }
-  section:has(> h2 + details:last-child), section:has(video) { display: none; }
-  figure { border: 1px solid var(--rule); } h2, h3 { break-after: avoid; } tr { break-inside: avoid; }
-  .charts { grid-template-columns: repeat(3, 1fr); } .scroll { overflow: visible; } table { font-size: 8pt; }
-  th, td { padding-right: .5rem; } td:first-child, td code { overflow-wrap: anywhere; } }
-"""
+_AXES = {"samples": "Samples", "frames": "Frames", "updates": "Updates", "time": "Time"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +32,7 @@ class Html(str):
     """Text of a table's cell that is HTML already."""
 
 
-def document(title: str, summary: str, sections: Sequence[Section]) -> str:
+def document(title: str, summary: str, controls: str, sections: Sequence[Section]) -> str:
     """The whole page; title and summary are plain text."""
     links = "".join(f'<a href="#{section.anchor}">{html.escape(section.heading)}</a>' for section in sections)
     chapters = "".join(
@@ -93,10 +42,24 @@ def document(title: str, summary: str, sections: Sequence[Section]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>"
-        f'<h1>{html.escape(title)}</h1><p class="note">{html.escape(summary)}</p><nav>{links}</nav>\n{chapters}'
-        "</body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_packaged('page.css')}</style></head>\n<body>"
+        f'<header><h1>{html.escape(title)}</h1><p class="note">{html.escape(summary)}</p><nav>{links}</nav></header>\n'
+        f"{controls}\n{chapters}"
+        f'<script type="application/gzip" id="plotly">{_plotly()}</script>\n'
+        f"<script>{_packaged('charts.js')}</script>\n</body></html>\n"
     )
+
+
+def _packaged(name: str) -> str:
+    return (files("lockstep.evaluation") / "web" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """Plotly's JavaScript, compressed, which makes 2 MB of 5."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
 def plain(text: str) -> str:
@@ -110,50 +73,131 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph of plain text; kind is note, warning or nothing."""
+    """A paragraph of plain text; kind is note or nothing."""
     return f'<p class="{kind}">{html.escape(text)}</p>' if kind else f"<p>{html.escape(text)}</p>"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells are plain text unless they are Html."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def warnings(texts: Sequence[str]) -> str:
+    """What a reader has to bear in mind."""
+    return f'<div class="warnings">{"".join(map(paragraph, texts))}</div>' if texts else ""
 
 
-def figure(caption: str, chart: str) -> str:
-    """A chart with its caption."""
-    return f"<figure><figcaption>{html.escape(caption)}</figcaption>{chart}</figure>"
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], places: Sequence[int | None] = ()) -> str:
+    """A table; cells are plain text unless they are Html. Columns without any text are left out.
 
-
-def figures(charts: Sequence[str]) -> str:
-    """Figures side by side, as many as fit."""
-    return f'<div class="charts">{"".join(charts)}</div>'
-
-
-def legend(entries: Sequence[tuple[str, int]]) -> str:
-    """What the colors mean: (name, number of the color)."""
-    items = "".join(
-        f'<span class="c{c % COLORS} d{c // COLORS % 3}"><i></i>{html.escape(name)}</span>' for name, c in entries
+    Args:
+        places: for each row the place of its run, if the row shall be hidden together with that run.
+    """
+    rows = list(rows)
+    kept = [n for n, name in enumerate(header) if not name or not rows or any(row[n] for row in rows)]
+    head = "".join(f"<th>{html.escape(header[n])}</th>" for n in kept)
+    marks = [f' data-run="{place}"' if place is not None else "" for place in places] or [""] * len(rows)
+    body = "".join(
+        f"<tr{mark}>" + "".join(f"<td>{_cell(row[n])}</td>" for n in kept) + "</tr>" for mark, row in zip(marks, rows)
     )
+    kind = ' class="wide"' * (len(kept) > 3)
+    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def controls(
+    chips: Sequence[str],
+    methods: Sequence[str],
+    runs: Sequence[Mapping[str, object]],
+    axes: Mapping[str, str],
+    *,
+    banded: bool,
+) -> str:
+    """Which color is which method, and what charts.js lets the reader choose.
+
+    Args:
+        chips: what the legend says of each method.
+        methods: their names.
+        runs: see charts.PageRuns.described.
+        axes: the title of each horizontal axis.
+        banded: whether a method is drawn with an interval instead of its runs.
+    """
+    buttons = "".join(
+        f'<button type="button" class="c{n % _COLORS} d{n // _COLORS % 3}" data-method="{n}" aria-pressed="true" '
+        f'title="Click to hide or show, double-click to show alone"><i></i>{html.escape(text)}</button>'
+        for n, text in enumerate(chips)
+    )
+    choices = "".join(
+        f'<label><input type="radio" name="x" value="{x}"{" checked" * (n == 0)}><span>{_AXES[x]}</span></label>'
+        for n, x in enumerate(axes)
+    )
+    logarithmic = "Charts with values of zero or less stay linear"
+    fields = [
+        f'<fieldset aria-label="Horizontal axis"><span class="choice">{choices}</span></fieldset>',
+        '<label>Smoothing <input type="range" name="smooth" min="0" max="30" value="0" '
+        'title="Centered moving average, in percent of a curve"><output name="percent">off</output></label>',
+        f'<label title="{logarithmic}"><input type="checkbox" name="logY">Log y</label>',
+        f'<label title="{logarithmic}"><input type="checkbox" name="logX">Log x</label>',
+        '<label><input type="checkbox" name="seeds">Single runs</label>' * banded,
+        '<label><input type="search" name="filter" placeholder="Filter runs: seed=1 …" aria-label="Filter runs" '
+        'title="Words of names and settings; runs that have all of them are shown">'
+        '<output name="count"></output></label>',
+    ]
+    data = {"methods": list(methods), "runs": list(runs), "axes": dict(axes)}
+    return (
+        f'<div id="controls"><form hidden>{"".join(fields)}</form><div class="legend">{buttons}</div></div>'
+        f"{_json(json.dumps(data, separators=(',', ':')), 'page')}"
+    )
+
+
+def figures(charts: Sequence[Chart], kind: str = "") -> str:
+    """Charts side by side, as many as fit; kind: small, or whole for one that takes the width of the page."""
+    told = "".join(
+        f"<figure><figcaption>{html.escape(chart.caption)}</figcaption>"
+        f'<div class="chart {chart.spec["kind"]}" role="img" aria-label="{html.escape(chart.caption)}">'
+        f"{_still(chart)}</div></figure>"
+        for chart in charts
+    )
+    return f'<div class="charts {kind}">{told}{_json(grouped(charts))}</div>'
+
+
+def figure(caption: str, content: str) -> str:
+    """HTML with a caption."""
+    return f"<figure><figcaption>{html.escape(caption)}</figcaption>{content}</figure>"
+
+
+def key(names: Sequence[str]) -> str:
+    """What the colors of share bars mean."""
+    items = "".join(f'<span class="c{n % _COLORS}"><i></i>{html.escape(name)}</span>' for n, name in enumerate(names))
     return f'<div class="legend">{items}</div>'
+
+
+def dotted(name: str, color: int) -> Html:
+    """A method's name with its color."""
+    return Html(f'<i class="dot c{color % _COLORS}"></i>{html.escape(name)}')
 
 
 def share_bar(shares: Mapping[str, float]) -> Html:
     """A stacked bar of shares of one whole, with the same in words for those who point at it."""
     words = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
     pieces = "".join(
-        f'<i class="c{number % COLORS}" style="width:{100 * share:.1f}%"></i>'
+        f'<i class="c{number % _COLORS}" style="width:{100 * share:.1f}%"></i>'
         for number, share in enumerate(shares.values())
         if share > 0
     )
     return Html(f'<span class="bar" title="{html.escape(words)}">{pieces}</span>')
 
 
-def details(summary: str, body: str) -> str:
-    """HTML that is folded until asked for; it is not printed."""
-    return f"<details><summary>{html.escape(summary)}</summary>{body}</details>"
+def details(summary: str, body: str, *, unfolded: bool = False) -> str:
+    """HTML that can be folded; it is not printed."""
+    return f"<details{' open' * unfolded}><summary>{html.escape(summary)}</summary>{body}</details>"
 
 
 def _cell(cell: str) -> str:
     return cell if isinstance(cell, Html) else html.escape(cell)
+
+
+def _json(text: str, name: str = "") -> str:
+    mark = f' id="{name}"' if name else ""
+    return f'<script type="application/json"{mark}>' + text.replace("<", "\\u003c") + "</script>"
+
+
+def _still(chart: Chart) -> str:
+    if not chart.still:
+        return "<noscript>This chart needs JavaScript. The tables of the page have its numbers.</noscript>"
+    picture = base64.b64encode(chart.still).decode()
+    return f'<img alt="{html.escape(chart.caption)}" src="data:image/svg+xml;base64,{picture}">'

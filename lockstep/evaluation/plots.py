@@ -13,8 +13,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from lockstep.evaluation.runs import SCORES, X_LABELS, Method, Run, listed, methods, time_unit, title, with_metric
-from lockstep.evaluation.statistics import Curve, align, smooth
+from lockstep.evaluation.runs import (
+    SCORES,
+    X_LABELS,
+    Method,
+    Run,
+    listed,
+    methods,
+    some,
+    tell_apart,
+    time_unit,
+    title,
+    with_metric,
+)
+from lockstep.evaluation.statistics import ENOUGH, Curve, align, smooth
 from lockstep.runtime.files import writing
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError
@@ -56,9 +68,9 @@ def plot(
 ) -> Path:
     """Draw one metric of some runs against experience or time.
 
-    Runs that differ only in their seed form one line: their mean, over the range of x that all of them reached,
-    with a band of one standard deviation. Thin lines are single runs as recorded (left out where there are many), thick
-    ones are smoothed.
+    Runs that differ only in their seed form one line: their mean, over the range of x that all of them reached; of
+    five runs or more with a band of one standard deviation. Thin lines are single runs as recorded (left out where
+    there are many), thick ones are smoothed.
 
     Args:
         runs: run folders, or what was read from them.
@@ -87,8 +99,9 @@ def plot(
     groups = methods(read) if labels is None else _labelled(read, labels)
     shown = with_metric(read, metric, x)
     if len(shown) < len(read):
-        without = ", ".join(str(run.path) for run in read if run not in shown)
-        tell(f"Left out, since they have no value of {metric}: {without}.", sys.stderr)
+        without = [run for run in read if run not in shown]
+        names = some(tell_apart([run.path for run in without]))
+        tell(f"Left out, since they have no value of {metric}: {names}.", sys.stderr)
         groups = [replace(group, runs=[run for run in group.runs if run in shown]) for group in groups]
         groups = [group for group in groups if group.runs]
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]
@@ -148,5 +161,8 @@ def _draw(axes: Axes, groups: Sequence[Method], curves: Sequence[Sequence[Curve]
                 axes.plot(x, y, color=color, alpha=0.6, linewidth=0.7, marker="." if len(x) < 3 else None)
             continue
         mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
-        axes.plot(grid, mean, color=color, linestyle=style, linewidth=2.2, label=f"{label}, mean ± std")
+        label += ", mean ± std" if len(single) >= ENOUGH else ", mean"
+        axes.plot(grid, mean, color=color, linestyle=style, linewidth=2.2, label=label)
+        if len(single) < ENOUGH:
+            continue
         axes.fill_between(grid, mean - spread, mean + spread, color=color, alpha=0.18 if few else 0.1, linewidth=0)

@@ -24,6 +24,8 @@ from lockstep.verify import verify
 
 _MAX_VIDEO = 2_500_000
 """Bytes of all videos of a page together."""
+_BESIDE = 4
+"""Methods that stand beside each other in a table; more stand below each other."""
 
 
 def speed(runs: Sequence[Run]) -> str:
@@ -36,17 +38,19 @@ def speed(runs: Sequence[Run]) -> str:
         waits = [f"{_tail(name)} {readable(1000 * run.average(name))} ms" for name in run.names("wait/")]
         shares = {_tail(name): run.share(name) for name in parts}
         bar = page.share_bar({name: 0.0 if math.isnan(share) else share for name, share in shares.items()})
-        rows.append(
-            [run.name, str(_facts(run).get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits) or "none"]
-        )
+        rows.append([run.name, str(_facts(run).get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits)])
     header = ["Run", "Layout", "Time", "Frames/s", "Samples/s", "Updates/s", "Where time went", "Waits, each iteration"]
     text = "Over the whole run. Waits are means over iterations; only split layouts record them."
-    key = page.legend([(_tail(name), number) for number, name in enumerate(parts)])
-    return key + page.table(header, rows) + page.paragraph(text, "note")
+    text = text if any(row[-1] for row in rows) else "Over the whole run."
+    key = page.key([_tail(name) for name in parts])
+    return key + page.table(header, rows, range(len(runs))) + page.paragraph(text, "note")
 
 
 def lag(runs: Sequence[Run]) -> str:
-    """How old the data was from which each run learned, and the parameters that its gradients were computed with."""
+    """How old the data was from which each run learned, and the parameters that its gradients were computed with;
+    nothing where no run had any lag."""
+    if not any(run.settings.get("scheme.lag") or any(map(run.average, run.names("lag/"))) for run in runs):
+        return ""
     alike: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         known = [name for name in run.names("lag/share_") if name.split("_")[1].isdigit()]
@@ -78,7 +82,10 @@ def settings(groups: Sequence[Method]) -> str:
     """The settings that differ between methods, and all others, folded."""
     every = [group.settings for group in groups]
     names = differing(every)
-    if names:
+    if names and len(groups) > _BESIDE:
+        rows = [[group.label, *(_value(group.settings.get(name, "—")) for name in names)] for group in groups]
+        told = page.table(["Method", *names], rows)
+    elif names:
         rows = [[_code(name), *(_value(each.get(name, "—")) for each in every)] for name in names]
         told = page.table(["Setting", *(group.label for group in groups)], rows)
     else:
@@ -122,8 +129,8 @@ def prove(run: Run, again: int = 0) -> Proof:
     return Proof(True, text, *known)
 
 
-def proof(runs: Sequence[Run], proofs: Sequence[Proof]) -> str:
-    """The verdict of each run's ledger."""
+def proof(runs: Sequence[Run], proofs: Sequence[Proof], shown: int) -> str:
+    """The verdict of each run's ledger; the first so many runs are those that the page shows."""
     rows = []
     for run, found in zip(runs, proofs, strict=True):
         mark = '<span class="good">✓</span> ' if found.ok else '<span class="bad">✗</span> '
@@ -133,7 +140,9 @@ def proof(runs: Sequence[Run], proofs: Sequence[Proof]) -> str:
         "Runs whose ledgers have the same digest computed the same bits. An intact ledger was not changed since it was "
         "written; that the run can be repeated is shown by lockstep verify, or by this report with --verify N."
     )
-    return page.table(["Run", "Seed", "Experiment", "Ledger", "Verdict"], rows) + page.paragraph(text, "note")
+    places = [place if place < shown else None for place in range(len(runs))]
+    table = page.table(["Run", "Seed", "Experiment", "Ledger", "Verdict"], rows, places)
+    return table + page.paragraph(text, "note")
 
 
 def machines(runs: Sequence[Run]) -> str:
@@ -145,7 +154,7 @@ def machines(runs: Sequence[Run]) -> str:
     told = page.table(["In all runs", ""], shared) if shared else ""
     if differ:
         rows = [[run.name, *(str(each.get(name, "—")) for name in differ)] for run, each in zip(runs, facts)]
-        told += page.table(["Run", *differ], rows)
+        told += page.table(["Run", *differ], rows, range(len(runs)))
     commands = [[run.name, _code(str(run.facts.get("command", "")))] for run in runs]
     return told + page.details("Commands", page.table(["Run", "Command"], commands))
 
@@ -166,11 +175,11 @@ def videos(runs: Sequence[Run], named: Sequence[str], metric: str) -> str:
         source = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
         player = f'<video controls muted playsinline src="{source}"></video>'
         players.append(page.figure(f"{task}: {best.name}, score {readable(best.last(metric))}", player))
-    told = page.figures(players) if players else ""
+    told = f'<div class="charts">{"".join(players)}</div>' if players else ""
     if left_out:
         text = f"Left out to keep the page light: {', '.join(left_out)}. lockstep record --max-steps makes short ones."
         told += page.paragraph(text, "note")
-    return told or page.paragraph("No run has a video yet: lockstep record RUN makes one for the next report.", "note")
+    return told
 
 
 def _facts(run: Run) -> dict[str, object]:

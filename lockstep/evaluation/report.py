@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.evaluation import findings, page, provenance
+from lockstep.evaluation.charts import PageRuns
 from lockstep.evaluation.findings import Scored
 from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
 from lockstep.evaluation.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
+from lockstep.evaluation.statistics import ENOUGH
 from lockstep.runtime.files import write_whole, writing
 from lockstep.settings import SettingsError
 
@@ -101,22 +103,29 @@ def write_page(
     every = [*runs, *left_out]
     proofs = [provenance.prove(run, verify) for run in every]
     scored = findings.scored(groups, named, metric)
+    drawn = PageRuns(runs, [number for number, group in enumerate(groups) for _ in group.runs])
     sections = [
         *([verdict] if verdict else []),
         Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, scored, metric)),
-        Section("curves", "Learning curves", findings.curves(groups, named, metric)),
-        Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric, x)),
-        Section("diagnostics", "Diagnostics", findings.diagnostics(groups, named)),
+        Section("curves", "Learning curves", findings.curves(groups, named, metric, drawn)),
+        Section("parallel", "Parallel coordinates", findings.parallel(drawn, metric)),
+        Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric, drawn, x)),
+        Section("diagnostics", "Diagnostics", findings.diagnostics(groups, named, drawn)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
         Section("lag", "Policy lag", provenance.lag(runs)),
         Section("settings", "Settings", provenance.settings(groups)),
-        Section("proof", "Proof", provenance.proof(every, proofs)),
+        Section("proof", "Proof", provenance.proof(every, proofs, len(runs))),
         Section("machines", "Versions and machines", provenance.machines(runs)),
         Section("videos", "Videos", provenance.videos(runs, named, metric)),
     ]
     counts = [(len(runs), "run"), (len(groups), "method"), (len(named), "task")]
     summary = ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts)
-    text = page.document(heading, summary, [section for section in sections if section.body])
+    labels = [group.label for group in groups]
+    banded = any(len(group.on(task)) >= ENOUGH for group in groups for task in named)
+    sized = any(len(group.runs) > 1 for group in groups)
+    chips = [f"{group.label} ({group.size})" if sized else group.label for group in groups]
+    controls = page.controls(chips, labels, drawn.described(labels), drawn.labels(), banded=banded)
+    text = page.document(heading, summary, controls, [section for section in sections if section.body])
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text.encode(errors="replace"))  # a folder's name may be of another encoding

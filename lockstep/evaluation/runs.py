@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lockstep.evaluation.statistics import Curve
-from lockstep.run import RunFolder
+from lockstep.run import RunFolder, is_run, runs_in
 from lockstep.settings import SettingsError
 from lockstep.settings_json import flat
 
@@ -34,6 +34,8 @@ TASK = "env.id"
 _MAIN = (TASK, "algorithm.$type")
 _RULES = ("env.protocol", "env.options", "env.num_levels", "env.start_level", "env.opponents")
 _CURRICULUM = "env.curriculum"
+_NAMED = 6
+"""How many of several runs a sentence names."""
 
 
 def time_unit(longest: float) -> tuple[float, str]:
@@ -164,9 +166,23 @@ class Run:
         return f"{self.path} has no values of {metric!r} yet. {hint}{later}"
 
 
-def listed(runs: Path | str | Sequence[_Item]) -> Sequence[_Item | Path | str]:
-    """Some runs, of which one may have been given by itself."""
-    return [runs] if isinstance(runs, (str, Path)) else runs
+def listed(runs: Path | str | Sequence[_Item]) -> list[_Item | Path | str]:
+    """Some runs, of which one may have been given by itself, with all runs of a sweep, or of a folder, in its place.
+
+    What else lies in such a folder is passed over, as a shell's FOLDER/* names it too.
+    """
+    given: list[_Item | Path | str] = [runs] if isinstance(runs, (str, Path)) else list(runs)
+    found, others = list[_Item | Path | str](), list[_Item | Path | str]()
+    for each in given:
+        path = Path(each) if isinstance(each, (str, Path)) else None
+        if path is None or is_run(path):
+            found.append(each)
+        elif inside := runs_in(path):
+            found += inside
+        else:
+            beside = path.is_file() or (path.is_dir() and (path.parent / "queue").is_dir())
+            (others if beside else found).append(each)
+    return found or others
 
 
 def with_metric(runs: Sequence[Run], metric: str, x: str) -> list[Run]:
@@ -248,21 +264,26 @@ def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | Non
     )
 
 
-def _endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
+def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
     """For each of some different names its last part, with as many of those before it as tell it from the others."""
     depths = [1] * len(names)
     while True:
-        endings = [between.join(each[-depth:]) for each, depth in zip(names, depths)]
-        alike = [number for number, ending in enumerate(endings) if endings.count(ending) > 1]
+        found = [between.join(each[-depth:]) for each, depth in zip(names, depths)]
+        alike = [number for number, ending in enumerate(found) if found.count(ending) > 1]
         if not any(depths[number] < len(names[number]) for number in alike):
-            return endings
+            return found
         for number in alike:
             depths[number] += 1
 
 
 def tell_apart(paths: Sequence[Path]) -> list[str]:
     """For each of some different folders its name, with as many of those above it as tell it from the others."""
-    return _endings([path.resolve().parts for path in paths], "/")
+    return endings([path.resolve().parts for path in paths], "/")
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are."""
+    return ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
 
 
 def seeds_again(runs: Sequence[Run]) -> list[int]:
@@ -321,7 +342,7 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     telling.sort(key=lambda n: (n not in _MAIN, n))
     if len(telling) > 4:
         telling = _separating(settings, telling)
-    short = dict(zip(differ, _endings([name.split(".") for name in differ], ".")))
+    short = dict(zip(differ, endings([name.split(".") for name in differ], ".")))
     named = {n: {_setting(n, each[n]) for each in settings if n in each} for n in telling}
     full = {n for n in telling if len(named[n]) < len({str(each[n]) for each in settings if n in each})}
     found = [

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+ENOUGH = 5
+"""Runs from which on an interval says more than the runs themselves; docs/statistics.md has the figures."""
 Interval = tuple[float, float]
 Curve = tuple[np.ndarray, np.ndarray]
 """x [n] and y [n], x ascending."""
@@ -200,18 +202,23 @@ def thinned(curve: Curve, points: int) -> Curve:
     return x[kept], y[kept]
 
 
-def outlined(curve: Curve, points: int) -> Curve:
-    """At most so many of a curve's points: the lowest and the highest of each of equal stretches, so that what sticks
-    out stays, and always the first and the last."""
-    x, y = curve
-    if len(x) <= points:
-        return curve
-    edges = np.linspace(0, len(x), (points - 2) // 2 + 1).astype(int)
-    kept = {0, len(x) - 1}
+def outline(y: np.ndarray, points: int) -> np.ndarray:
+    """The places of at most so many of [n] values: the lowest and the highest of each of equal stretches, so that what
+    sticks out stays, and always the first and the last."""
+    if len(y) <= points:
+        return np.arange(len(y))
+    edges = np.linspace(0, len(y), (points - 2) // 2 + 1).astype(int)
+    kept = {0, len(y) - 1}
     for begin, end in itertools.pairwise(edges.tolist()):
         kept |= {begin + int(np.argmin(y[begin:end])), begin + int(np.argmax(y[begin:end]))}
-    places = np.array(sorted(kept))
-    return x[places], y[places]
+    return np.array(sorted(kept))
+
+
+def means_around(y: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The means of [n] values around some of them, each from halfway to the place before to halfway to the next."""
+    edges = np.concatenate([[0], (places[:-1] + places[1:] + 1) // 2, [len(y)]])
+    total = np.concatenate([[0.0], np.cumsum(y)])
+    return np.diff(total[edges]) / np.diff(edges)
 
 
 def align(curves: Sequence[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lockstep.models.distributions import (
+    LOG_STD_RANGE,
     Distribution,
     _log_slope,
     bounded,
-    bounded_log_std,
     expected_log_slope,
     standard_normal,
 )
@@ -119,7 +119,7 @@ class DiagonalGaussian(Scaled):
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        return torch.cat([torch.tanh(mean), bounded_log_std(log_std + self.log_std)], -1)
+        return torch.cat([torch.tanh(mean), (log_std + self.log_std).clamp(*LOG_STD_RANGE)], -1)
 
     def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations, [..., D] each."""
@@ -145,7 +145,9 @@ class SquashedGaussian(DiagonalGaussian):
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        return torch.cat([mean, bounded_log_std(log_std)], -1)
+        # A plain clamp, as in the published code: other states move the network's weights, so a state whose deviation has
+        # crossed a bound returns.
+        return torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], -1)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         return self.sample_with_log_prob(params, noise)[0]

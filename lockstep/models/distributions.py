@@ -21,7 +21,7 @@ from lockstep.settings import SettingsError
 
 _FORBIDDEN = -1e9
 """Logit of a masked action: its probability is exactly zero in fp32, and its log-probability finite."""
-_LOG_STD_RANGE = (-20.0, 2.0)
+LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation (Haarnoja et al. 2018)."""
 _REACH = 3.0
 """Deviations from the mean within which actions are drawn often enough to learn from."""
@@ -409,7 +409,7 @@ def bounded_log_std(log_std: Tensor) -> Tensor:
     Outside, clamp has no gradient at all, so what has once crossed a bound never returns. Here gradients that lead back
     pass, and only those that lead further out are 0.
     """
-    return _Bounded.apply(log_std) if torch.is_grad_enabled() else log_std.clamp(*_LOG_STD_RANGE)  # type: ignore[no-any-return]
+    return _Bounded.apply(log_std) if torch.is_grad_enabled() else log_std.clamp(*LOG_STD_RANGE)  # type: ignore[no-any-return]
 
 
 class _Bounded(torch.autograd.Function):
@@ -418,13 +418,13 @@ class _Bounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return x.clamp(*_LOG_STD_RANGE)
+        return x.clamp(*LOG_STD_RANGE)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # type: ignore[override]
         (x,), (gradient,) = ctx.saved_tensors, gradients
-        low, high = _LOG_STD_RANGE
+        low, high = LOG_STD_RANGE
         # A gradient step subtracts the gradient, so a positive one lowers x.
         return gradient.masked_fill(((x > high) & (gradient < 0)) | ((x < low) & (gradient > 0)), 0.0)
 

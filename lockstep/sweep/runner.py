@@ -249,7 +249,7 @@ class Runner:
         elif outcome.state == "stopped":
             self._overview.message(f"stopped {name} early: {outcome.reason}", "yellow")
         else:
-            self._overview.message(f"done {name}{score}, digest {outcome.digest}", "green")
+            self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}", "green")
 
     def _obituary(self, name: str, code: int) -> str:
         how = f"ended without a word, with exit code {code}"

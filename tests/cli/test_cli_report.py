@@ -22,7 +22,7 @@ def _folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_report_of_one_run_goes_into_its_folder(capsys: Captured) -> None:
     assert main(["report", "runs/a1"]) == 0
     written = Path("runs/a1/report.html")
-    size = f"{written.stat().st_size / 1e3:.0f} kB"
+    size = f"{written.stat().st_size / 1e6:.1f} MB"
     assert capsys.readouterr().out == f"wrote {written} ({size})\n"
     assert Path("runs/a1/report.html").read_text().startswith("<!doctype html>")
 
@@ -33,7 +33,39 @@ def test_report_of_several_runs(capsys: Captured) -> None:
     assert told["file"] == "page.html" and told["bytes"] == Path("page.html").stat().st_size
     assert told["left_out"] == [] and [proof["run"] for proof in told["proofs"]] == ["a1", "b1"]
     assert main(["report", "runs/a1", "runs/b1"]) == 0
-    assert "wrote report.html" in capsys.readouterr().out and "loss/value over" in Path("page.html").read_text()
+    assert (
+        "wrote report.html" in capsys.readouterr().out
+        and "<figcaption>loss/value</figcaption>" in Path("page.html").read_text()
+    )
+
+
+def test_a_sweeps_folder_stands_for_its_runs(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("queue", "logs"):
+        Path("set", folder).mkdir(parents=True)
+    Path("set/sweep.json").write_text("{}")
+    Path("runs").rename("set/runs")
+    assert main(["report", "set", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [proof["run"] for proof in told["proofs"]] == ["a1", "a2", "b1", "b2"] and told["file"] == "set/report.html"
+    for runs in (["set/runs"], [str(path) for path in sorted(Path("set").iterdir())]):
+        assert main(["report", *runs, "--out", "r.html", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["scores"] == told["scores"]
+    assert main(["plot", "set"]) == 0 and Path("set/learning-curve.png").is_file()
+    assert "wrote set/learning-curve.png" in capsys.readouterr().out
+    assert main(["compare", "set", "--", "set/runs/b1", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tasks"][0]["scores_a"]) == 4
+    assert main(["report", "set/logs"]) == 2 and "set/logs is not the folder of a run" in capsys.readouterr().err
+    assert main(["report", "set/sweep.json"]) == 2
+
+
+def test_names_of_many_runs_make_a_short_line(capsys: Captured) -> None:
+    for seed in range(20):
+        write_run(Path(f"young/{seed}"), seed=seed, iterations=2)
+    assert main(["report", "runs/a1", "young"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("left out") and "and 14 more" in line and len(line) < 100
+    assert main(["plot", "runs/a1", "young"]) == 0
+    assert "and 14 more" in capsys.readouterr().err
 
 
 def test_a_report_that_does_not_verify_says_so(capsys: Captured) -> None:

@@ -21,7 +21,8 @@ from lockstep.evaluation.statistics import (
     efficiency_curve,
     estimate,
     iqm,
-    outlined,
+    means_around,
+    outline,
     readable,
     thinned,
 )
@@ -92,14 +93,20 @@ def test_tasks_count_alike_however_many_runs_they_have() -> None:
 
 
 def test_outlines_keep_what_sticks_out_and_both_ends() -> None:
-    x, y = np.arange(3000.0), np.sin(np.arange(3000.0) / 200)
+    y = np.sin(np.arange(3000.0) / 200)
     peaks, dips = np.arange(150, 3000, 300), np.arange(275, 3000, 300)
     y[peaks], y[dips] = 100, -100
-    kept, drawn = outlined((x, y), 160)
+    kept = outline(y, 160)
+    drawn = y[kept]
     assert len(kept) <= 160 and (np.diff(kept) > 0).all() and (kept[0], kept[-1]) == (0, 2999)
     assert (drawn == 100).sum() == len(peaks) and (drawn == -100).sum() == len(dips)
-    assert (drawn == y[kept.astype(int)]).all()
-    assert len(outlined((x[:160], y[:160]), 160)[0]) == 160
+    assert len(outline(y[:160], 160)) == 160
+
+
+def test_means_around_places_are_of_all_that_lies_nearest_to_them() -> None:
+    y = np.array([1.0, 3.0, 5.0, 100.0, 7.0, 9.0])
+    assert means_around(y, np.array([0, 3, 5])).tolist() == [2.0, 52.5, 8.0]
+    assert np.array_equal(means_around(y, np.arange(6)), y)
 
 
 @pytest.mark.parametrize(("length", "points"), [(1, 5), (4, 5), (5, 5), (1000, 5), (7, 2)])

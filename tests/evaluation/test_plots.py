@@ -39,7 +39,7 @@ def test_seeds_form_one_line_and_other_settings_set_lines_apart(tmp_path: Path) 
     runs = [write_run(tmp_path / f"{lag}-{seed}", seed=seed, lag=lag) for lag in (0, 1) for seed in (1, 2, 3)]
     written = texts(plot(runs, tmp_path / "curve.svg"))
     assert "Breakout · PPO" in written
-    assert "lag=0 (3 seeds), mean ± std" in written and "lag=1 (3 seeds), mean ± std" in written
+    assert "lag=0 (3 seeds), mean" in written and "lag=1 (3 seeds), mean" in written
     assert "Agent samples (actions)" in written and "Episode return, raw (score/mean)" in written
 
 
@@ -124,7 +124,7 @@ def test_runs_without_a_number_are_left_out_and_named(tmp_path: Path, capsys: py
     kept = [json.dumps({**line, "loss/value": 1.0}) + "\n" for line in lines]
     (runs[0] / "metrics.jsonl").write_text("".join(kept))
     assert plot(runs, tmp_path / "c.svg", metric="loss/value").is_file()
-    assert f"Left out, since they have no value of loss/value: {runs[1]}." in capsys.readouterr().err
+    assert f"Left out, since they have no value of loss/value: {runs[1].name}." in capsys.readouterr().err
     with pytest.raises(SettingsError, match="every value is null"):
         plot(runs[1], tmp_path / "c.svg", metric="loss/value")
 
@@ -132,7 +132,7 @@ def test_runs_without_a_number_are_left_out_and_named(tmp_path: Path, capsys: py
 def test_runs_with_the_same_label_form_one_line(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{lag}-{seed}", seed=seed, lag=lag) for lag in (0, 1) for seed in (1, 2)]
     written = texts(plot(runs, tmp_path / "curve.svg", labels=["now", "now", "later", "later"]))
-    assert "now (2 seeds), mean ± std" in written and "later (2 seeds), mean ± std" in written
+    assert "now (2 seeds), mean" in written and "later (2 seeds), mean" in written
 
 
 def test_lines_of_one_algorithm_among_others_are_told_apart(tmp_path: Path) -> None:
@@ -149,12 +149,15 @@ def test_many_lines_are_drawn_without_single_runs(tmp_path: Path) -> None:
 
 def test_a_line_is_the_mean_and_its_band_one_sample_deviation() -> None:
     axes, x = Figure().add_subplot(), np.array([0.0, 1.0])
-    plots._draw(axes, [Method({})], [[(x, np.array([0.0, 2.0])), (x, np.array([2.0, 10.0]))]])
+    ends = [(0.0, 2.0), (2.0, 10.0), (1.0, 6.0), (1.0, 6.0)]
+    plots._draw(axes, [Method({})], [[(x, np.array(pair)) for pair in ends]])
+    assert not axes.collections, "four runs are drawn themselves, without a band"
+    plots._draw(axes, [Method({})], [[(x, np.array(pair)) for pair in (*ends, (1.0, 6.0))]])
     mean: Any = axes.lines[-1].get_ydata()
     (band,) = axes.collections
     corners = [tuple(point) for point in np.asarray(band.get_paths()[0].vertices).round(6)]
     assert (mean[0], mean[-1]) == (1, 6)
-    for at, middle, deviation in ((0, 1, 2**0.5), (1, 6, 32**0.5)):
+    for at, middle, deviation in ((0, 1, 0.5**0.5), (1, 6, 8**0.5)):
         assert {(at, round(middle - deviation, 6)), (at, round(middle + deviation, 6))} <= set(corners)
 
 
