@@ -38,7 +38,7 @@ RUN = (
     *("--algorithm.minibatches", "1", "--total-steps", str(8 * 8 * ITERATIONS), "--checkpoint-every", "2"),
     *("--display", "plain", "--no-tensorboard", "--run", "run"),
 )
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lockstep")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "lockstep")
 LAYOUTS = {
     "inline": "inline,learner_delay=0.01",
     "processes:2": "processes:2,learner_delay=0.01",
