@@ -68,8 +68,8 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a full disk, or a quota, is the reason of an error."""
-    reasons = errno.ENOSPC, errno.EDQUOT
+    """Whether a full disk, a quota, or a limit of file sizes (ulimit -f) is the reason of an error."""
+    reasons = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
     while error is not None:
         told = str(error) if isinstance(error, RuntimeError) else ""  # of a worker process, whose error came as text
         if (isinstance(error, OSError) and error.errno in reasons) or any(os.strerror(n) in told for n in reasons):

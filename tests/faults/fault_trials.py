@@ -38,7 +38,7 @@ RUN = (
     *("--algorithm.minibatches", "1", "--total-steps", str(8 * 8 * ITERATIONS), "--checkpoint-every", "2"),
     *("--display", "plain", "--no-tensorboard", "--run", "run"),
 )
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lockstep")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "lockstep")
 LAYOUTS = {
     "inline": "inline,learner_delay=0.01",
     "processes:2": "processes:2,learner_delay=0.01",
@@ -266,8 +266,8 @@ def full(run: Run, trial: str, popen: dict[str, Any]) -> Outcome:
     except TimeoutError:
         return Outcome(trial, "hangs", False, run.end()[-2000:])
     run.end()
-    told = "no space left" in run.output.lower() or "file too large" in run.output.lower()
-    return Outcome(trial, left or f"exit {code}", not left and code not in (0, None) and told, run.output[-3000:])
+    told = "There is no space left on the disk" in run.output
+    return Outcome(trial, left or f"exit {code}", not left and code == 1 and told, run.output[-3000:])
 
 
 # ----------------------------------------------------------------------------------------------- damaged files
