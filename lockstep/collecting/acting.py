@@ -155,9 +155,13 @@ class ActingBatch:
         """Look for numbers that are not finite in what environments answered to a_{t-1}, one call for all."""
         if self._vigil.found:
             return
+        for x in self._open.floats.values():
+            if not all_finite(x[t]):
+                break
+        else:
+            if all_finite(self._raw_rewards[t - 1]):
+                return
         reward, obs = self._raw_rewards[t - 1], {name: x[t] for name, x in self._open.floats.items()}
-        if all_finite(reward) and all(map(all_finite, obs.values())):
-            return
         steps, valid = self._experiment.algorithm.rollout, self._open.fields["valid"]
         for seat in self.seats:
             if 0 <= seat.last < t:
