@@ -87,6 +87,8 @@ class ActingBatch:
         self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
         self._state = torch.zeros(size, agent.model.state_size, device=self._device)
         self._raw_rewards = np.zeros((steps, size), np.float32)
+        self.received = 0
+        """Steps of the present rollout that environments have answered."""
         self._ended = np.zeros((steps, size), bool)
         """Episodes over for the score: a lost life does not count."""
         self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
@@ -110,7 +112,7 @@ class ActingBatch:
 
     def begin(self, lap: int) -> None:
         """Carry the last step of the rollout before over to the first of this one, and draw its randomness."""
-        before, self._open = self._open, self._slabs[lap % len(self._slabs)]
+        before, self._open, self.received = self._open, self._slabs[lap % len(self._slabs)], 0
         slab = self._open.slab
         for seat in self.seats:
             _carry_over(before.slab, slab, seat)
@@ -151,32 +153,41 @@ class ActingBatch:
             if not self._vigil.found:
                 self._vigil.report(seat.shard * seat.env.num_envs + j, what, when)
 
-    def _look(self, t: int, lap: int) -> None:
-        """Look for numbers that are not finite in what environments answered to a_{t-1}, one call for all."""
+    def look(self, steps: int, lap: int) -> None:
+        """Look for numbers that are not finite in what environments answered in the first steps of a rollout. Once for
+        all of them, since that costs a hundredth of doing it at every step."""
         if self._vigil.found:
             return
-        reward, obs = self._raw_rewards[t - 1], {name: x[t] for name, x in self._open.floats.items()}
-        if all_finite(reward) and all(map(all_finite, obs.values())):
+        action, reward = self._open.slab.whole.action[:steps].numpy(), self._raw_rewards[:steps]
+        answers = [reward, *(x[1 : steps + 1] for x in self._open.floats.values())]
+        acted = action.dtype.kind != "f" or all_finite(action)
+        if acted and all(map(all_finite, answers)):
             return
-        steps, valid = self._experiment.algorithm.rollout, self._open.fields["valid"]
-        for seat in self.seats:
-            if 0 <= seat.last < t:
-                continue
-            of_seat = {name: x[seat.rows] for name, x in obs.items()}
-            for j, what in wrong_numbers(of_seat, reward[seat.rows]):
-                row, rollout = seat.rows.start + j, lap + seat.offset
-                if not self._open.slab.whole.action[t - 1, row].isfinite().all():
-                    continue  # it is no wonder
-                ends = np.flatnonzero(self._ended[: t - 1, row])
-                begun = int(ends[-1]) + 1 if len(ends) else 0
-                step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(seat.length[j]))
-                when = (
-                    f"in step {step} of its episode, which is its step {rollout * steps + t:,} of the run"
-                    if valid[t - 1, row]
-                    else f"at the start of an episode, which is its step {rollout * steps + t:,} of the run"
-                )
-                self._vigil.report(seat.shard * seat.env.num_envs + j, what, when)
-                return
+        for t in range(1, steps + 1):
+            for seat in self.seats:
+                self._look_at(t, seat, lap)
+                if self._vigil.found:
+                    return
+        if not acted:
+            self._vigil.acted()
+
+    def _look_at(self, t: int, seat: ShardSeat, lap: int) -> None:
+        """Look for such numbers in a shard's answers to a_{t-1}."""
+        if 0 <= seat.last < t:
+            return
+        obs = {name: x[t, seat.rows] for name, x in self._open.floats.items()}
+        for j, what in wrong_numbers(obs, self._raw_rewards[t - 1, seat.rows]):
+            row = seat.rows.start + j
+            if not self._open.slab.whole.action[t - 1, row].isfinite().all():
+                continue  # it is no wonder
+            valid, ends = self._open.fields["valid"], np.flatnonzero(self._ended[: t - 1, row])
+            begun = int(ends[-1]) + 1 if len(ends) else 0
+            step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(seat.length[j]))
+            when = f"in step {step} of its episode" if valid[t - 1, row] else "at the start of an episode"
+            of_run = (lap + seat.offset) * self._experiment.algorithm.rollout + t
+            environment = seat.shard * seat.env.num_envs + j
+            self._vigil.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
+            return
 
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments."""
@@ -193,13 +204,11 @@ class ActingBatch:
             action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
         action_np = rollout.action[t].numpy()
-        if action_np.dtype.kind == "f" and not self._vigil.found and not all_finite(action_np):
-            self._vigil.acted()
         for seat in self.seats:
             if seat.last < 0:
                 seat.env.send(self._distribution.to_env(action_np[seat.rows]))
 
-    def receive(self, t: int, lap: int) -> None:
+    def receive(self, t: int) -> None:
         """Take what the environments answered to a_{t-1}: reward_{t-1} and obs_t."""
         fields, clip = self._open.fields, self._experiment.env.reward_clip
         for seat in self.seats:
@@ -214,7 +223,7 @@ class ActingBatch:
             np.logical_or(step.terminated, step.truncated, out=self._ended[t - 1, rows])
             np.logical_not(step.first, out=fields["valid"][t - 1, rows])
             np.logical_or(step.first, step.life_lost, out=fields["start"][t, rows])
-        self._look(t, lap)
+        self.received = t
 
     def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
         """Cut the rollouts that are to have t steps, before a_t is chosen. It still is, for the value of obs_t, but no

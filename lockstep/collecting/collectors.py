@@ -128,7 +128,12 @@ class Collector:
             noise: the number by which the model's noise is drawn. None: that of the first shard's rollout.
         """
         noise = lap + self._batches[0].seats[0].offset if noise is None else noise
-        acted, version = self._play(lap, version_at, noise)
+        try:
+            acted, version = self._play(lap, version_at, noise)
+        except Exception:  # which may follow from numbers that the policy, and then an environment, could not take
+            for batch in self._batches:
+                batch.look(batch.received, lap)
+            raise
         return [self._delivery(shard, lap, acted, version, noise) for shard in self.seats()]
 
     @torch.inference_mode()
@@ -155,7 +160,7 @@ class Collector:
             for batch in playing:
                 begin = time.perf_counter()
                 if t:
-                    batch.receive(t, lap)
+                    batch.receive(t)
                     if self._preemption is not None:
                         batch.preempt(t, lap, self._preemption)
                 received = time.perf_counter()
@@ -169,7 +174,8 @@ class Collector:
                     break
         for batch in self._batches:
             begin = time.perf_counter()
-            batch.receive(steps, lap)
+            batch.receive(steps)
+            batch.look(steps, lap)
             received = time.perf_counter()
             batch.finish(self._actor, bootstrap=self._bootstrap)
             self.times["env"] += received - begin

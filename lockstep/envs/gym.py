@@ -242,7 +242,7 @@ class GymShard(ShardEnv):
     def recv(self, out: Observation) -> StepResult:
         step = self._nothing_yet()
         self._episode += step.first
-        with ABROAD.beginning(bool(step.first.any())):
+        with ABROAD.beginning(False):
             for j in range(0, self.num_envs, self._agents):
                 self._play_one(j, None if step.first[j] else step)
         self._steps = np.where(step.first, 0, self._steps + 1)

@@ -182,3 +182,18 @@ def test_an_observation_that_is_not_finite_is_found_with_its_place(
     assert capsys.readouterr().err == ""
     entries = {"a": np.zeros((2, 3)), "b": np.array([[0.0], [-np.inf]])}
     assert list(wrong_numbers(entries, np.zeros(2))) == [(1, "the observation 'b' -inf at [0]")]
+
+
+def test_an_error_that_follows_from_a_number_that_is_not_finite_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Choking(Scripted):
+        def send(self, action: np.ndarray) -> None:
+            if self.steps == 2:
+                raise RuntimeError("such an action cannot be taken")
+
+    still = [([0.0, 0.0], "..")] * 4
+    with pytest.raises(RuntimeError, match="cannot be taken"):
+        collected(Choking(still), monkeypatch)
+    with pytest.raises(NotFinite, match="the reward nan in step 1 "):
+        collected(Choking([([np.nan, 0.0], ".."), *still]), monkeypatch)
