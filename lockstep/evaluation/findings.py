@@ -229,7 +229,7 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
             dropped.append(task)
         elif found:
             count += len(found)
-            title = f"{task}: {len(found)} metrics" if len(named) > 1 else f"{len(found)} metrics"
+            title = f"{task}: " * (len(named) > 1) + f"{len(found)} metric{'s' * (len(found) > 1)}"
             parts.append(page.details(title, page.figures(found, "small"), unfolded=len(named) == 1))
     if not count:
         return ""

@@ -113,7 +113,7 @@ def prove(run: Run, again: int = 0) -> Proof:
     try:
         head, lines = ledger.read(folder.ledger)
     except ledger.LedgerError as error:
-        return Proof(False, str(error))
+        return Proof(False, _within(run, error))
     known = head["experiment"][:12], hashlib.sha256(folder.ledger.read_bytes()).hexdigest()[:12]
     try:
         found = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines)
@@ -124,9 +124,16 @@ def prove(run: Run, again: int = 0) -> Proof:
             warning = f" {checked.warning}" if checked.warning else ""
             return Proof(checked.ok, checked.message + warning, *known)
     except (SettingsError, WorkerError) as error:
-        return Proof(False, f"The ledger is intact, but it could not be compared with the run: {error}", *known)
+        return Proof(
+            False, f"The ledger is intact, but it could not be compared with the run: {_within(run, error)}", *known
+        )
     text = f"{len(lines):,} iteration{'s' * (len(lines) != 1)}, intact; settings and newest checkpoint agree with it."
     return Proof(True, text, *known)
+
+
+def _within(run: Run, error: Exception) -> str:
+    """An error's text with the files of the run's folder named without it, since the run stands beside it."""
+    return str(error).replace(f"{run.path}/", "")
 
 
 def proof(runs: Sequence[Run], proofs: Sequence[Proof], shown: int) -> str:

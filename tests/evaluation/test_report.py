@@ -430,7 +430,7 @@ def test_the_ledgers_verdict(trained: Path, tmp_path: Path) -> None:
     assert verdicts["real"][3].startswith("✓ 3 iterations, intact") and verdicts["real"] == verdicts["same"]
     assert re.fullmatch("[0-9a-f]{12}", verdicts["real"][2])
     assert verdicts["edited"][3].startswith("✗ ") and "no proof from iteration 1 on" in verdicts["edited"][3]
-    assert "There is no ledger" in verdicts["bare"][3]
+    assert "There is no ledger ledger.jsonl" in verdicts["bare"][3], "the run's folder stands beside it"
 
 
 def test_settings_that_contradict_the_ledger_are_found(trained: Path, tmp_path: Path) -> None:
