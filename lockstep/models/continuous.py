@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lockstep.models.distributions import (
+    _LOG_STD_RANGE,
     Distribution,
     _log_slope,
     bounded,
-    bounded_log_std,
     expected_log_slope,
     standard_normal,
 )
@@ -108,6 +108,9 @@ class DiagonalGaussian(Scaled):
     """A diagonal normal distribution whose means lie within the bounds; parameters are D means and D log deviations.
     Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO).
 
+    Log deviations are clamped, as Spinning Up and Stable-Baselines3 do it in SAC: where the network gives out more for
+    one state it gets no gradient, but those of other states still move its weights.
+
     Args:
         std: the deviation where a network gives out 0, as it very nearly does before it has learned.
     """
@@ -119,7 +122,7 @@ class DiagonalGaussian(Scaled):
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        return torch.cat([torch.tanh(mean), bounded_log_std(log_std + self.log_std)], -1)
+        return torch.cat([torch.tanh(mean), (log_std + self.log_std).clamp(*_LOG_STD_RANGE)], -1)
 
     def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations, [..., D] each."""
@@ -145,7 +148,7 @@ class SquashedGaussian(DiagonalGaussian):
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        return torch.cat([mean, bounded_log_std(log_std)], -1)
+        return torch.cat([mean, log_std.clamp(*_LOG_STD_RANGE)], -1)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         return self.sample_with_log_prob(params, noise)[0]
