@@ -108,6 +108,9 @@ class DiagonalGaussian(Scaled):
     """A diagonal normal distribution whose means lie within the bounds; parameters are D means and D log deviations.
     Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO).
 
+    Log deviations are clamped, as Spinning Up and Stable-Baselines3 do it in SAC: where the network gives out more for
+    one state it gets no gradient, but those of other states still move its weights.
+
     Args:
         std: the deviation where a network gives out 0, as it very nearly does before it has learned.
     """

@@ -407,7 +407,8 @@ def bounded_log_std(log_std: Tensor) -> Tensor:
     """Log deviations within the bounds that they may have, whatever they were.
 
     Outside, clamp has no gradient at all, so what has once crossed a bound never returns. Here gradients that lead back
-    pass, and only those that lead further out are 0.
+    pass, and only those that lead further out are 0. It matters most for a free deviation, a parameter
+    that nothing else moves.
     """
     return _Bounded.apply(log_std) if torch.is_grad_enabled() else log_std.clamp(*LOG_STD_RANGE)  # type: ignore[no-any-return]
 
