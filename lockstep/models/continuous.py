@@ -148,8 +148,6 @@ class SquashedGaussian(DiagonalGaussian):
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        # A plain clamp, as in the published code. A state whose deviation has crossed a bound still returns, because
-        # other states move the network's weights.
         return torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], -1)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
