@@ -38,7 +38,7 @@ class Failing(CartPoleEnv):
         if self.steps == 20:
             {fault}
         obs, reward, *rest = super().step(action)
-        return obs, float("nan") if {nan} and self.steps == 3 else reward, *rest
+        return obs, float("nan") if {nan} and self.steps == 40 else reward, *rest
 """
 
 
@@ -173,13 +173,13 @@ def test_one_score_that_is_no_number_neither_ends_a_run_nor_stands_for_the_best(
 ) -> None:
     Path("env.py").write_text(FAILING.format(fault="pass", nan=True))
     flags = ["--env.id", "env.py:Failing", "--run", "run", "--total-steps", "6k", "--display", "none"]
-    flags += ["--on-nonfinite", "continue"]
+    flags += ["--on-nonfinite", "continue", "--checkpoint-every", "1"]
     assert main(["train", *SMALL, *flags, "--scheme.shards", "1"]) == 1, "its losses are no numbers either"
     lines = [json.loads(line) for line in RunFolder.open("run").metrics.read_text().splitlines()]
     assert capsys.readouterr().err.count("env.py:Failing returned the reward nan") == 1
     assert any("score/mean" in line and line["score/mean"] is None for line in lines)
     assert lines[-1]["score/mean"] > 0 and lines[-1]["score/best"] > 0
-    assert checkpoint.best_iteration("run/checkpoints") is not None
+    assert checkpoint.best_iteration("run/checkpoints") in (1, 2), "with finite parameters"
 
 
 def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
