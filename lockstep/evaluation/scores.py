@@ -18,7 +18,8 @@ from lockstep.evaluation.statistics import Interval, bootstrap_interval, readabl
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
-from lockstep.run import RunFolder, check_episodes
+from lockstep.options import check_episodes
+from lockstep.run import RunFolder
 from lockstep.runtime.machine import cores
 from lockstep.runtime.numerics import settled
 from lockstep.runtime.output import tell

@@ -165,10 +165,10 @@ class _Program:
             again = call.function(*now(call.args), **{name: now(value) for name, value in call.kwargs.items()})
             for before, after in zip(_tensors(call.result), _tensors(again), strict=True):
                 renamed[id(before)] = after
-                if in_place:
-                    before.copy_(after)
-                else:
+                if not in_place:
                     self._scope[self._names[id(before)]] = after
+                elif id(before._base) not in renamed:  # else it is a view, and has changed with what it shows
+                    before.copy_(after)
 
     def _line(self, call: _Call) -> Iterator[tuple[str, set[str], set[str], bool]]:
         """A call as text, with the names that it reads and writes, and whether it changes one in place; nothing for a

@@ -21,7 +21,8 @@ from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
-from lockstep.run import RunFolder, check_episodes
+from lockstep.options import check_episodes
+from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError, require

@@ -124,6 +124,7 @@ def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixtu
 def test_a_second_ctrl_c_stops_at_once(layout: str, env: Callable[..., str], start: Callable[..., Child]) -> None:
     env_id = env("(HERE / 'stepping').touch(); time.sleep(0.3)")
     flags = ["--env.id", env_id, "--layout", layout, "--run", "run", "--display", "plain", "--algorithm.rollout", "64"]
+    flags += ["--no-check-env"]
     child = start("train", "ppo-cartpole", *flags)
     child.until(lambda: Path("stepping").exists(), "the first step")
     child.interrupt()
@@ -136,7 +137,9 @@ def test_a_second_ctrl_c_stops_at_once(layout: str, env: Callable[..., str], sta
 @pytest.mark.parametrize("moment", ["starting", "stepping"])
 def test_workers_end_with_their_main_process(moment: str, env: Callable[..., str], start: Callable[..., Child]) -> None:
     env_id = env("(HERE / 'stepping').touch(); time.sleep(0.3)")
-    child = start("train", "ppo-cartpole", "--env.id", env_id, "--layout", "processes:2", "--run", "run")
+    child = start(
+        *("train", "ppo-cartpole", "--env.id", env_id, "--layout", "processes:2", "--run", "run", "--no-check-env")
+    )
     if moment == "starting":
         child.until(lambda: len(child.members()) >= 3, "worker processes")
     else:
@@ -148,7 +151,7 @@ def test_workers_end_with_their_main_process(moment: str, env: Callable[..., str
 
 def test_a_mistake_that_explains_the_other_failures_is_told() -> None:
     (mine, told), (theirs, _) = multiprocessing.Pipe(), multiprocessing.Pipe()
-    told.send(("mistake", "env.id=X needs a library"))
+    told.send(("mistake", SettingsError("env.id=X needs a library")))
     alive = SimpleNamespace(is_alive=lambda: True)
     with pytest.raises(SettingsError, match=r"env\.id=X needs a library"):
         _first_cause({1: "failed: Connection closed by peer"}, ["a", "b"], [alive] * 2, [mine, theirs], {})

@@ -288,10 +288,10 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
             "If --seed 1-3 is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3.",
         ),
         (("--algorithm.learning-rate", "1e-3", "3e-4"), "If --algorithm.learning-rate 1e-3 3e-4 is to be several"),
-        (("--seeds", "1..3"), "Unrecognized options: --seeds, 1..3"),
+        (("--seeds", "1..3"), "There is no setting --seeds. Did you mean --seed"),
         (
             ("--search", "algorithm.learning_ratee=1,2"),
-            "PPOConfig has no setting learning_ratee. It has: rollout, learning_rate",
+            "There is no setting --algorithm.learning_ratee. Did you mean --algorithm.learning-rate",
         ),
         (
             ("--algorithm.lr", "1e-3,3e-4"),
