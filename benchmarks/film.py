@@ -26,7 +26,7 @@ from lockstep.runtime.numerics import settled
 
 HEIGHT = 360
 """Of the picture, in pixels."""
-PACE = 2
+PACE = 4
 """Environment steps between two pictures that are shown."""
 FPS = 15
 
