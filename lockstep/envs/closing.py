@@ -15,15 +15,15 @@ from lockstep.runtime.output import tell
 
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""
-_HASTE = 1.0
+_SHORT_LIMIT = 1.0
 """Seconds that the environments of a process get once one of them has taken all of those."""
-_DEAF = 10.0
+_NATIVE_GRACE = 10.0
 """Seconds more, after which the process is ended: native code cannot be interrupted."""
 
 _patience: float | None = None
 
 
-class _StandsStill(BaseException):
+class _CloseTimeout(BaseException):
     """Raised within close(). No Exception, which close() might catch by itself."""
 
 
@@ -37,7 +37,7 @@ def close_all(envs: Iterable[Any]) -> None:
                     env.close()
             else:
                 _aside(_limit(), env)
-        except _StandsStill as error:
+        except _CloseTimeout as error:
             stack = "".join(traceback.format_tb(error.__traceback__)[1:-1])
             _tell_standstill(env, f"It stood here:\n{stack}")
         except Exception as error:
@@ -51,7 +51,7 @@ def _limit() -> float:
 def _tell_standstill(env: Any, more: str) -> None:
     """Say it once a process: the others of its kind are likely to do the same."""
     global _patience
-    told, _patience = _patience is not None, _HASTE
+    told, _patience = _patience is not None, _SHORT_LIMIT
     if not told:
         tell(
             f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was given up. A program that "
@@ -72,10 +72,10 @@ def _name(env: Any) -> str:
 
 @contextlib.contextmanager
 def _interrupted(seconds: float, env: Any) -> Iterator[None]:
-    """Raise _StandsStill in what the main thread does for longer."""
+    """Raise _CloseTimeout in what the main thread does for longer."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise _StandsStill
+        raise _CloseTimeout
 
     def end() -> None:
         tell(
@@ -85,7 +85,7 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
         )
         os._exit(1)
 
-    last = threading.Timer(seconds + _DEAF, end)
+    last = threading.Timer(seconds + _NATIVE_GRACE, end)
     last.daemon = True
     last.start()
     handler = signal.signal(signal.SIGALRM, interrupt)

@@ -1,4 +1,4 @@
-"""Numbers that environments return have to be finite: nothing is learned from NaN and infinities, or the wrong thing.
+"""Checks that environments return finite numbers, because nothing can be learned from NaN and infinities.
 
 Shape legend: B environments.
 """
@@ -44,24 +44,24 @@ def wrong_numbers(obs: dict[str, np.ndarray], reward: np.ndarray | None) -> Iter
                 break
 
 
-class Vigil:
-    """What becomes of numbers that are not finite: the run stops, or goes on after a warning.
+class FiniteCheck:
+    """Stops the run at a number that is not finite, or warns once and lets it go on.
 
     Args:
         env_id: of the environments.
-        stop: whether it stops.
+        stop: whether the run stops.
     """
 
     def __init__(self, env_id: str, *, stop: bool = True) -> None:
         self._id, self._stop = env_id, stop
         self.found = ""
-        """What was found first, after which nobody looks any more; "" as long as all is well."""
+        """The first such number, in words; "" while there is none. Nothing is checked after the first."""
 
     def report(self, environment: int, what: str, when: str) -> None:
         """An environment, by its global index, has returned such a number.
 
         Raises:
-            NotFinite: the run shall stop.
+            NotFinite: the run is to stop.
         """
         self.found = f"environment {environment} of env.id={self._id} returned {what} {when}"
         if self._stop:
@@ -76,7 +76,7 @@ class Vigil:
         """The policy has chosen an action that is not finite, though environments were.
 
         Raises:
-            NotFinite: the run shall stop.
+            NotFinite: the run is to stop.
         """
         if self._stop:
             raise Diverged(
