@@ -41,9 +41,9 @@ def import_module(name: str) -> ModuleType:
 
 def _abroad() -> AbstractContextManager[None]:
     """What a user's module sets for the process holds for environments alone."""
-    from lockstep.envs.boundary import THEIR_SETTINGS  # which needs torch
+    from lockstep.envs.boundary import ABROAD  # which needs torch
 
-    return THEIR_SETTINGS.held(True)
+    return ABROAD.beginning(True)
 
 
 def _import_from(folder: str) -> None:

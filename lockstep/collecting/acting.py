@@ -18,7 +18,7 @@ from lockstep.arrays import map_structure
 from lockstep.clock import Fill
 from lockstep.collecting.preemption import Preemption
 from lockstep.envs.base import ShardEnv
-from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
+from lockstep.envs.finite import Vigil, all_finite, floats, wrong_numbers
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
 from lockstep.rng import stream
@@ -71,14 +71,9 @@ class ActingBatch:
     """
 
     def __init__(
-        self,
-        agent: Agent,
-        group: ActingGroup,
-        slabs: list[Slab],
-        make: Callable[[int], ShardEnv],
-        finite_check: FiniteCheck,
+        self, agent: Agent, group: ActingGroup, slabs: list[Slab], make: Callable[[int], ShardEnv], vigil: Vigil
     ) -> None:
-        self._finite_check = finite_check
+        self._vigil = vigil
         steps, size = agent.experiment.algorithm.rollout, group.size
         self._experiment = agent.experiment
         self._distribution = agent.model.distribution
@@ -155,13 +150,13 @@ class ActingBatch:
         """Look for numbers that are not finite in observations that no step led to."""
         obs = {name: x[t, seat.rows] for name, x in self._open.floats.items()}
         for j, what in wrong_numbers(obs, None):
-            if not self._finite_check.found:
-                self._finite_check.report(seat.shard * seat.env.num_envs + j, what, when)
+            if not self._vigil.found:
+                self._vigil.report(seat.shard * seat.env.num_envs + j, what, when)
 
     def look(self, steps: int, lap: int) -> None:
         """Look for numbers that are not finite in what environments answered in the first steps of a rollout. Once for
         all of them, since that costs a hundredth of doing it at every step."""
-        if self._finite_check.found:
+        if self._vigil.found:
             return
         action, reward = self._open.slab.whole.action[:steps].numpy(), self._raw_rewards[:steps]
         answers = [reward, *(x[1 : steps + 1] for x in self._open.floats.values())]
@@ -171,10 +166,10 @@ class ActingBatch:
         for t in range(1, steps + 1):
             for seat in self.seats:
                 self._look_at(t, seat, lap)
-                if self._finite_check.found:
+                if self._vigil.found:
                     return
         if not acted:
-            self._finite_check.acted()
+            self._vigil.acted()
 
     def _look_at(self, t: int, seat: ShardSeat, lap: int) -> None:
         """Look for such numbers in a shard's answers to a_{t-1}."""
@@ -191,7 +186,7 @@ class ActingBatch:
             when = f"in step {step} of its episode" if valid[t - 1, row] else "at the start of an episode"
             of_run = (lap + seat.offset) * self._experiment.algorithm.rollout + t
             environment = seat.shard * seat.env.num_envs + j
-            self._finite_check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
+            self._vigil.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
             return
 
     def act(self, t: int, actor: Inference) -> None:

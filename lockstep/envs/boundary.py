@@ -66,10 +66,10 @@ _OTHERS: tuple[_Access, ...] = (
 once they have changed one of them."""
 
 
-class TheirSettings:
-    """Within this context, the settings of the process are those of environments; outside, they are this library's.
+class Abroad:
+    """While this is entered, environments' settings of the process hold; otherwise this library's.
 
-    Each process has one, THEIR_SETTINGS.
+    There is one for each process, ABROAD, as there is one of every setting.
     """
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class TheirSettings:
         """By place in _OTHERS, those that differ from ours."""
         self._begins = True
 
-    def held(self, begins: bool) -> TheirSettings:
-        """This context; begins: whether environments are made, reset for the first time, restored or closed in it,
-        which is when they most often change settings."""
+    def beginning(self, begins: bool) -> Abroad:
+        """Say what environments are about to do, to `with` it: whether they are made, reset for the first time,
+        restored or closed."""
         if not self._depth:
             self._begins = begins or bool(self._their_others)
         return self
@@ -122,4 +122,4 @@ class TheirSettings:
                     write(self._our_others[place])
 
 
-THEIR_SETTINGS = TheirSettings()
+ABROAD = Abroad()

@@ -15,15 +15,15 @@ from lockstep.runtime.output import tell
 
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""
-_SHORT_LIMIT = 1.0
+_HASTE = 1.0
 """Seconds that the environments of a process get once one of them has taken all of those."""
-_NATIVE_GRACE = 10.0
+_DEAF = 10.0
 """Seconds more, after which the process is ended: native code cannot be interrupted."""
 
 _patience: float | None = None
 
 
-class _CloseTimeout(BaseException):
+class _StandsStill(BaseException):
     """Raised within close(). No Exception, which close() might catch by itself."""
 
 
@@ -37,7 +37,7 @@ def close_all(envs: Iterable[Any]) -> None:
                     env.close()
             else:
                 _aside(_limit(), env)
-        except _CloseTimeout as error:
+        except _StandsStill as error:
             stack = "".join(traceback.format_tb(error.__traceback__)[1:-1])
             _tell_standstill(env, f"It stood here:\n{stack}")
         except Exception as error:
@@ -51,7 +51,7 @@ def _limit() -> float:
 def _tell_standstill(env: Any, more: str) -> None:
     """Say it once a process: the others of its kind are likely to do the same."""
     global _patience
-    told, _patience = _patience is not None, _SHORT_LIMIT
+    told, _patience = _patience is not None, _HASTE
     if not told:
         tell(
             f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was given up. A program that "
@@ -72,10 +72,10 @@ def _name(env: Any) -> str:
 
 @contextlib.contextmanager
 def _interrupted(seconds: float, env: Any) -> Iterator[None]:
-    """Raise _CloseTimeout in what the main thread does for longer."""
+    """Raise _StandsStill in what the main thread does for longer."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise _CloseTimeout
+        raise _StandsStill
 
     def end() -> None:
         tell(
@@ -85,7 +85,7 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
         )
         os._exit(1)
 
-    last = threading.Timer(seconds + _NATIVE_GRACE, end)
+    last = threading.Timer(seconds + _DEAF, end)
     last.daemon = True
     last.start()
     handler = signal.signal(signal.SIGALRM, interrupt)

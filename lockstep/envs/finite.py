@@ -1,4 +1,4 @@
-"""Checks that environments return finite numbers, because nothing can be learned from NaN and infinities.
+"""Numbers that environments return have to be finite: nothing is learned from NaN and infinities, or the wrong thing.
 
 Shape legend: B environments.
 """
@@ -44,24 +44,24 @@ def wrong_numbers(obs: dict[str, np.ndarray], reward: np.ndarray | None) -> Iter
                 break
 
 
-class FiniteCheck:
-    """Stops the run at a number that is not finite, or warns once and lets it go on.
+class Vigil:
+    """What becomes of numbers that are not finite: the run stops, or goes on after a warning.
 
     Args:
         env_id: of the environments.
-        stop: whether the run stops.
+        stop: whether it stops.
     """
 
     def __init__(self, env_id: str, *, stop: bool = True) -> None:
         self._id, self._stop = env_id, stop
         self.found = ""
-        """The first such number, in words; "" while there is none. Nothing is checked after the first."""
+        """What was found first, after which nobody looks any more; "" as long as all is well."""
 
     def report(self, environment: int, what: str, when: str) -> None:
         """An environment, by its global index, has returned such a number.
 
         Raises:
-            NotFinite: the run is to stop.
+            NotFinite: the run shall stop.
         """
         self.found = f"environment {environment} of env.id={self._id} returned {what} {when}"
         if self._stop:
@@ -76,7 +76,7 @@ class FiniteCheck:
         """The policy has chosen an action that is not finite, though environments were.
 
         Raises:
-            NotFinite: the run is to stop.
+            NotFinite: the run shall stop.
         """
         if self._stop:
             raise Diverged(

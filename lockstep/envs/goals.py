@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.envs.base import EnvConfig
-from lockstep.envs.boundary import THEIR_SETTINGS
+from lockstep.envs.boundary import ABROAD
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
 from lockstep.settings import SettingsError
@@ -98,7 +98,7 @@ class Goals:
 
     def close(self) -> None:
         """Release the environment."""
-        with THEIR_SETTINGS.held(True):
+        with ABROAD.beginning(True):
             self._env.close()
 
 
@@ -133,7 +133,7 @@ def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[st
         SettingsError: it raised an error.
     """
     try:
-        with THEIR_SETTINGS.held(False):
+        with ABROAD.beginning(False):
             return np.asarray(compute(np.array(achieved), np.array(desired), info))
     except Exception as error:
         raise SettingsError(
@@ -147,7 +147,7 @@ def _needs_info(env: Any, judge: Any) -> str:
     """Which method of an environment answers otherwise without the step's info, in a sentence; "" if none does."""
     names = [name for name in ("compute_reward", "compute_terminated") if judge.has_wrapper_attr(name)]
     computes = [judge.get_wrapper_attr(name) for name in names]
-    with THEIR_SETTINGS.held(True):
+    with ABROAD.beginning(True):
         env.reset(seed=0)
         env.action_space.seed(0)
         for _ in range(_TRIALS):

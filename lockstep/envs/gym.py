@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from lockstep.envs.answers import BOOLS, NUMBERS, claim, flag, number, release
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
-from lockstep.envs.boundary import THEIR_SETTINGS
+from lockstep.envs.boundary import ABROAD
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
@@ -58,7 +58,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
         make = load_object(config.id.removeprefix(pettingzoo.PREFIX))
-        with _unknown_options(config), THEIR_SETTINGS.held(True):
+        with _unknown_options(config), ABROAD.beginning(True):
             made = make(**options)
         several = config.id.startswith(pettingzoo.PREFIX)
         if several == pettingzoo.has_agents(made) and (several or isinstance(made, gymnasium.Env)):
@@ -76,7 +76,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         with (
             warnings.catch_warnings(),
             _unknown_options(config),
-            THEIR_SETTINGS.held(True),
+            ABROAD.beginning(True),
         ):  # whoever names an old version wants it, say to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
@@ -178,7 +178,7 @@ class GymShard(ShardEnv):
         self._steps[:] = 0
         self._log.clear()
         self._ended[:] = False
-        with THEIR_SETTINGS.held(True):
+        with ABROAD.beginning(True):
             for j in range(0, self.num_envs, self._agents):
                 self._play_one(j, None)
         self._writer.write_list(self._obs, out, self._where)
@@ -242,7 +242,7 @@ class GymShard(ShardEnv):
     def recv(self, out: Observation) -> StepResult:
         step = self._nothing_yet()
         self._episode += step.first
-        with THEIR_SETTINGS.held(False):
+        with ABROAD.beginning(False):
             for j in range(0, self.num_envs, self._agents):
                 self._play_one(j, None if step.first[j] else step)
         self._steps = np.where(step.first, 0, self._steps + 1)
@@ -289,7 +289,7 @@ class GymShard(ShardEnv):
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
         ignored = self._nothing_yet()
-        with THEIR_SETTINGS.held(True):
+        with ABROAD.beginning(True):
             for j in range(0, self.num_envs, self._agents):
                 self._reset_one(j, self._seed(j))
                 for action in actions[len(actions) - int(steps[j]) :]:
@@ -306,13 +306,13 @@ class GymShard(ShardEnv):
                 f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
                 "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
             )
-        with THEIR_SETTINGS.held(True):
+        with ABROAD.beginning(True):
             return as_picture(env.render())
 
     def close(self) -> None:
         release(self._envs)
         envs, self._envs = self._envs, []
-        with THEIR_SETTINGS.held(True):
+        with ABROAD.beginning(True):
             close_all(envs)
 
 

@@ -1,4 +1,4 @@
-"""Calls a function in a forked copy of this process, so that nothing it does to the process remains."""
+"""A function in a forked copy of this process: what it does to the process is gone with it."""
 
 from __future__ import annotations
 
