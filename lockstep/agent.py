@@ -16,6 +16,7 @@ from lockstep.algorithms.rnd import with_curiosity
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
+from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import PRECISIONS
 from lockstep.settings import SettingsError
@@ -78,9 +79,12 @@ class Agent:
             )
         model.check(self.observation_space, self.action_space)
 
-    def remarks(self) -> list[str]:
-        """What a new run should be told, in sentences."""
-        return self.experiment.model.remarks(self.observation_space, self.action_space)
+    def warnings(self) -> list[str]:
+        """What the user should know before a new run begins, in sentences."""
+        found = self.experiment.model.warnings(self.observation_space, self.action_space)
+        choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may not have it
+        mask = unused_mask(self.observation_space, choices)
+        return [*found, mask] if mask else found
 
     @property
     def networks(self) -> PolicyModel | Networks:

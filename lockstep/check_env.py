@@ -21,7 +21,7 @@ from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resol
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
 from lockstep.envs.gym import GymShard
 from lockstep.models.distributions import make_distribution
-from lockstep.models.observations import ACTION_MASK, ObservationLayout, coarse, unused_mask
+from lockstep.models.observations import ACTION_MASK, ObservationLayout, precision_warning, unused_mask
 from lockstep.rng import stream
 from lockstep.runtime import children
 from lockstep.runtime.supervisor import WorkerError
@@ -51,7 +51,7 @@ _CAUSES = {
 }
 _TIMES = 4
 """That each environment begins from a new seed, at least: where a library can, its episodes are cut for it."""
-_GLANCED = 32, 400
+_QUICK_STEPS = 32, 400
 """Steps of the short form at the least and at the most."""
 _MOST = 1_000_000
 """Steps, all of which are remembered."""
@@ -136,7 +136,7 @@ def check_env(
     return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
 
 
-def glance(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str] | None:
+def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str] | None:
     """A short form of check_env, within this process: which of WAYS does not hold, with where and why; None if those
     that can be tried so hold. It takes about so many seconds at the most, unless making environments takes longer.
 
@@ -152,8 +152,8 @@ def glance(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str] | No
     began = time.monotonic()
     trial = _Game(replace(config, reseed_every=_TIMES), seed, range(count), together).play(2 * _TIMES)
     making = time.monotonic() - began - trial.seconds
-    steps = min(_GLANCED[1], int((seconds - 5 * making) / (5 * max(1e-6, trial.seconds / (2 * _TIMES)))))
-    if steps < _GLANCED[0]:
+    steps = min(_QUICK_STEPS[1], int((seconds - 5 * making) / (5 * max(1e-6, trial.seconds / (2 * _TIMES)))))
+    if steps < _QUICK_STEPS[0]:
         raise TimeoutError
     longest = min(config.reseed_every, steps // _TIMES - 1)
     game = _Game(replace(config, reseed_every=longest), seed, range(count), together)
@@ -416,10 +416,10 @@ def _notes(config: EnvConfig, played: _Played) -> list[str]:
     notes += [
         f"The observation{f' {name!r}' if name else ''} {said}"
         for name, (low, high) in played.numbers.ends.items()
-        if low.dtype == np.float32 and (said := coarse(low, high))
+        if low.dtype == np.float32 and (said := precision_warning(low, high))
     ]
-    if remark := distribution.remark_on_start(1.0):
-        notes.append(f"With PPO, A2C, IMPALA and APPO: {remark}")
+    if warning := distribution.warning_at_start(1.0):
+        notes.append(f"With PPO, A2C, IMPALA and APPO: {warning}")
     return [note for note in notes if note]
 
 

@@ -44,8 +44,8 @@ class Job:
 
     @property
     def stops(self) -> bool:
-        """Whether numbers that are not finite end the run. A repetition goes as far as what it repeats."""
-        return self.recorded is None and self.options.on_nonfinite == "stop"
+        """Whether numbers that are not finite end the run."""
+        return self.options.on_nonfinite == "stop"
 
     @property
     def collects_freely(self) -> bool:

@@ -18,14 +18,14 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.records import warm_start
 from lockstep.run import RunOptions
-from lockstep.runtime.aside import aside
+from lockstep.runtime.forked import call_in_fork
 from lockstep.runtime.numerics import settled
 from lockstep.runtime.output import tell
 from lockstep.settings import SettingsError, check_values
 from lockstep.storage import memory
 
-_GLANCE, _GLANCE_MOST = 2.0, 10.0
-"""Seconds that the short check of an environment should take, and after which it is given up."""
+_QUICK_SECONDS, _QUICK_LIMIT = 2.0, 10.0
+"""Seconds that the quick check of an environment should take, and after which it is given up."""
 _LOST = {
     "again": "equal seeds and actions do not give equal episodes, so this run can be neither verified nor resumed "
     "exactly, and another layout gives another result.",
@@ -96,13 +96,13 @@ def prepare_run(
     return experiment, dataclasses.replace(options, eval_opponents=named)
 
 
-def caution(experiment: Experiment, options: RunOptions) -> None:
-    """Say what a user should know before a new run starts: of settings that hardly go together, and of an environment
-    of their own that resume and verify could not repeat."""
-    told = list(experiment.algorithm.cautions(experiment))
+def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
+    """Warn of settings that few would want together, and of a user's environment that resume and verify could not
+    repeat."""
+    told = list(experiment.algorithm.warnings(experiment))
     env = experiment.env
     if options.check_env and ":" in env.id:
-        in_time, failed = aside(lambda: _glance(experiment), _GLANCE_MOST)
+        in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)
         if in_time and failed:
             way, why = failed
             told.append(
@@ -113,11 +113,11 @@ def caution(experiment: Experiment, options: RunOptions) -> None:
         tell(f"warning: {sentence}", sys.stderr)
 
 
-def _glance(experiment: Experiment) -> tuple[str, str] | None:
-    from lockstep.check_env import glance
+def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
+    from lockstep.check_env import quick_check
 
     with settled(1):
-        return glance(experiment.env, experiment.seed, _GLANCE)
+        return quick_check(experiment.env, experiment.seed, _QUICK_SECONDS)
 
 
 def check(experiment: Experiment, layout: Layout) -> None:
@@ -141,7 +141,7 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
         if not new:
             return []
         agent.check()
-        return agent.remarks()
+        return agent.warnings()
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:

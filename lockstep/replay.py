@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +173,7 @@ def replay(
     result = launch(
         experiment,
         Layout.of(layout),
-        RunOptions.of(options),
+        dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # it goes as far as the run did
         stop_after=len(lines),
         recorded=recorded,
         weights=folder.weights,

@@ -119,10 +119,8 @@ class RunFolder:
                 require_empty(str(folder.path))  # since another process may have made a run of it meanwhile
                 folder.checkpoints.mkdir(exist_ok=True)
                 try:
-                    for name, known in (
-                        (_WEIGHTS, weights),
-                        (_REPLAY, b"" if repeats is None else _json({"of": repeats})),
-                    ):
+                    replayed = b"" if repeats is None else _json({"of": repeats})
+                    for name, known in ((_WEIGHTS, weights), (_REPLAY, replayed)):
                         (folder.path / name).unlink(missing_ok=True)  # of a run that was not begun
                         if known:
                             write_whole(folder.path / name, known)

@@ -28,7 +28,7 @@ from lockstep.handover.rollouts import OwnRollouts, Rollouts, acting_with, slabs
 from lockstep.job import Job, Result
 from lockstep.layout import Layout
 from lockstep.learning.worker import Worker
-from lockstep.prepare import caution, check_model, leads, prepare_run
+from lockstep.prepare import check_model, leads, prepare_run, warn_before_run
 from lockstep.records import warm_start
 from lockstep.records.book import Book, Resumed, report_of
 from lockstep.records.resumption import other_platform, resumable
@@ -91,7 +91,7 @@ def launch(
     if here or begun_with:  # as learn does, but before there is a folder
         check_model(experiment, begun_with, new=here)
     if leads(layout) and weights is None and recorded is None:  # no repetition
-        caution(experiment, options)
+        warn_before_run(experiment, options)
     repeats = None if recorded is None else recorded.origin
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
     try:
@@ -201,8 +201,8 @@ def learn(job: Job, agent: Agent, seat: Seat, stop: StopRequest, alive: Callable
     experiment, options, group, clock = job.experiment, job.options, seat.group, job.clock
     if job.checkpoint is None and job.recorded is None:
         agent.check()
-        for remark in agent.remarks() if group.rank == 0 else ():
-            tell(f"warning: {remark}", sys.stderr)
+        for warning in agent.warnings() if group.rank == 0 else ():
+            tell(f"warning: {warning}", sys.stderr)
     rollouts = _rollouts(job, agent, seat, alive)
     capture = cuda_graph if job.layout.graphs else None
     worker = Worker(agent, rollouts, group, alive, capture, job.recorded)

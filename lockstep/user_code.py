@@ -35,15 +35,15 @@ def import_module(name: str) -> ModuleType:
     """Import a module, of the current folder too, or of one that look_for_files_in was told of."""
     for folder in (os.getcwd(), *filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep))):
         _import_from(folder)
-    with _abroad():
+    with _environment_settings():
         return importlib.import_module(name)
 
 
-def _abroad() -> AbstractContextManager[None]:
+def _environment_settings() -> AbstractContextManager[None]:
     """What a user's module sets for the process holds for environments alone."""
-    from lockstep.envs.boundary import ABROAD  # which needs torch
+    from lockstep.envs.boundary import ENVIRONMENT_SETTINGS  # which needs torch
 
-    return ABROAD.beginning(True)
+    return ENVIRONMENT_SETTINGS.applied(thorough=True)
 
 
 def _import_from(folder: str) -> None:
@@ -96,7 +96,7 @@ def load_file(path: str | Path) -> ModuleType:
     sys.modules[name] = module
     _import_from(str(path.parent))
     try:
-        with _abroad():
+        with _environment_settings():
             loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

@@ -143,7 +143,12 @@ def _rerun(
     scratch = Path(tempfile.mkdtemp(prefix="lockstep-verify-", dir=workdir))
     try:
         options = RunOptions(
-            run=str(scratch / "run"), display="none", tensorboard=False, checkpoint_every=count, keep_checkpoints=1
+            run=str(scratch / "run"),
+            display="none",
+            tensorboard=False,
+            checkpoint_every=count,
+            keep_checkpoints=1,
+            on_nonfinite="continue",  # the repetition goes as far as the run did
         )
         clock = recorded_clock(experiment, lines[:count], folder.path)
         result = launch(experiment, layout, options, stop_after=count, recorded=clock, weights=folder.weights)

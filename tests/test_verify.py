@@ -13,7 +13,8 @@ from lockstep import ledger, recipes
 from lockstep.digests import fast_digest
 from lockstep.experiment import Experiment, NormalizeConfig
 from lockstep.layout import Layout
-from lockstep.run import RunOptions
+from lockstep.replay import replay
+from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.checkpoint import CheckpointError
 from lockstep.runtime.platform import this_platform
@@ -259,3 +260,11 @@ def test_the_checkpoint_holds_what_verify_reads(recorded: Path) -> None:
     found = {name: fast_digest(tensors[f"parameter.{name}"]) for name in lines[-1]["parameters"]}
     assert found == lines[-1]["parameters"]
     assert any(name.startswith("optimizer.") for name in tensors)
+
+
+def test_a_run_that_went_on_after_it_had_diverged_is_repeated(tmp_path: Path) -> None:
+    wild = experiment(learning_rate=1e30, max_grad_norm=1e30).replace(total_steps=2 * 8 * 8)
+    train(wild, INLINE, dataclasses.replace(options(tmp_path / "run"), on_nonfinite="continue"))
+    assert RunFolder(tmp_path / "run").diverged()
+    assert verify(tmp_path / "run", INLINE, "all").ok
+    assert replay(tmp_path / "run", INLINE, options(tmp_path / "again")).ok

@@ -97,9 +97,9 @@ class AlgorithmConfig(ABC):
     def validate_with(self, experiment: Experiment) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for what does not go with the experiment's other settings."""
 
-    def cautions(self, experiment: Experiment) -> Iterator[str]:
-        """What a user should know before a run starts, a sentence or two each: settings that work, but that hardly
-        anybody wants together."""
+    def warnings(self, experiment: Experiment) -> Iterator[str]:
+        """What the user should know before a new run, in sentences: settings that work, but that few would want
+        together."""
         yield from ()
 
     @abstractmethod

@@ -74,13 +74,13 @@ class DQNConfig(OffPolicyConfig):
                 "none, or the recipes r2d2-atari and r2d2-memory, which learn from sequences."
             )
 
-    def cautions(self, experiment: Experiment) -> Iterator[str]:
+    def warnings(self, experiment: Experiment) -> Iterator[str]:
         """As the base class, and whether ε falls within the warm-up, whose actions are random anyway.
 
         ε is counted from the first step, as Stable-Baselines3 and CleanRL do it, so that a published epsilon_fraction
         means the same here; the code of Mnih et al. 2015 and Dopamine count it from the warm-up's end.
         """
-        yield from super().cautions(experiment)
+        yield from super().warnings(experiment)
         total, per_iteration = experiment.total_steps, experiment.samples_per_iteration
         fall, learning = self.epsilon_fraction * total, self.build().warm_iterations(per_iteration) * per_iteration
         if self.epsilon_start != self.epsilon_end and 0 < fall <= learning:

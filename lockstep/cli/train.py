@@ -264,9 +264,9 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
-        remarks = check_model(experiment)
-    for remark in remarks:
-        tell(f"warning: {remark}", sys.stderr)
+        warnings = check_model(experiment)
+    for warning in warnings:
+        tell(f"warning: {warning}", sys.stderr)
     settings = to_json(experiment)
     if given.json:
         options = dataclasses.asdict(given.options)

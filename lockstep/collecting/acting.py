@@ -18,7 +18,7 @@ from lockstep.arrays import map_structure
 from lockstep.clock import Fill
 from lockstep.collecting.preemption import Preemption
 from lockstep.envs.base import ShardEnv
-from lockstep.envs.finite import Vigil, all_finite, floats, wrong_numbers
+from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
 from lockstep.rng import stream
@@ -71,9 +71,14 @@ class ActingBatch:
     """
 
     def __init__(
-        self, agent: Agent, group: ActingGroup, slabs: list[Slab], make: Callable[[int], ShardEnv], vigil: Vigil
+        self,
+        agent: Agent,
+        group: ActingGroup,
+        slabs: list[Slab],
+        make: Callable[[int], ShardEnv],
+        finite_check: FiniteCheck,
     ) -> None:
-        self._vigil = vigil
+        self._finite_check = finite_check
         steps, size = agent.experiment.algorithm.rollout, group.size
         self._experiment = agent.experiment
         self._distribution = agent.model.distribution
@@ -107,7 +112,7 @@ class ActingBatch:
         """Start all environments from their first seeds."""
         for seat in self.seats:
             seat.env.reset(self._open.rows(-1, seat))
-            self._look_at_start(-1, seat, "at its start")
+            self._check_start(-1, seat, "at its start")
         self._open.slab.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
@@ -119,7 +124,7 @@ class ActingBatch:
             seat.last = -1
             if seat.env.reseed_due():
                 seat.env.reseed(self._open.rows(0, seat))
-                self._look_at_start(0, seat, f"when it was started afresh in rollout {lap + seat.offset}")
+                self._check_start(0, seat, f"when it was started afresh in rollout {lap + seat.offset}")
                 slab.whole.start[0, seat.rows] = True
                 seat.score[:], seat.length[:] = 0, 0
                 seat.return_carry.zero_()
@@ -146,17 +151,17 @@ class ActingBatch:
             self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
         self._exploring[seat.rows] = how.numbers.to(self._device)
 
-    def _look_at_start(self, t: int, seat: ShardSeat, when: str) -> None:
+    def _check_start(self, t: int, seat: ShardSeat, when: str) -> None:
         """Look for numbers that are not finite in observations that no step led to."""
         obs = {name: x[t, seat.rows] for name, x in self._open.floats.items()}
         for j, what in wrong_numbers(obs, None):
-            if not self._vigil.found:
-                self._vigil.report(seat.shard * seat.env.num_envs + j, what, when)
+            if not self._finite_check.found:
+                self._finite_check.report(seat.shard * seat.env.num_envs + j, what, when)
 
-    def look(self, steps: int, lap: int) -> None:
-        """Look for numbers that are not finite in what environments answered in the first steps of a rollout. Once for
-        all of them, since that costs a hundredth of doing it at every step."""
-        if self._vigil.found:
+    def check_finite(self, steps: int, lap: int) -> None:
+        """Check that what environments returned in the first steps of a rollout is finite. One check of all steps costs
+        a hundredth of one at every step."""
+        if self._finite_check.found:
             return
         action, reward = self._open.slab.whole.action[:steps].numpy(), self._raw_rewards[:steps]
         answers = [reward, *(x[1 : steps + 1] for x in self._open.floats.values())]
@@ -165,13 +170,13 @@ class ActingBatch:
             return
         for t in range(1, steps + 1):
             for seat in self.seats:
-                self._look_at(t, seat, lap)
-                if self._vigil.found:
+                self._check_step(t, seat, lap)
+                if self._finite_check.found:
                     return
         if not acted:
-            self._vigil.acted()
+            self._finite_check.report_action()
 
-    def _look_at(self, t: int, seat: ShardSeat, lap: int) -> None:
+    def _check_step(self, t: int, seat: ShardSeat, lap: int) -> None:
         """Look for such numbers in a shard's answers to a_{t-1}."""
         if 0 <= seat.last < t:
             return
@@ -186,7 +191,7 @@ class ActingBatch:
             when = f"in step {step} of its episode" if valid[t - 1, row] else "at the start of an episode"
             of_run = (lap + seat.offset) * self._experiment.algorithm.rollout + t
             environment = seat.shard * seat.env.num_envs + j
-            self._vigil.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
+            self._finite_check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
             return
 
     def act(self, t: int, actor: Inference) -> None:

@@ -17,7 +17,7 @@ from lockstep.collecting.acting import ActingBatch, ShardSeat
 from lockstep.collecting.preemption import Preemption
 from lockstep.digests import structure_digests
 from lockstep.envs.base import ShardEnv
-from lockstep.envs.finite import Vigil
+from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.layout import Layout
 from lockstep.models.capture import Inference
@@ -69,7 +69,7 @@ class Collector:
         alive: called at every step: tells whoever watches this process that it makes progress.
         capture: makes CUDA graphs of acting.
         preemption: decides which rollouts are cut; by default none is.
-        vigil: what becomes of numbers of environments that are not finite; by default, an error.
+        finite_check: what becomes of numbers of environments that are not finite; by default, an error.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Collector:
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         preemption: Preemption | None = None,
-        vigil: Vigil | None = None,
+        finite_check: FiniteCheck | None = None,
     ) -> None:
         experiment = self._experiment = agent.experiment
-        self._vigil = vigil = vigil or Vigil(experiment.env.id)
+        self._finite_check = finite_check = finite_check or FiniteCheck(experiment.env.id)
         self._preemption = preemption
         self._model = agent.model.for_acting()
         self._actor = Inference(self._model, capture)
@@ -107,7 +107,7 @@ class Collector:
                 pool=pool,
             )
 
-        self._batches = [ActingBatch(agent, group, of_group, make, vigil) for group, of_group in slabs.groups]
+        self._batches = [ActingBatch(agent, group, of_group, make, finite_check) for group, of_group in slabs.groups]
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds since they were last set to 0."""
 
@@ -132,7 +132,7 @@ class Collector:
             acted, version = self._play(lap, version_at, noise)
         except Exception:  # which may follow from numbers that the policy, and then an environment, could not take
             for batch in self._batches:
-                batch.look(batch.received, lap)
+                batch.check_finite(batch.received, lap)
             raise
         return [self._delivery(shard, lap, acted, version, noise) for shard in self.seats()]
 
@@ -175,7 +175,7 @@ class Collector:
         for batch in self._batches:
             begin = time.perf_counter()
             batch.receive(steps)
-            batch.look(steps, lap)
+            batch.check_finite(steps, lap)
             received = time.perf_counter()
             batch.finish(self._actor, bootstrap=self._bootstrap)
             self.times["env"] += received - begin
@@ -206,7 +206,7 @@ class Collector:
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
         digests = structure_digests(rollout)
         return Delivery(
-            shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise, self._vigil.found
+            shard, number, lap, acted, moments.numpy(), digests, seat.episodes, cut, noise, self._finite_check.found
         )
 
     def seats(self) -> dict[int, tuple[ActingBatch, ShardSeat]]:
@@ -260,7 +260,7 @@ class Collectors:
         *,
         stop: bool = True,
     ) -> None:
-        vigil = Vigil(agent.experiment.env.id, stop=stop)
+        finite_check = FiniteCheck(agent.experiment.env.id, stop=stop)
         self._slabs = {shard: each for each in slabs for shard in each.shards}
         self._pool = None
         if layout.env_processes:
@@ -275,7 +275,7 @@ class Collectors:
                 alive=alive,
                 capture=capture,
                 preemption=preemption,
-                vigil=vigil,
+                finite_check=finite_check,
             )
             for each in slabs
         ]

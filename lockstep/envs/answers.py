@@ -1,4 +1,4 @@
-"""What Python environments answer, examined: ends are true or false, rewards are numbers, instances are distinct."""
+"""Checks of Python environments: ends must be true or false, rewards numbers, and instances distinct."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from lockstep.settings import SettingsError
 
 BOOLS = (bool, np.bool_)
-"""What ends are without a closer look."""
+"""Types of ends that need no further check."""
 NUMBERS = (float, int, np.floating, np.integer)
-"""What rewards are without a closer look."""
-_open: dict[int, weakref.ref[Any]] = {}
-"""The environments of this process that are being stepped, by id, below all wrappers."""
+"""Types of rewards that need no further check."""
+_registered: dict[int, weakref.ref[Any]] = {}
+"""The open environments of this process, without their wrappers, by id."""
 
 
 def flag(name: str, value: Any) -> bool:
@@ -56,30 +56,30 @@ def _single(value: Any) -> Any:
     return array.item() if array.size == 1 and array.dtype.kind in "biuf" else None
 
 
-def claim(envs: Sequence[Any], env_id: str) -> None:
-    """Note that these environments are stepped from now on.
+def register(envs: Sequence[Any], env_id: str) -> None:
+    """Note that these environments are open.
 
     Raises:
-        SettingsError: two are the same object, or one is stepped already.
+        SettingsError: two are the same object, or one is open already.
     """
     for i, env in enumerate(envs):
         base = _base(env)
-        known = _open.get(id(base))
+        known = _registered.get(id(base))
         if known is not None and known() is base:
-            release(envs[:i])
+            unregister(envs[:i])
             raise SettingsError(
                 f"env.id={env_id} returned the same {type(base).__name__} object twice, but each environment must be a "
                 "separate object: a step of one would be a step of all. Make a new environment at each call, as in "
                 f"def make(): return {type(base).__name__}(), and keep none in a variable, a cache or a default "
                 "argument."
             )
-        _open[id(base)] = weakref.ref(base)
+        _registered[id(base)] = weakref.ref(base)
 
 
-def release(envs: Sequence[Any]) -> None:
-    """Note that these environments are stepped no more."""
+def unregister(envs: Sequence[Any]) -> None:
+    """Note that these environments are closed."""
     for env in envs:
-        _open.pop(id(_base(env)), None)
+        _registered.pop(id(_base(env)), None)
 
 
 def _base(env: Any) -> Any:

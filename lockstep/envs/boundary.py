@@ -1,8 +1,8 @@
-"""The boundary between this library and the code of Python environments, which may change settings of the process.
+"""Keeps settings of the process that Python environments change apart from this library's.
 
-Each side keeps its own. What an environment sets in torch and NumPy, and the folder it changes to, hold while its code
-runs, and only then: neither this library's numbers nor the places of a run's files depend on them. Environments may
-also compute gradients: they run with gradients enabled and outside inference mode.
+What an environment sets in torch and NumPy, and the folder that it changes to, hold only while its code runs. So
+neither results nor the places of a run's files depend on them. Environments run outside inference mode and with
+gradients enabled, so that they can compute gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _folder() -> str:
 
 
 def _torchs() -> tuple[Any, ...]:
-    """What torch computes by: in 0.2 µs, since this is asked at every step."""
+    """Torch's settings, which are read at every step, in 0.3 µs."""
     return (
         torch.get_default_dtype(),
         torch.get_num_threads(),
@@ -57,19 +57,19 @@ def _set_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)  # which slows torch down, as None does not
 
 
-_OTHERS: tuple[_Access, ...] = (
+_SLOW: tuple[_Access, ...] = (
     (np.geterr, lambda wanted: np.seterr(**wanted)),
     (_device, _set_device),
     (_folder, lambda wanted: os.chdir(wanted) if wanted else None),
 )
-"""Settings that it takes 4 µs to look at: looked at when environments are made, first reset and restored, and always
-once they have changed one of them."""
+"""Settings that take 4 µs to read."""
 
 
-class Abroad:
-    """While this is entered, environments' settings of the process hold; otherwise this library's.
+class EnvironmentSettings:
+    """The settings of the process that environments have made. They hold while this is entered, and otherwise this
+    library's hold.
 
-    There is one for each process, ABROAD, as there is one of every setting.
+    A process has one such object, ENVIRONMENT_SETTINGS, as it has one value of each setting.
     """
 
     def __init__(self) -> None:
@@ -77,17 +77,21 @@ class Abroad:
         self._mode = torch.inference_mode(False)
         self._ours: tuple[Any, ...] = ()
         self._theirs: tuple[Any, ...] | None = None
-        """Torch's, once they differ from ours."""
-        self._our_others: list[Any] = []
-        self._their_others: dict[int, Any] = {}
-        """By place in _OTHERS, those that differ from ours."""
-        self._begins = True
+        """Torch's settings, once they differ from ours."""
+        self._our_slow: list[Any] = []
+        self._their_slow: dict[int, Any] = {}
+        """The settings of _SLOW that differ from ours, by place."""
+        self._thorough = True
 
-    def beginning(self, begins: bool) -> Abroad:
-        """Say what environments are about to do, to `with` it: whether they are made, reset for the first time,
-        restored or closed."""
+    def applied(self, *, thorough: bool = False) -> EnvironmentSettings:
+        """This object, to be entered by `with`.
+
+        Args:
+            thorough: look at the settings of _SLOW, too: where environments are made, first reset, restored or closed.
+                Once they have changed one of these, it is always done.
+        """
         if not self._depth:
-            self._begins = begins or bool(self._their_others)
+            self._thorough = thorough or bool(self._their_slow)
         return self
 
     def __enter__(self) -> None:
@@ -97,10 +101,10 @@ class Abroad:
         self._ours = _torchs()
         if self._theirs is not None:
             _set_torchs(self._theirs)
-        if self._begins:
-            self._our_others = [read() for read, _ in _OTHERS]
-            for place, wanted in self._their_others.items():
-                _OTHERS[place][1](wanted)
+        if self._thorough:
+            self._our_slow = [read() for read, _ in _SLOW]
+            for place, wanted in self._their_slow.items():
+                _SLOW[place][1](wanted)
         self._mode.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -109,17 +113,17 @@ class Abroad:
             return
         self._mode.__exit__(*error)
         found = _torchs()
-        if found != self._ours:
+        if found == self._ours:
+            self._theirs = None
+        else:
             self._theirs = found
             _set_torchs(self._ours)
-        elif self._theirs is not None:
-            self._theirs = None
-        if self._begins:
-            self._their_others = {}
-            for place, (read, write) in enumerate(_OTHERS):
-                if (other := read()) != self._our_others[place]:
-                    self._their_others[place] = other
-                    write(self._our_others[place])
+        if self._thorough:
+            self._their_slow = {}
+            for place, (read, write) in enumerate(_SLOW):
+                if (theirs := read()) != self._our_slow[place]:
+                    self._their_slow[place] = theirs
+                    write(self._our_slow[place])
 
 
-ABROAD = Abroad()
+ENVIRONMENT_SETTINGS = EnvironmentSettings()

@@ -1,4 +1,4 @@
-"""Closing environments that users wrote, which may fail, or wait for ever for a program of theirs to end."""
+"""Closing users' environments, which may fail, or wait forever for a program that they started."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from lockstep.runtime.output import tell
 
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""
-_HASTE = 1.0
-"""Seconds that the environments of a process get once one of them has taken all of those."""
-_DEAF = 10.0
-"""Seconds more, after which the process is ended: native code cannot be interrupted."""
+_LATER_PATIENCE = 1.0
+"""The same once an environment of this process has exceeded it."""
+_GRACE = 10.0
+"""Further seconds after which the process is ended, since native code cannot be interrupted."""
 
 _patience: float | None = None
 
 
-class _StandsStill(BaseException):
-    """Raised within close(). No Exception, which close() might catch by itself."""
+class _CloseTimeout(BaseException):
+    """Raised within a close() that takes too long. Not an Exception, which close() itself might catch."""
 
 
 def close_all(envs: Iterable[Any]) -> None:
-    """Close environments, each for what it is worth: what was played counts all the same, so that an error is told and
-    not raised, and a close() that does not return is given up."""
+    """Close all environments. What was played counts all the same, so errors are printed and not raised, and a close()
+    that does not return is given up."""
     for env in envs:
         try:
             if threading.current_thread() is threading.main_thread():
                 with _interrupted(_limit(), env):
                     env.close()
             else:
-                _aside(_limit(), env)
-        except _StandsStill as error:
+                _close_in_thread(_limit(), env)
+        except _CloseTimeout as error:
             stack = "".join(traceback.format_tb(error.__traceback__)[1:-1])
-            _tell_standstill(env, f"It stood here:\n{stack}")
+            _tell_timeout(env, f"It stood here:\n{stack}")
         except Exception as error:
             tell(f"An environment could not be closed: {error!r}.", sys.stderr)
 
@@ -48,10 +48,10 @@ def _limit() -> float:
     return _PATIENCE if _patience is None else _patience
 
 
-def _tell_standstill(env: Any, more: str) -> None:
-    """Say it once a process: the others of its kind are likely to do the same."""
+def _tell_timeout(env: Any, more: str) -> None:
+    """Say it once in a process, since its other environments are likely to do the same."""
     global _patience
-    told, _patience = _patience is not None, _HASTE
+    told, _patience = _patience is not None, _LATER_PATIENCE
     if not told:
         tell(
             f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was given up. A program that "
@@ -72,10 +72,10 @@ def _name(env: Any) -> str:
 
 @contextlib.contextmanager
 def _interrupted(seconds: float, env: Any) -> Iterator[None]:
-    """Raise _StandsStill in what the main thread does for longer."""
+    """Raise _CloseTimeout in the main thread after so many seconds."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise _StandsStill
+        raise _CloseTimeout
 
     def end() -> None:
         tell(
@@ -85,21 +85,21 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
         )
         os._exit(1)
 
-    last = threading.Timer(seconds + _DEAF, end)
-    last.daemon = True
-    last.start()
+    final = threading.Timer(seconds + _GRACE, end)
+    final.daemon = True
+    final.start()
     handler = signal.signal(signal.SIGALRM, interrupt)
     before = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
+        final.cancel()  # first: the alarm may still ring here
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
-        last.cancel()
 
 
-def _aside(seconds: float, env: Any) -> None:
-    """Close it in a thread of its own, which can be left: signals interrupt no other thread than the main one."""
+def _close_in_thread(seconds: float, env: Any) -> None:
+    """Close it in a new thread, which can be abandoned: signals interrupt only the main thread."""
     failed: list[Exception] = []
 
     def close() -> None:
@@ -112,6 +112,6 @@ def _aside(seconds: float, env: Any) -> None:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        _tell_standstill(env, "")
+        _tell_timeout(env, "")
     for error in failed:
         raise error

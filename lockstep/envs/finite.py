@@ -1,4 +1,4 @@
-"""Numbers that environments return have to be finite: nothing is learned from NaN and infinities, or the wrong thing.
+"""Numbers that environments return must be finite: nothing can be learned from NaN and infinities.
 
 Shape legend: B environments.
 """
@@ -17,7 +17,7 @@ from lockstep.settings import Diverged, NotFinite
 
 def all_finite(x: np.ndarray) -> bool:
     """Whether no number is NaN or infinite."""
-    return b"\0" not in np.isfinite(x).tobytes()  # in half the time of all(), for as few as there are in one step
+    return bool(np.isfinite(x).all())
 
 
 def floats(obs: Any) -> dict[str, np.ndarray]:
@@ -44,8 +44,8 @@ def wrong_numbers(obs: dict[str, np.ndarray], reward: np.ndarray | None) -> Iter
                 break
 
 
-class Vigil:
-    """What becomes of numbers that are not finite: the run stops, or goes on after a warning.
+class FiniteCheck:
+    """Stops the run at numbers that are not finite, or warns of them once.
 
     Args:
         env_id: of the environments.
@@ -55,10 +55,10 @@ class Vigil:
     def __init__(self, env_id: str, *, stop: bool = True) -> None:
         self._id, self._stop = env_id, stop
         self.found = ""
-        """What was found first, after which nobody looks any more; "" as long as all is well."""
+        """The first such number, after which nobody checks any more; "" if there was none."""
 
     def report(self, environment: int, what: str, when: str) -> None:
-        """An environment, by its global index, has returned such a number.
+        """Report that an environment, named by its global index, returned such a number.
 
         Raises:
             NotFinite: the run shall stop.
@@ -72,8 +72,8 @@ class Vigil:
             )
         tell(f"warning: {self.found}. The run goes on, as --on-nonfinite continue wants.", sys.stderr)
 
-    def acted(self) -> None:
-        """The policy has chosen an action that is not finite, though environments were.
+    def report_action(self) -> None:
+        """Report that the policy chose an action that is not finite, though all that environments returned was.
 
         Raises:
             NotFinite: the run shall stop.

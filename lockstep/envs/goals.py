@@ -13,7 +13,8 @@ import gymnasium
 import numpy as np
 
 from lockstep.envs.base import EnvConfig
-from lockstep.envs.boundary import ABROAD
+from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
+from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
 from lockstep.settings import SettingsError
@@ -98,8 +99,8 @@ class Goals:
 
     def close(self) -> None:
         """Release the environment."""
-        with ABROAD.beginning(True):
-            self._env.close()
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([self._env])
 
 
 def check_goals(config: EnvConfig) -> None:
@@ -133,7 +134,7 @@ def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[st
         SettingsError: it raised an error.
     """
     try:
-        with ABROAD.beginning(False):
+        with ENVIRONMENT_SETTINGS.applied():
             return np.asarray(compute(np.array(achieved), np.array(desired), info))
     except Exception as error:
         raise SettingsError(
@@ -147,7 +148,7 @@ def _needs_info(env: Any, judge: Any) -> str:
     """Which method of an environment answers otherwise without the step's info, in a sentence; "" if none does."""
     names = [name for name in ("compute_reward", "compute_terminated") if judge.has_wrapper_attr(name)]
     computes = [judge.get_wrapper_attr(name) for name in names]
-    with ABROAD.beginning(True):
+    with ENVIRONMENT_SETTINGS.applied(thorough=True):
         env.reset(seed=0)
         env.action_space.seed(0)
         for _ in range(_TRIALS):

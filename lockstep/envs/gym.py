@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.envs.answers import BOOLS, NUMBERS, claim, flag, number, release
+from lockstep.envs.answers import BOOLS, NUMBERS, flag, number, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
-from lockstep.envs.boundary import ABROAD
+from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
@@ -58,7 +58,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
         make = load_object(config.id.removeprefix(pettingzoo.PREFIX))
-        with _unknown_options(config), ABROAD.beginning(True):
+        with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
             made = make(**options)
         several = config.id.startswith(pettingzoo.PREFIX)
         if several == pettingzoo.has_agents(made) and (several or isinstance(made, gymnasium.Env)):
@@ -76,7 +76,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         with (
             warnings.catch_warnings(),
             _unknown_options(config),
-            ABROAD.beginning(True),
+            ENVIRONMENT_SETTINGS.applied(thorough=True),
         ):  # whoever names an old version wants it, say to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
@@ -159,7 +159,7 @@ class GymShard(ShardEnv):
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
         """Who has terminated though the episode goes on, as an agent may while others play on."""
-        claim(self._envs, config.id)
+        register(self._envs, config.id)
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Make the environments; returns observation and action space."""
@@ -178,7 +178,7 @@ class GymShard(ShardEnv):
         self._steps[:] = 0
         self._log.clear()
         self._ended[:] = False
-        with ABROAD.beginning(True):
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
             for j in range(0, self.num_envs, self._agents):
                 self._play_one(j, None)
         self._writer.write_list(self._obs, out, self._where)
@@ -242,7 +242,7 @@ class GymShard(ShardEnv):
     def recv(self, out: Observation) -> StepResult:
         step = self._nothing_yet()
         self._episode += step.first
-        with ABROAD.beginning(False):
+        with ENVIRONMENT_SETTINGS.applied():
             for j in range(0, self.num_envs, self._agents):
                 self._play_one(j, None if step.first[j] else step)
         self._steps = np.where(step.first, 0, self._steps + 1)
@@ -289,7 +289,7 @@ class GymShard(ShardEnv):
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
         ignored = self._nothing_yet()
-        with ABROAD.beginning(True):
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
             for j in range(0, self.num_envs, self._agents):
                 self._reset_one(j, self._seed(j))
                 for action in actions[len(actions) - int(steps[j]) :]:
@@ -306,13 +306,13 @@ class GymShard(ShardEnv):
                 f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
                 "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
             )
-        with ABROAD.beginning(True):
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
             return as_picture(env.render())
 
     def close(self) -> None:
-        release(self._envs)
+        unregister(self._envs)
         envs, self._envs = self._envs, []
-        with ABROAD.beginning(True):
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
             close_all(envs)
 
 

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from lockstep.envs import gym
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import EnvConfig, StepResult
+from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
 from lockstep.envs.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
@@ -66,7 +67,8 @@ def agents_of(config: EnvConfig) -> int:
 
         env = gym.construct(resolve(config))
         _agents[key] = len(env.possible_agents)
-        close_all([env])
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([env])
     return min(1, _agents[key]) if config.opponents else _agents[key]
 
 

@@ -19,7 +19,7 @@ from lockstep import envs
 from lockstep.agent import below
 from lockstep.arrays import map_structure
 from lockstep.envs.base import ShardEnv, StepResult
-from lockstep.envs.finite import Vigil, all_finite, floats, wrong_numbers
+from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.experiment import Experiment
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
@@ -148,11 +148,11 @@ class Player:
         self._previous_reward = torch.zeros(1, num_envs) if previous else None
         self.output: ModelOutput | None = None
         """What the model said at the last step, [1, B, ...]."""
-        self._vigil, self._floats = Vigil(f"{config.id} ({purpose})", stop=stop), floats(self._rows)
+        self._finite_check, self._floats = FiniteCheck(f"{config.id} ({purpose})", stop=stop), floats(self._rows)
         self._steps = np.zeros(num_envs, np.int64)
         """Of each episode."""
         self.env.reset(self._rows)
-        self._look(None)
+        self._check_finite(None)
 
     @property
     def inputs(self) -> tuple[Any, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -166,7 +166,7 @@ class Player:
         self.env.send(self._distribution.to_env(action.numpy()))
         step = self.env.recv(self._rows)
         self._steps = np.where(step.first, 0, self._steps + 1)
-        self._look(step.reward, action)
+        self._check_finite(step.reward, action)
         # For the agent a lost life starts an episode, just as in training.
         self._start[0] = torch.from_numpy(step.first | step.life_lost)
         if self._previous_action is not None and self._previous_reward is not None:
@@ -175,15 +175,16 @@ class Player:
             self._previous_reward[0] = torch.from_numpy(reward)
         return step
 
-    def _look(self, reward: np.ndarray | None, action: Tensor | None = None) -> None:
+    def _check_finite(self, reward: np.ndarray | None, action: Tensor | None = None) -> None:
         """Look for numbers that are not finite in what environments returned, unless they were given such an action."""
-        if self._vigil.found or all(map(all_finite, [*self._floats.values(), *([] if reward is None else [reward])])):
+        answers = [*self._floats.values(), *([] if reward is None else [reward])]
+        if self._finite_check.found or all(map(all_finite, answers)):
             return
         if action is not None and not action.isfinite().all():
             return
         j, what = next(wrong_numbers(self._floats, reward))
         n = self._steps[j]
-        self._vigil.report(j, what, f"in step {n} of its episode" if n else "at the start of an episode")
+        self._finite_check.report(j, what, f"in step {n} of its episode" if n else "at the start of an episode")
 
     def _act(self) -> Tensor:
         out, self._state = self._actor(*self.inputs)

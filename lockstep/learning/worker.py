@@ -17,7 +17,7 @@ from lockstep.clock import Recorded
 from lockstep.handover.rollouts import Arrival, Rollouts
 from lockstep.learning.asynchronous import AsyncLearner
 from lockstep.learning.learner import Learner, LearningReport
-from lockstep.models.observations import coarse
+from lockstep.models.observations import precision_warning
 from lockstep.records import warm_start
 from lockstep.runtime.checkpoint import Checkpoint, write_part
 from lockstep.runtime.graphs import Capture
@@ -57,7 +57,7 @@ class Worker:
     def learn(self, iteration: int, arrivals: dict[int, list[Arrival]]) -> LearningReport:
         """Take the iteration's gradient steps."""
         if iteration == 0 and self.group.rank == 0:
-            self._tell_of_coarse_numbers(arrivals[self.slots[0]])
+            self._warn_of_lost_precision(arrivals[self.slots[0]])
         filled = {slot: [arrival.filled for arrival in of_slot] for slot, of_slot in arrivals.items()}
         return self._learner.learn(iteration, filled)
 
@@ -125,14 +125,14 @@ class Worker:
             parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(held)}))
         return parts
 
-    def _tell_of_coarse_numbers(self, arrivals: list[Arrival]) -> None:
+    def _warn_of_lost_precision(self, arrivals: list[Arrival]) -> None:
         """Say which observations are too large for float32."""
         for arrival in arrivals[:1]:
             obs = arrival.filled.rollout.obs
             for key, x in obs.items() if isinstance(obs, dict) else [("", obs)]:
                 if x.dtype == torch.float32 and x.numel():
                     low, high = (end.cpu().numpy() for end in x.flatten(0, 1).aminmax(dim=0))
-                    if said := coarse(low, high):
+                    if said := precision_warning(low, high):
                         tell(f"warning: The observation{f' {key!r}' if key else ''} {said}", sys.stderr)
 
     def _tell_of_lost_state(self) -> None:

@@ -148,8 +148,9 @@ class ModelConfig(ABC):
         """Raise SettingsError for what a new run should not begin with, where build would do it all the same: a run
         that exists goes on."""
 
-    def remarks(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        """What a new run should be told about these spaces, in sentences: it may begin, but hardly as was meant."""
+    def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+        """What the user should know before a new run with these spaces, in sentences: the run works, but is probably
+        not what was meant."""
         return []
 
     @abstractmethod

@@ -83,7 +83,7 @@ class Distribution(ABC):
     def check_start(self, std: float) -> None:  # noqa: B027 - most begin anywhere
         """Raise SettingsError if nothing can be learned from where a policy begins, around 0 with this deviation."""
 
-    def remark_on_start(self, std: float) -> str:
+    def warning_at_start(self, std: float) -> str:
         """What makes learning slow from where a policy begins, around 0 with this deviation; "" if nothing does."""
         return ""
 
@@ -248,7 +248,7 @@ class Gaussian(Distribution):
                 f"of reach: nearly all would be clipped to one bound, and nothing learned. {remedy}"
             )
 
-    def remark_on_start(self, std: float) -> str:
+    def warning_at_start(self, std: float) -> str:
         with np.errstate(over="ignore"):
             half = ((self.space.high - self.space.low) / 2).reshape(-1)
         half = half[np.isfinite(half) & (half > 0)]
@@ -342,8 +342,8 @@ class Joint(Distribution):
         for part in self.parts:
             part.check_start(std)
 
-    def remark_on_start(self, std: float) -> str:
-        return next(filter(None, (part.remark_on_start(std) for part in self.parts)), "")
+    def warning_at_start(self, std: float) -> str:
+        return next(filter(None, (part.warning_at_start(std) for part in self.parts)), "")
 
     def to_env(self, action: np.ndarray) -> Any:
         if not isinstance(self.space, spaces.Tuple):

@@ -115,7 +115,7 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
     return ""
 
 
-def coarse(low: np.ndarray, high: np.ndarray) -> str:
+def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
     """What to say of float32 numbers, seen from low to high [D], if some are too large for what they differ by; else
     ""."""
     reach = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)

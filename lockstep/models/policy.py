@@ -269,7 +269,7 @@ class TrunkConfig(ModelConfig):
                 f"[C, H, W], and {observation_space} has none. Use --model.encoder auto, or images."
             )
 
-    def remarks(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+    def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
         if self.encoder == "mlp":
             return []
         flattened = ObservationLayout.of(observation_space).flattened
@@ -328,9 +328,9 @@ class StandardModelConfig(TrunkConfig):
         super().check(observation_space, action_space)
         make_distribution(action_space, squash=self.squash).check_start(self.initial_std)
 
-    def remarks(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        remark = make_distribution(action_space, squash=self.squash).remark_on_start(self.initial_std)
-        return [*super().remarks(observation_space, action_space), *([remark] if remark else [])]
+    def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+        warning = make_distribution(action_space, squash=self.squash).warning_at_start(self.initial_std)
+        return [*super().warnings(observation_space, action_space), *([warning] if warning else [])]
 
     def build(
         self,

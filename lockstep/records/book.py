@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from lockstep.layout import Layout
 from lockstep.learning.learner import Applied, LearningReport
 from lockstep.learning.worker import Worker
 from lockstep.ledger import Ledger, ledger_head
-from lockstep.models.observations import unused_mask
 from lockstep.records import rows
 from lockstep.records.divergence import Divergence
 from lockstep.records.lags import Lags
@@ -26,7 +24,6 @@ from lockstep.records.recorder import IterationReport, Recorder
 from lockstep.run import RunFolder, RunOptions
 from lockstep.runtime import checkpoint
 from lockstep.runtime.display import PARTS
-from lockstep.runtime.output import tell
 
 
 @dataclass(frozen=True)
@@ -111,15 +108,12 @@ class Book:
         self._damage: str | None = None
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment))
-            choices = getattr(getattr(worker.agent.model, "distribution", None), "num_logits", 0)
-            if hint := unused_mask(worker.agent.observation_space, choices):
-                tell(f"note: {hint}", sys.stderr)
         else:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
             self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)
         self._lags = Lags(experiment)
         self._divergence, self._stops = Divergence(folder, stop=stops), stops
-        self._blame = ""
+        self._fault = ""
         """What environments returned that was not finite."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
 
@@ -174,7 +168,7 @@ class Book:
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
             }
         )
-        self._blame = self._blame or next((delivery.not_finite for delivery in acted if delivery.not_finite), "")
+        self._fault = self._fault or next((each.not_finite for each in acted if each.not_finite), "")
         spent = [times for report in reports for times in report.times]
         times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
         self._recorder.record(
@@ -189,10 +183,10 @@ class Book:
                 seconds=seconds,
                 lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
                 waits=_waits(reports, self._layout),
-                blame=self._blame,
+                environment_fault=self._fault,
             )
         )
-        self._divergence.look(iteration + 1, learned.metrics, lost, self._blame)
+        self._divergence.look(iteration + 1, learned.metrics, lost, self._fault)
 
     def evaluate(self, iterations: int) -> None:
         """Score the current version on environments of its own, if it is time to."""

@@ -31,13 +31,13 @@ class Divergence:
         self._since = 0
         """Iterations in a row with losses that were not finite."""
 
-    def look(self, iterations: int, metrics: Mapping[str, float], lost: Sequence[str], blame: str) -> None:
+    def look(self, iterations: int, metrics: Mapping[str, float], lost: Sequence[str], fault: str) -> None:
         """Look at what an iteration has learned.
 
         Args:
             iterations: done, with this one.
             lost: names of parameters and statistics that are not finite.
-            blame: what environments returned that was not finite, if they did.
+            fault: what environments returned that was not finite, if they did.
 
         Raises:
             NotFinite: learning has diverged, and the run shall stop.
@@ -49,12 +49,12 @@ class Divergence:
         what = f"parameters are not finite ({_some(lost)})" if lost else f"losses were not for {self._since} iterations"
         shown = f"; {_some(losses)} is not either" if lost and losses else f" ({_some(losses)})" if losses else ""
         cause = (
-            f"The cause is probably that {blame}."
-            if blame
+            f"The cause is probably that {fault}."
+            if fault
             else "All that environments returned was finite: a lower --algorithm.learning-rate or "
             "--algorithm.max-grad-norm usually helps."
         )
-        raise (NotFinite if blame else Diverged)(
+        raise (NotFinite if fault else Diverged)(
             f"Learning has diverged: after iteration {iterations} {what}{shown}. {cause} {self._kept(iterations)} "
             "--on-nonfinite continue goes on all the same."
         )

@@ -58,7 +58,7 @@ class IterationReport:
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
     own."""
-    blame: str = ""
+    environment_fault: str = ""
     """What environments returned that was not finite, if they did."""
 
 
@@ -252,8 +252,8 @@ class Recorder:
         if bad:
             self._not_finite |= bad
             cause = (
-                f"probably since {report.blame}."
-                if report.blame
+                f"probably since {report.environment_fault}."
+                if report.environment_fault
                 else "a lower --algorithm.learning-rate or --algorithm.max-grad-norm usually helps."
             )
             self.message(

@@ -107,7 +107,7 @@ def locked(file: IO[Any], seconds: float) -> Iterator[bool]:
         _locks.discard(descriptor)
 
 
-def _let_go() -> None:
+def _release_locks() -> None:
     """In a process that was forked from this one, as by an environment: it shares the open files, and with them the
     locks."""
     if _locks:
@@ -118,7 +118,7 @@ def _let_go() -> None:
         _locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_locks)
 
 
 def open_in(path: Path) -> list[int]:

@@ -16,7 +16,7 @@ from lockstep.agent import Agent
 from lockstep.clock import Clock
 from lockstep.collecting.collectors import Collector, Collectors, Delivery
 from lockstep.envs.base import EnvConfig, ShardEnv, StepResult
-from lockstep.envs.finite import Vigil, wrong_numbers
+from lockstep.envs.finite import FiniteCheck, wrong_numbers
 from lockstep.experiment import NormalizeConfig
 from lockstep.handover.rollouts import slabs_of
 from lockstep.runtime.shared import PrivateArena
@@ -66,7 +66,7 @@ class Scripted(ShardEnv):
 
 
 def collected(
-    env: Scripted, monkeypatch: pytest.MonkeyPatch, vigil: Vigil | None = None
+    env: Scripted, monkeypatch: pytest.MonkeyPatch, finite_check: FiniteCheck | None = None
 ) -> list[tuple[Delivery, Rollout]]:
     """Rollouts of four steps, with rewards clipped and returns normalized."""
     base = recipes.ppo_cartpole()
@@ -79,7 +79,7 @@ def collected(
     agent = Agent(experiment)
     monkeypatch.setattr("lockstep.envs.make", lambda *_, **__: env)
     (slabs,) = slabs_of(agent, range(1), Clock.of(experiment), PrivateArena(), ahead=False)
-    collector, version, found = Collector(agent, slabs, vigil=vigil), agent.version(0), []
+    collector, version, found = Collector(agent, slabs, finite_check=finite_check), agent.version(0), []
     collector.reset()
     for lap in range(len(env.told) // 4):
         (delivery,) = collector.collect(lap, lambda t: version)
@@ -134,7 +134,7 @@ def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers
     (slabs,) = slabs_of(agent, range(1), Clock.of(settings), PrivateArena(), ahead=False)
 
     def found(lost: float) -> str:
-        collector = Collector(agent, slabs, vigil=(vigil := Vigil("Own-v0", stop=False)))
+        collector = Collector(agent, slabs, finite_check=(finite_check := FiniteCheck("Own-v0", stop=False)))
         version = agent.version(0)
         collector.reset()
         monkeypatch.setattr(collector._model.distribution, "to_env", lambda action: action)
@@ -142,7 +142,7 @@ def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers
             for name in ("uniform", "explore"):
                 monkeypatch.setattr(distribution, name, lambda *_, **__: torch.full((2, 1), lost))
         collector.collect(0, lambda t: version)
-        return vigil.found
+        return finite_check.found
 
     assert found(torch.nan) == ""
     assert "environment 0 of env.id=Own-v0 returned the reward nan in step 1" in found(0.0)
@@ -158,7 +158,7 @@ def test_a_number_that_is_not_finite_is_found_with_its_place(monkeypatch: pytest
     assert raised.value.exit_code == 1
     with pytest.raises(NotFinite, match="in step 2 of its episode, which is its step 7 of the run"):
         collected(Scripted([*[still] * 3, ended, again, still, bad, still]), monkeypatch)
-    goes_on = Vigil("Own-v0", stop=False)
+    goes_on = FiniteCheck("Own-v0", stop=False)
     (first, _), (second, _) = collected(Scripted([still] * 6 + [bad, bad]), monkeypatch, goes_on)
     assert not first.not_finite and "environment 1 of env.id=Own-v0" in second.not_finite == goes_on.found
 

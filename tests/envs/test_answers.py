@@ -15,7 +15,7 @@ from playing import play, reset
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.answers import flag, number
-from lockstep.envs.boundary import ABROAD
+from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.gym import single_action
 from lockstep.settings import SettingsError
 
@@ -218,7 +218,7 @@ def test_an_environment_keeps_its_settings_of_the_process_and_so_does_everybody_
         assert [moment.step.reward.tolist() for moment in played] == [[5.0, 5.0]] * 4, "4 of gradients"
         assert (os.getcwd(), torch.get_default_dtype(), torch.is_grad_enabled(), np.geterr()) == before
     finally:
-        ABROAD.__init__()
+        ENVIRONMENT_SETTINGS.__init__()
 
 
 def test_one_object_for_two_environments_is_refused(own: str) -> None:

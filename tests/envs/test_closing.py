@@ -40,7 +40,7 @@ class Closing(Standing):
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "_PATIENCE", 0.05)
-    monkeypatch.setattr(closing, "_HASTE", 0.05)
+    monkeypatch.setattr(closing, "_LATER_PATIENCE", 0.05)
     monkeypatch.setattr(closing, "_patience", None)
 
 
@@ -71,7 +71,7 @@ def test_a_close_that_stands_in_native_code_ends_the_process() -> None:
     code = (
         "import ctypes\n"
         "from lockstep.envs import closing\n"
-        "closing._PATIENCE = closing._DEAF = 0.1\n"
+        "closing._PATIENCE = closing._GRACE = 0.1\n"
         "class Env:\n"
         "    def close(self):\n"
         "        mutex = ctypes.create_string_buffer(64)\n"

@@ -326,5 +326,5 @@ def test_bounds_out_of_proportion_to_the_first_deviation_are_told(
 ) -> None:
     box = spaces.Box(-bounds, bounds, (2,))
     for space in (box, spaces.Tuple([spaces.Discrete(2), box])):
-        remark = make_distribution(space, squash=squash).remark_on_start(std)
-        assert re.search(told, remark) if told else not remark
+        warning = make_distribution(space, squash=squash).warning_at_start(std)
+        assert re.search(told, warning) if told else not warning

@@ -30,7 +30,7 @@ from lockstep.models.layers import (
     initialize_lecun_normal,
     reproducible_initialization,
 )
-from lockstep.models.observations import coarse, unused_mask
+from lockstep.models.observations import precision_warning, unused_mask
 from lockstep.settings import SettingsError
 
 
@@ -248,6 +248,6 @@ def test_an_entry_that_looks_like_a_mask_and_is_none_is_told() -> None:
     ],
 )
 def test_numbers_too_large_for_what_they_differ_by_are_named(low: list[float], high: list[float], lost: bool) -> None:
-    said = coarse(np.array(low, np.float32), np.array(high, np.float32))
+    said = precision_warning(np.array(low, np.float32), np.array(high, np.float32))
     assert bool(said) == lost
     assert not lost or "e+09" in said or "2e+07" in said

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 SMALL = (
     *("train", "ppo-cartpole", "--env.adapter", "gymnasium", "--env.num-envs", "4", "--scheme.shards", "4"),
     *("--scheme.acting-batch", "0", "--algorithm.rollout", "16", "--algorithm.minibatches", "1", "--no-tensorboard"),
-    *("--total-steps", "64", "--run", "run", "--display", "none", "--no-check-env"),
+    *("--total-steps", "64", "--run", "run", "--display", "none"),
+    "--no-check-env",  # which would play these environments before the run does
 )
 ENV = """
 import multiprocessing, subprocess, time

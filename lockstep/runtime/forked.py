@@ -1,4 +1,4 @@
-"""A function in a forked copy of this process: what it does to the process is gone with it."""
+"""Calls in a forked copy of this process, which leave this one as it was."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from lockstep.runtime.children import die_with_parent
 
 
-def aside(function: Callable[[], Any], seconds: float) -> tuple[bool, Any]:
-    """What a function returns, as JSON has it, when a copy of this process calls it, which prints nothing.
+def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any]:
+    """Call a function in a forked copy of this process, which prints nothing. The result must be a value of JSON.
 
     Returns:
-        Whether it returned in time, and what. Where it raised, ended its process or took longer, and on systems that
-        cannot copy processes: False and None.
+        Whether the function returned in time, and its result. False and None if it raised, ended its process or took
+        longer, and on systems that cannot fork.
     """
     if not hasattr(os, "fork"):
         return False, None

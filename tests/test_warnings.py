@@ -18,7 +18,7 @@ from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import check_memory
 from lockstep.recipes import RECIPES
-from lockstep.runtime.aside import aside
+from lockstep.runtime.forked import call_in_fork
 from lockstep.settings import SettingsError
 from lockstep.storage import memory
 from lockstep.train import train
@@ -115,7 +115,7 @@ def test_nothing_is_said_where_all_holds_or_nothing_is_asked_and_no_bit_changes(
 
 
 def test_environments_of_libraries_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.prepare.aside", lambda *_: pytest.fail("checked"))
+    monkeypatch.setattr("lockstep.prepare.call_in_fork", lambda *_: pytest.fail("checked"))
     train(cut(recipes.ppo_cartpole), "inline", checked("run"), stop_after=1)
 
 
@@ -129,27 +129,27 @@ def test_a_function_aside_leaves_nothing_behind(capfd: pytest.CaptureFixture[str
         os.write(1, b"written")
         return found
 
-    assert aside(changes, 60) == (True, [1])
+    assert call_in_fork(changes, 60) == (True, [1])
     assert not found and "CHANGED" not in os.environ and capfd.readouterr() == ("", "")
-    assert aside(lambda: None, 60) == (True, None)
+    assert call_in_fork(lambda: None, 60) == (True, None)
     for fails in (lambda: 1 / 0, lambda: sys.exit(0), lambda: os._exit(0), lambda: os.kill(os.getpid(), 9)):
-        assert aside(fails, 60) == (False, None)
-    assert aside(lambda: time.sleep(1000), 0.05) == (False, None)
+        assert call_in_fork(fails, 60) == (False, None)
+    assert call_in_fork(lambda: time.sleep(1000), 0.05) == (False, None)
 
 
 def test_a_fall_of_epsilon_that_the_warm_up_swallows_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     short = RECIPES["dqn-atari"]().replace(total_steps=200_000)
-    (told,) = short.algorithm.cautions(short)
+    (told,) = short.algorithm.warnings(short)
     assert "20,000" in told and "80,000" in told and "algorithm.epsilon_fraction=0.1" in told
     advised = re.search(r"--algorithm.epsilon-fraction ([0-9.]+)", told)
     assert advised
     better: Any = dataclasses.replace(short.algorithm, epsilon_fraction=float(advised[1]))  # type: ignore[call-arg]
-    assert not list(better.cautions(short.replace(algorithm=better)))
+    assert not list(better.warnings(short.replace(algorithm=better)))
     for recipe in RECIPES.values():
-        assert not list(recipe().algorithm.cautions(recipe()))
+        assert not list(recipe().algorithm.warnings(recipe()))
 
 
-def test_the_caution_is_told_when_the_run_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warning_is_told_when_the_run_starts(capsys: pytest.CaptureFixture[str]) -> None:
     full = recipes.dqn_cartpole()
     algorithm = dataclasses.replace(full.algorithm, warmup=512)  # type: ignore[call-arg]
     experiment = full.replace(algorithm=algorithm, total_steps=1024)
