@@ -62,8 +62,8 @@ _OTHERS: tuple[_Access, ...] = (
     (_device, _set_device),
     (_folder, lambda wanted: os.chdir(wanted) if wanted else None),
 )
-"""Settings that it takes 4 µs to look at: looked at when environments are made, first reset and restored, and always
-once they have changed one of them."""
+"""Settings that it takes 4 µs to look at: looked at when environments are made, first reset and restored, in their
+first steps, and always once they have changed one of them."""
 
 
 class Abroad:
@@ -85,7 +85,7 @@ class Abroad:
 
     def beginning(self, begins: bool) -> Abroad:
         """Say what environments are about to do, to `with` it: whether they are made, reset for the first time,
-        restored or closed."""
+        restored or closed, or take one of their first steps."""
         if not self._depth:
             self._begins = begins or bool(self._their_others)
         return self
