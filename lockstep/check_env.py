@@ -330,13 +330,18 @@ def _columns(batch: Any, rows: slice) -> Any:
 
 def _difference(expected: _Trace, found: _Trace, begin: int = 0) -> str:
     """Where two traces part first, in words; "" if they don't."""
-    parts = [a != b for a, b in zip(expected, found, strict=True)]
+    parts = [a != b for a, b in zip(_bits(expected), _bits(found), strict=True)]
     anywhere = np.logical_or.reduce(parts)
     if not anywhere.any():
         return ""
     t, j = (int(i) for i in np.argwhere(anywhere)[0])
     names = [name.replace("_", " ") for name, differs in zip(_Trace._fields, parts, strict=True) if differs[t, j]]
     return f"Environment {j} has another {' and '.join(names)} {_when(begin + t)}"
+
+
+def _bits(trace: _Trace) -> _Trace:
+    """A trace whose rewards compare as bits: NaN is equal to itself."""
+    return trace._replace(reward=np.ascontiguousarray(trace.reward).view(np.uint32))
 
 
 def _when(t: int) -> str:

@@ -326,7 +326,7 @@ class RunFolder:
         return found
 
     def diverged(self) -> list[str]:
-        """Losses that ended as no finite number."""
+        """Losses that are NaN or infinite at the end."""
         with contextlib.suppress(OSError), self.metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LINES))
             for _, values in reversed(list(read_objects(file.read()))):

@@ -34,7 +34,7 @@ class SettingsError(ValueError):
 
 
 class NotFinite(SettingsError):
-    """An environment returned, or learning led to, what is no finite number: the run would learn nothing from it."""
+    """An environment returned NaN or an infinity, or learning has diverged, and nothing can be learned from that."""
 
     exit_code = 1
 

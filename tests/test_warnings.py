@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,6 +66,11 @@ class Crowd(Good):
         self.shared.append(1)
         return len(self.shared) % 90
 
+class Gaps(Good):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float("nan"), *rest
+
 class Raises(Good):
     def __init__(self):
         print("made")
@@ -114,6 +120,13 @@ def test_nothing_is_said_where_all_holds_or_nothing_is_asked_and_no_bit_changes(
     assert "warning" not in capsys.readouterr().err
 
 
+def test_nan_that_comes_again_is_no_reason_to_doubt_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    goes_on = dataclasses.replace(checked("run"), on_nonfinite="continue")
+    train(of_mine("Gaps"), "inline", goes_on, stop_after=1)
+    told = capsys.readouterr().err
+    assert told.count("warning:") == 1 and "reward nan" in told and "check-env" not in told
+
+
 def test_environments_of_libraries_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.prepare.call_in_fork", lambda *_: pytest.fail("checked"))
     train(cut(recipes.ppo_cartpole), "inline", checked("run"), stop_after=1)
@@ -135,6 +148,22 @@ def test_a_function_aside_leaves_nothing_behind(capfd: pytest.CaptureFixture[str
     for fails in (lambda: 1 / 0, lambda: sys.exit(0), lambda: os._exit(0), lambda: os.kill(os.getpid(), 9)):
         assert call_in_fork(fails, 60) == (False, None)
     assert call_in_fork(lambda: time.sleep(1000), 0.05) == (False, None)
+
+
+def test_a_function_aside_that_takes_too_long_ends_what_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "program"
+
+    def owns_a_program() -> None:
+        program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        try:
+            time.sleep(1000)
+        finally:
+            program.kill()
+            program.wait()
+            note.write_text(str(program.pid))
+
+    assert aside(owns_a_program, 2.0) == (False, None)
+    assert not Path(f"/proc/{note.read_text()}").exists()
 
 
 def test_a_fall_of_epsilon_that_the_warm_up_swallows_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,7 +291,7 @@ def report(result: Result, *, json: bool) -> int:
         if result.score is not None:
             say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
         if lost := RunFolder(result.run).diverged():
-            say(f"diverged: {', '.join(lost)} ended as no finite number, and so, probably, did what was learned")
+            say(f"diverged: {', '.join(lost)} ended as NaN or infinity, and the policy probably did, too")
             code = code or 1
         if result.stopped:
             command = f"lockstep resume {shlex.quote(str(result.run))}"

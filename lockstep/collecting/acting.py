@@ -112,7 +112,7 @@ class ActingBatch:
         """Start all environments from their first seeds."""
         for seat in self.seats:
             seat.env.reset(self._open.rows(-1, seat))
-            self._check_start(-1, seat, "at its start")
+            self._check_start(-1, seat, "at the start of its first episode")
         self._open.slab.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:

@@ -87,8 +87,8 @@ class EnvironmentSettings:
         """This object, to be entered by `with`.
 
         Args:
-            thorough: look at the settings of _SLOW, too: where environments are made, first reset, restored or closed.
-                Once they have changed one of these, it is always done.
+            thorough: look at the settings of _SLOW, too: where environments are made, first reset, restored or closed,
+                and in their first steps. Once they have changed one of these, it is always done.
         """
         if not self._depth:
             self._thorough = thorough or bool(self._their_slow)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
+from lockstep.run import RunFolder
 from lockstep.runtime import children
 from lockstep.settings import SettingsError
 from lockstep.sweep import child
@@ -249,7 +250,10 @@ class Runner:
         elif outcome.state == "stopped":
             self._overview.message(f"stopped {name} early: {outcome.reason}", "yellow")
         else:
-            self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}", "green")
+            lost = RunFolder(self._queue.run(name)).diverged()
+            verdict = f", but diverged ({', '.join(lost)} ended as NaN or infinity)" if lost else ""
+            color = "yellow" if lost else "green"
+            self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}{verdict}", color)
 
     def _obituary(self, name: str, code: int) -> str:
         how = f"ended without a word, with exit code {code}"

@@ -177,7 +177,7 @@ def test_an_observation_that_is_not_finite_is_found_with_its_place(
 
     with pytest.raises(NotFinite, match=r"Environment 1 .* the observation nan at \[2\] in step 3 of its episode"):
         collected(Wrong([([0.0, 0.0], "..")] * 4), monkeypatch)
-    with pytest.raises(NotFinite, match=r"Environment 0 .* the observation inf at \[1\] at its start"):
+    with pytest.raises(NotFinite, match=r"Environment 0 .* observation inf at \[1\] at the start of its first episode"):
         collected(Wrong([], due=np.inf), monkeypatch)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
     entries = {"a": np.zeros((2, 3)), "b": np.array([[0.0], [-np.inf]])}

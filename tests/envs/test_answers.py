@@ -95,6 +95,20 @@ class Messy(Own):
         return obs, float(right) + float(x.grad.sum()), *rest
 
 
+class Goes(Own):
+    """Changes the current folder in a step, and stays there."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def step(self, action):
+        here = os.path.samefile(os.curdir, self.folder)
+        os.chdir(self.folder)
+        obs, _, *rest = super().step(action)
+        return obs, float(here), *rest
+
+
 class Wrapper(gymnasium.Wrapper):
     pass
 
@@ -219,6 +233,20 @@ def test_an_environment_keeps_its_settings_of_the_process_and_so_does_everybody_
         assert (os.getcwd(), torch.get_default_dtype(), torch.is_grad_enabled(), np.geterr()) == before
     finally:
         ENVIRONMENT_SETTINGS.__init__()
+
+
+def test_a_folder_that_a_step_changes_to_is_the_environment_s_alone(own: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    before = os.getcwd()
+    try:
+        env = make(f"{own}:Goes", 1, folder=str(theirs))
+        played = run(env)
+        assert os.getcwd() == before
+        assert [moment.step.reward.tolist() for moment in played] == [[0.0], [1.0], [1.0], [1.0]]
+    finally:
+        os.chdir(before)
+        ABROAD.__init__()
 
 
 def test_one_object_for_two_environments_is_refused(own: str) -> None:

@@ -139,16 +139,19 @@ def make():
 """
 
 
-def test_a_failing_run_is_shown_and_can_be_retried(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("good.py").write_text(ENV.format(body=""))
+def test_a_failing_run_is_shown_and_can_be_retried_and_one_that_diverged_is_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost = "return gymnasium.wrappers.TransformReward(gymnasium.make('CartPole-v1'), lambda x: float('nan'))"
+    Path("good.py").write_text(ENV.format(body=lost))
     Path("bad.py").write_text(ENV.format(body="raise OSError('the simulator has no licence')"))
-    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT]
+    command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, "--on-nonfinite", "continue"]
     assert main([*command, "--env.id", "bad.py:make,good.py:make"]) == 1
     shown = capsys.readouterr().out
     assert re.search(
         r"failed ppo-cartpole-bad.*:\n    Traceback(.|\n)*bad.py(.|\n)*OSError: the simulator has no", shown
     )
-    assert "done ppo-cartpole-good" in shown and "--retry-failed" in shown
+    assert re.search(r"done ppo-cartpole-good.*diverged .*loss/", shown) and "--retry-failed" in shown
 
     assert main(["sweep", "set"]) == 1
     assert capsys.readouterr().out.startswith("1 done · 1 failed"), "what failed does not run again by itself"
