@@ -14,6 +14,7 @@ import pytest
 from tiny import cut, options
 
 from lockstep import recipes
+from lockstep.cli.main import main
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import check_memory
@@ -154,7 +155,9 @@ def test_the_caution_is_told_when_the_run_starts(capsys: pytest.CaptureFixture[s
     algorithm = dataclasses.replace(full.algorithm, warmup=512)  # type: ignore[call-arg]
     experiment = full.replace(algorithm=algorithm, total_steps=1024)
     train(experiment, "inline", options(Path("run")), stop_after=1)
-    assert "warning: ε has fallen" in capsys.readouterr().err
+    assert "warning: ε falls" in capsys.readouterr().err
+    assert main(["train", "dqn-cartpole", "--total-steps", "1024", "--algorithm.warmup", "512", "--dry-run"]) == 0
+    assert capsys.readouterr().err.count("warning: ε falls") == 1
 
 
 LARGE: dict[str, Any] = {"env": {"num_envs": 64}, "rollout": 512}

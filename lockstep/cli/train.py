@@ -265,7 +265,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
         remarks = check_model(experiment)
-    for remark in remarks:
+    for remark in (*experiment.algorithm.cautions(experiment), *remarks):
         tell(f"warning: {remark}", sys.stderr)
     settings = to_json(experiment)
     if given.json:
