@@ -19,6 +19,7 @@ from lockstep import recipes
 from lockstep.check_env import WAYS, EnvCheck, check_env
 from lockstep.cli.main import main
 from lockstep.envs import EnvConfig
+from lockstep.prepare import check_model
 from lockstep.run import RunOptions
 from lockstep.runtime.supervisor import WorkerError
 from lockstep.settings import SettingsError
@@ -218,7 +219,7 @@ def test_what_makes_learning_hard_is_told_by_the_check_and_at_the_start_of_train
     assert "lamp: pixels, divided by 1;" in found.facts["scaling"]
     assert re.search("camera: numbers as they are, .*flattened", found.facts["scaling"])
     hard = (
-        r"observation 'time' has numbers as large as 1\.7e\+09.*128 or more",
+        r"observation 'time' has numbers as large as 1\.7e\+09.*less than 128",
         r"2,000 times as wide.*--model\.squash",
     )
     for told in hard:
@@ -231,8 +232,12 @@ def test_what_makes_learning_hard_is_told_by_the_check_and_at_the_start_of_train
     )
     train(experiment, options=RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False))
     warned = capsys.readouterr().err
-    for told in (*hard, r"'camera' is shaped as a picture, \[9, 9, 3\]"):
+    for told in (*hard, r"'camera' is shaped as a picture, \[9, 9, 3\], but is not of uint8"):
         assert len(re.findall(told, warned)) == 1
+    assert "'lamp'" not in warned
+    remarks = check_model(experiment.replace(model=replace(base.model, encoder="mlp")))
+    assert [("'camera'" in told, "'lamp'" in told) for told in remarks][:2] == [(False, True), (True, False)]
+    assert "the encoder is mlp" in remarks[0] and "--model.encoder auto" in remarks[0]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

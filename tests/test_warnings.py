@@ -15,6 +15,7 @@ import pytest
 from tiny import cut, options
 
 from lockstep import recipes
+from lockstep.cli.main import main
 from lockstep.experiment import Experiment
 from lockstep.layout import Layout
 from lockstep.prepare import check_memory
@@ -162,7 +163,7 @@ def test_a_function_aside_that_takes_too_long_ends_what_it_started(tmp_path: Pat
             program.wait()
             note.write_text(str(program.pid))
 
-    assert aside(owns_a_program, 2.0) == (False, None)
+    assert call_in_fork(owns_a_program, 2.0) == (False, None)
     assert not Path(f"/proc/{note.read_text()}").exists()
 
 
@@ -183,7 +184,9 @@ def test_the_warning_is_told_when_the_run_starts(capsys: pytest.CaptureFixture[s
     algorithm = dataclasses.replace(full.algorithm, warmup=512)  # type: ignore[call-arg]
     experiment = full.replace(algorithm=algorithm, total_steps=1024)
     train(experiment, "inline", options(Path("run")), stop_after=1)
-    assert "warning: ε has fallen" in capsys.readouterr().err
+    assert "warning: ε falls" in capsys.readouterr().err
+    assert main(["train", "dqn-cartpole", "--total-steps", "1024", "--algorithm.warmup", "512", "--dry-run"]) == 0
+    assert capsys.readouterr().err.count("warning: ε falls") == 1
 
 
 LARGE: dict[str, Any] = {"env": {"num_envs": 64}, "rollout": 512}

@@ -86,11 +86,10 @@ class DQNConfig(OffPolicyConfig):
         if self.epsilon_start != self.epsilon_end and 0 < fall <= learning:
             fraction = min(1.0, math.ceil(100 * (fall + learning) / total) / 100)
             yield (
-                f"ε has fallen from {self.epsilon_start:g} to {self.epsilon_end:g} after {fall:,.0f} steps "
-                f"(algorithm.epsilon_fraction={self.epsilon_fraction:g} of {total:,}), before learning begins after "
-                f"{learning:,} (algorithm.warmup={self.warmup:,}): the agent hardly explores once it learns. "
-                f"--algorithm.epsilon-fraction {fraction:g} lets ε fall on after that, and so does a shorter "
-                "--algorithm.warmup, or more --total-steps."
+                f"ε falls from {self.epsilon_start:g} to {self.epsilon_end:g} in the first {fall:,.0f} steps "
+                f"(algorithm.epsilon_fraction={self.epsilon_fraction:g}), but learning begins after {learning:,} "
+                "(algorithm.warmup), so the agent hardly explores once it learns. Use --algorithm.epsilon-fraction "
+                f"{fraction:g}, a shorter --algorithm.warmup, or more --total-steps."
             )
 
     def validate_with(self, experiment: Experiment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import io
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from lockstep.cli import help
 from lockstep.cli.suggest import check_flags
+from lockstep.cli.values import Unreadable, unreadable
 from lockstep.runtime import children
 from lockstep.runtime.output import Explained, PatientConsole, keeping_streams
 from lockstep.settings import SettingsError
@@ -32,31 +34,34 @@ MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
-    """Read typed flags, or give the help that they ask for. The parser explains a value that does not fit, and exits
-    with 2."""
+    """Read typed flags, or give the help that they ask for.
+
+    Raises:
+        SettingsError: a flag does not exist, or has a value that it does not take.
+    """
     settings = arguments_type if default is None else default
     if help.asks(arguments):
         say(help.text(verb, arguments, settings))
         raise Explained(0)
     arguments = _options_together(arguments)
-    check_flags(verb, with_values(arguments), settings)
+    groups, box = with_values(arguments), io.StringIO()
+    check_flags(verb, groups, settings)
     try:
-        if default is None:
-            return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
-        return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
-    except SystemExit as stop:
-        raise Explained(stop.code) from None
+        with contextlib.redirect_stderr(box):
+            if default is None:
+                return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments)
+            return tyro.cli(arguments_type, prog=f"lockstep {verb}", args=arguments, default=default)
+    except SystemExit:
+        raise unreadable(verb, groups, settings, box.getvalue()) from None
 
 
 @contextlib.contextmanager
 def advising(advice: str) -> Iterator[None]:
-    """Say this after what the parser has said of a mistake."""
+    """Say this after what is said of a value that a flag does not take."""
     try:
         yield
-    except Explained as stop:
-        if stop.code and advice:
-            raise SettingsError(advice) from None
-        raise
+    except Unreadable as error:
+        raise SettingsError(f"{error} {advice}".rstrip()) from None
 
 
 def _options_together(arguments: list[str]) -> list[str]:

@@ -108,6 +108,7 @@ def evaluate(arguments: list[str]) -> int:
 def record(arguments: list[str]) -> int:
     """Run `lockstep record`."""
     given = parse(RecordArguments, "record", arguments)
+    from lockstep.evaluation.policy import acting_of, load_policy
     from lockstep.evaluation.video import record_video
     from lockstep.run import RunFolder
 
@@ -124,8 +125,9 @@ def record(arguments: list[str]) -> int:
             max_steps=given.max_steps,
             fps=given.fps,
         )
-    how = "the most likely actions" if given.greedy else "actions drawn from the policy; --greedy takes the likeliest"
-    return _written(path, f" ({how})", json=given.json)
+        acting = acting_of(load_policy(run, given.checkpoint).model, greedy=given.greedy)
+    more = "" if acting in ("greedy", "deterministic") else "; --greedy takes the most likely ones"
+    return _written(path, f": {acting} actions{more}", json=given.json)
 
 
 def plot(arguments: list[str]) -> int:

@@ -72,8 +72,8 @@ def runs_of(
         advice: on a flag with a wrong value; default: how several values are written, if that may be the mistake.
 
     Raises:
-        SettingsError: a list of values cannot be read.
-        SystemExit: a flag is unknown or has a wrong value, which was explained; or help was asked for, and given.
+        SettingsError: a flag is unknown, or its value or list of values cannot be read.
+        SystemExit: help was asked for, and given.
     """
     groups = [each for group in _groups(flags) for each in _by_name(group)]
     axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in groups]

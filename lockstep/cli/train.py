@@ -264,7 +264,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
-        warnings = check_model(experiment)
+        warnings = (*experiment.algorithm.warnings(experiment), *check_model(experiment))
     for warning in warnings:
         tell(f"warning: {warning}", sys.stderr)
     settings = to_json(experiment)

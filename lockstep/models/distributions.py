@@ -257,15 +257,15 @@ class Gaussian(Distribution):
         wide, narrow = half.max() / std, std / half.min()
         if max(wide, narrow) <= _OUT_OF_PROPORTION:
             return ""
-        where = (
-            f"bounds {wide:,.0f} times as wide, and will hardly leave the middle of them"
+        reach = (
+            f"{wide:,.0f} times as wide, so the policy hardly leaves their middle"
             if wide > _OUT_OF_PROPORTION
-            else f"bounds {narrow:,.0f} times as narrow, so that nearly all will be clipped to one of them"
+            else f"{narrow:,.0f} times as narrow, so nearly all actions are clipped to a bound"
         )
         return (
-            f"Actions begin around 0 with a deviation of {std:g} (--model.initial-std), but those of {self.space} have "
-            f"{where}. Scale them to their bounds: --model.squash, or gymnasium.wrappers.RescaleAction. Bounds that "
-            "stand for none should be infinite."
+            f"The policy starts with actions around 0, with a deviation of {std:g} (--model.initial-std). The bounds "
+            f"of {self.space} are {reach}. Scale actions to their bounds with --model.squash or "
+            "gymnasium.wrappers.RescaleAction. If the space has no real bounds, make them infinite."
         )
 
     def to_env(self, action: np.ndarray) -> Any:

@@ -126,9 +126,9 @@ def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
         return ""
     at = int(np.argmax(np.where(lost, reach, 0)))
     return (
-        f"has numbers as large as {reach.flat[at]:.4g}, of which float32 only tells those apart that differ by "
-        f"{step.flat[at]:g} or more; those seen were {spread.flat[at]:g} apart. Declare the true bounds in the "
-        "observation_space (their middle is then subtracted in float64), or subtract an offset in the environment."
+        f"has numbers as large as {reach.flat[at]:.4g}. float32 cannot tell such numbers apart if they differ by less "
+        f"than {step.flat[at]:g}, and as float32 those seen differ by {spread.flat[at]:g}. Declare the true bounds in "
+        "the observation_space (their middle is then subtracted in float64), or subtract an offset in the environment."
     )
 
 

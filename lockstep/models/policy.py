@@ -270,15 +270,17 @@ class TrunkConfig(ModelConfig):
             )
 
     def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        if self.encoder == "mlp":
-            return []
-        flattened = ObservationLayout.of(observation_space).flattened
-        return [
-            f"The observation{f' {key!r}' if key else ''} is shaped as a picture, {list(shape)}, but not of uint8, so "
-            "it is flattened and passes through an MLP, unscaled. For a convolutional network turn it into uint8 "
-            "(gymnasium.wrappers.TransformObservation); if an MLP is meant, --model.encoder mlp says so."
-            for key, shape in flattened
-        ]
+        layout, found = ObservationLayout.of(observation_space), []
+        images = [(key, shape, "") for key, shape in layout.images if self.encoder == "mlp"]
+        remedy = "Turn it into uint8 (gymnasium.wrappers.TransformObservation) and "
+        for key, shape, turned in [*images, *((key, shape, remedy) for key, shape in layout.flattened)]:
+            advice = f"{turned}use --model.encoder auto if a convolutional network is meant."
+            found.append(
+                f"The observation{f' {key!r}' if key else ''} is shaped as a picture, {list(shape)}, but "
+                f"{'is not of uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
+                f"{advice[0].upper()}{advice[1:]}"
+            )
+        return found
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         """The part of the encoder that sees all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""

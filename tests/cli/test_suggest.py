@@ -67,3 +67,33 @@ def test_other_verbs_know_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(arguments) == 2
         assert words in capsys.readouterr().err, arguments
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--env.num-envs many", ["a whole number", "many", "default is 8", "--help env.num-envs"]),
+        ("--precision fp16", ["bf16 or fp32", "fp16"]),
+        ("--total-steps abc", ["--total-steps", "'abc' is not a whole number", "500k"]),
+        ("--model.hidden-sizes 64 x", ["each is a whole number", "64 x", "64 64"]),
+        ("--algorithm.optimizer.betas 0.9", ["2 values", "0.9", "0.9 0.999"]),
+        ("--seed 1 2", ["a whole number", "1 2"]),
+        ("--seed=", ["an empty text"]),
+        ("--run", ["--run takes", "none"]),
+        ("--normalize.observations True", ["no value", "--normalize.no-observations"]),
+        ("--env.options foo", ["--env.options", "'foo'", "name=value"]),
+    ],
+)
+def test_values_that_a_flag_does_not_take(
+    words: str, told: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # where a box would break names
+    assert main(["train", "ppo-cartpole", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert not [each for each in told if each not in said], said
+
+
+def test_one_word_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "runs/a", "runs/b"]) == 2
+    assert "runs/b" in capsys.readouterr().err

@@ -246,7 +246,7 @@ def test_a_folder_that_a_step_changes_to_is_the_environment_s_alone(own: str, tm
         assert [moment.step.reward.tolist() for moment in played] == [[0.0], [1.0], [1.0], [1.0]]
     finally:
         os.chdir(before)
-        ABROAD.__init__()
+        ENVIRONMENT_SETTINGS.__init__()
 
 
 def test_one_object_for_two_environments_is_refused(own: str) -> None:

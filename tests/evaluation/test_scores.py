@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ import torch
 import lockstep.envs.tasks  # noqa: F401 - registers lockstep/Memory-v0
 from lockstep import envs
 from lockstep.algorithms import PPOConfig
+from lockstep.cli.main import main
 from lockstep.envs.base import EnvConfig
 from lockstep.evaluation.policy import Player
 from lockstep.evaluation.scores import Evaluation, evaluate_policy
@@ -233,6 +235,25 @@ def test_the_protocol_says_how_actions_were_chosen(recipe: str, acting: str) -> 
     assert ", greedy actions, " in result.protocol and result.to_json()["actions"] == "greedy"
     with pytest.raises(SettingsError, match=r"--episodes 9999999 is out of range: an evaluation has 1 to 1,000,000"):
         evaluate_policy(policy, settings, 9_999_999)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "told"),
+    [
+        ("ppo-cartpole", [], "sampled actions; --greedy"),
+        ("ppo-cartpole", ["--greedy"], "greedy actions"),
+        ("td3-mujoco", [], "deterministic actions"),
+    ],
+)
+def test_a_video_says_how_actions_were_chosen(
+    recipe: str, flags: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = RECIPES[recipe]().replace(env=EnvConfig(id="Pendulum-v1"))
+    monkeypatch.setattr("lockstep.evaluation.policy.load_policy", lambda *_: SimpleNamespace(model=build(settings)))
+    monkeypatch.setattr("lockstep.evaluation.video.record_video", lambda run, out, **_: out)
+    monkeypatch.setattr("lockstep.run.RunFolder.open", lambda path: SimpleNamespace(path=Path(path)))
+    assert main(["record", "run", "a.mp4", *flags]) == 0
+    assert told in (said := capsys.readouterr().out) and ("--greedy" in told) == ("--greedy" in said)
 
 
 @pytest.mark.parametrize(("clip", "expected"), [(True, 1.0), (False, 2.5)])
