@@ -108,9 +108,8 @@ def recipes_like(name: str) -> str:
     word = name.lower()
     tasks = {recipe: make().env.id.lower().partition("-v")[0] for recipe, make in RECIPES.items()}
     if found := [recipe for recipe, task in tasks.items() if word in (task, *recipe.split("-"))]:
-        what = f"{name} is not one recipe, but several" if len(found) > 1 else f"The recipe for {name} is {found[0]}"
-        listed = f": {', '.join(found)}" if len(found) > 1 else ""
-        return f"{what}{listed}. For example: lockstep train {found[0]}"
+        known = f"Recipes for {name} are" if len(found) > 1 else f"The recipe for {name} is"
+        return f"{known} {', '.join(found)}. For example: lockstep train {found[0]}"
     return _for_environment(name)
 
 
@@ -122,14 +121,19 @@ def _for_environment(name: str) -> str:
     from lockstep.envs.base import EnvConfig
     from lockstep.recipes import RECIPES
 
-    try:
-        seen, actions = envs.spaces(envs.resolve(EnvConfig(id=name)))
-    except SettingsError:
-        return ""
-    continuous = isinstance(actions, gymnasium.spaces.Box)
-    kind = "mujoco" if continuous else "atari" if len(seen.shape or ()) == 3 else "cartpole"
+    game, other = envs.atari_game(name), ""
+    if game:  # whose emulator is noisy
+        kind = "atari"
+    else:
+        try:
+            seen, actions = envs.spaces(envs.resolve(EnvConfig(id=name)))
+        except SettingsError:
+            return ""
+        pictures = len(seen.shape or ()) == 3
+        kind = "mujoco" if isinstance(actions, gymnasium.spaces.Box) else "atari" if pictures else "cartpole"
+        other = " --env.protocol none --env.adapter auto" if kind == "atari" else ""
     found = [recipe for recipe in RECIPES if recipe.endswith(kind)]
     return (
         f"{name} is an environment, not a recipe. Recipes for such observations and actions are {', '.join(found)}. "
-        f"For example: lockstep train {found[0]} --env.id {name}"
+        f"For example: lockstep train {found[0]} --env.id {game or name}{other}"
     )

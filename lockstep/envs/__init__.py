@@ -1,7 +1,16 @@
 """Environments: one protocol (ShardEnv), three libraries behind it, and the choice between them."""
 
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
-from lockstep.envs.registry import check_matches, first_seeds, list_envs, make, resolve, spaces, whole_matches
+from lockstep.envs.registry import (
+    atari_game,
+    check_matches,
+    first_seeds,
+    list_envs,
+    make,
+    resolve,
+    spaces,
+    whole_matches,
+)
 
 __all__ = [
     "EnvConfig",
@@ -9,6 +18,7 @@ __all__ = [
     "ShardEnv",
     "StepResult",
     "allocate_observation",
+    "atari_game",
     "check_matches",
     "first_seeds",
     "list_envs",

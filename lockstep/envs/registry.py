@@ -197,8 +197,7 @@ def resolve(config: EnvConfig) -> EnvConfig:
     else:
         env_id, adapters, atari = _settled(config.id, config.adapter) or _lookup(config.id)
     if config.protocol != "none" and not atari:
-        bare = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?(-ram)?-v\d+$", "", config.id)
-        game = _game(bare, _atari_games())
+        game = atari_game(config.id)
         raise SettingsError(
             f"env.protocol={config.protocol} is for Atari games by name (such as Breakout), but env.id={config.id}. "
             f"Use {f'--env.id {game}' if game else '--env.protocol none'}."
@@ -318,6 +317,12 @@ def _settled(env_id: str, adapter: str) -> tuple[str, tuple[str, ...], bool] | N
         return None if game is None else (game, ("ale",), True)
     _register()
     return (env_id, ("gymnasium",), False) if adapter == "gymnasium" and env_id in gymnasium.registry else None
+
+
+def atari_game(env_id: str) -> str | None:
+    """The Atari game that one of gymnasium's ids, such as ALE/Pong-v5 or PongNoFrameskip-v4, or of EnvPool's is for."""
+    bare = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?(-ram)?-v\d+$", "", env_id)
+    return _game(bare, _atari_games())
 
 
 def _game(env_id: str, games: Iterable[str]) -> str | None:
