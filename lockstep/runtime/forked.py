@@ -48,7 +48,9 @@ def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any
     told = b""
     try:
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and select.select([reading], [], [], left)[0]:
+        ready = select.poll()  # select() knows no descriptors from 1024 on
+        ready.register(reading, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and ready.poll(1000 * left):
             part = os.read(reading, 2**16)
             told += part
             if not part or told.endswith(b"\n"):  # a process that the function forked may keep the pipe open
