@@ -27,8 +27,8 @@ from lockstep.train import resume, train
 KILLS = int(os.environ.get("LOCKSTEP_KILLS", "1"))
 """Random moments at which a process of each kind is killed."""
 SOON = 60.0
-"""Seconds from a death to the end of the run, even on a busy machine; it usually takes a second or two. Nothing else would
-end these runs so early, since a silent process is waited for longer."""
+"""Seconds from a death to the end of the run, even on a busy machine; it usually takes a second or two. Nothing else
+would end these runs so early, since a silent process is waited for longer."""
 ITERATIONS = 60
 """Of runs to be killed; LAYOUTS make them last at least three seconds."""
 LAYOUTS = [f"cpu:{roles},env_processes=1,learner_delay=0.05" for roles in ("a1-l1", "a2-l1")]
