@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.layout import Layout
-from lockstep.run import RunFolder
 from lockstep.runtime import children
 from lockstep.settings import SettingsError
 from lockstep.sweep import child
@@ -250,6 +249,8 @@ class Runner:
         elif outcome.state == "stopped":
             self._overview.message(f"stopped {name} early: {outcome.reason}", "yellow")
         else:
+            from lockstep.run import RunFolder  # brings in torch, which this program's help does without
+
             lost = RunFolder(self._queue.run(name)).diverged()
             verdict = f", but diverged ({', '.join(lost)} ended as NaN or infinity)" if lost else ""
             color = "yellow" if lost else "green"
