@@ -110,7 +110,7 @@ def _digest(path: Path, settings: Experiment) -> str | None:
     if not (path / "result.json").is_file():
         return None
     result = json.loads((path / "result.json").read_text())
-    return result["digest"] if result["identity"] == settings.identity() else None
+    return result["digest"] if result["identity"] in settings.identities() else None
 
 
 def versions_per_trajectory(lines: list[dict[str, Any]], steps: int) -> float:

@@ -118,7 +118,7 @@ def _evaluation(path: Path, settings: Experiment) -> float | None:
     if not (path / "result.json").is_file():
         return None
     result = json.loads((path / "result.json").read_text())
-    return result["evaluation"] if result["identity"] == settings.identity() else None
+    return result["evaluation"] if result["identity"] in settings.identities() else None
 
 
 @dataclass(frozen=True)

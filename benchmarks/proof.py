@@ -33,9 +33,10 @@ from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError
+from lockstep.settings_names import name_of
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json
-from lockstep.user_code import load_object, reference_to
+from lockstep.user_code import load_object
 
 RESULTS = Path(__file__).parent / "seeds"
 _ALONE = Scheme(shards=1)
@@ -330,7 +331,7 @@ def _curves(proof: Proof, scores: list[dict[str, Any]]) -> list[RunData]:
     """The kept curves as runs; none if one is missing, lest a picture loses seeds."""
     if not all("curve" in each for each in scores):
         return []
-    algorithm = reference_to(type(proof.experiment.algorithm))
+    algorithm = name_of(type(proof.experiment.algorithm))
     settings = {TASK: proof.experiment.env.id, "algorithm.$type": algorithm}
     return [
         RunData(Path(run), each["seed"], settings, {}, [{"samples": x, "score/mean": y} for x, y in each["curve"]])

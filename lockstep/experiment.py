@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,7 +11,7 @@ from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
 from lockstep.settings import SettingsError, Steps, changed, check_values
-from lockstep.settings_json import from_json, to_json, without_marks
+from lockstep.settings_json import from_json, identities_of, to_json
 
 if TYPE_CHECKING:
     import gymnasium
@@ -178,7 +176,11 @@ class Experiment:
 
     def identity(self) -> str:
         """SHA-256 over the canonical JSON of all settings."""
-        return hashlib.sha256(json.dumps(without_marks(to_json(self)), sort_keys=True).encode()).hexdigest()
+        return self.identities()[0]
+
+    def identities(self) -> tuple[str, str]:
+        """The identity, and the one that earlier versions recorded, in which classes had their modules' names."""
+        return identities_of(to_json(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Worker processes read settings as a resumed run does: pickle cannot import classes of a user's own file.

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from lockstep.runtime.platform import this_platform
 from lockstep.settings import SettingsError
-from lockstep.settings_json import to_json
+from lockstep.settings_json import identities_of, to_json, with_current_names
 
 VERSION = 1
 _CHAIN = ',"chain":"'
@@ -322,8 +322,10 @@ def compare(
     Args:
         iterations: compare only that many; both ledgers must hold them.
     """
-    differing = list(_differing(head_a["settings"], head_b["settings"]))
-    if not differing and head_a["experiment"] != head_b["experiment"]:
+    settings_a, settings_b = (with_current_names(head["settings"]) for head in (head_a, head_b))
+    differing = list(_differing(settings_a, settings_b))
+    identities = {head_a["experiment"], head_b["experiment"]}
+    if not differing and len(identities) > 1 and not identities <= set(identities_of(settings_a)):
         differing = [("identity", head_a["experiment"], head_b["experiment"])]
     settings = tuple(_told(*each) for each in differing)
     platforms = tuple(f"platform.{each}" for each in differing_platform(head_a["platform"], head_b["platform"]))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.settings import SettingsError, default_of
-from lockstep.user_code import load_object, reference_to
+from lockstep.settings_names import FORMER, current_name, name_of, reference_of
+from lockstep.user_code import load_object
 
 _TYPE = "$type"
 """Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
@@ -33,7 +37,7 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
         given = {name: x for name, (x, default) in present.items() if whole or name not in later or x != default}
         free = getattr(type(value), "free", frozenset())
         fields = {name: _marked(x) if name in free else to_json(x, whole=whole) for name, x in given.items()}
-        return {_TYPE: reference_to(type(value)), **fields}
+        return {_TYPE: name_of(type(value)), **fields}
     if isinstance(value, dict):
         return {str(key): to_json(item, whole=whole) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -76,10 +80,35 @@ def without_marks(value: Any) -> Any:
     return [without_marks(item) for item in value] if isinstance(value, list) else value
 
 
+def with_current_names(value: Any) -> Any:
+    """What to_json of any version wrote, with the names that classes have today."""
+    return _renamed(value, current_name)
+
+
+def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: rename(item) if key == _TYPE and isinstance(item, str) else _renamed(item, rename)
+            for key, item in value.items()
+        }
+    return [_renamed(item, rename) for item in value] if isinstance(value, list) else value
+
+
+def identities_of(settings: dict[str, Any]) -> tuple[str, str]:
+    """Two SHA-256 hashes over the canonical JSON of an experiment that to_json of any version wrote: its identity, and
+    the one that earlier versions recorded, in which a class has its module's name."""
+    plain = with_current_names(without_marks(settings))
+    return _hash(plain), _hash(_renamed(plain, lambda name: FORMER.get(name, name)))
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """What to_json wrote, by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
     lines: dict[str, Any] = {}
-    for name, value in without_marks(settings).items():
+    for name, value in without_marks(with_current_names(settings)).items():
         if isinstance(value, dict):
             lines |= flat(value, f"{prefix}{name}.") or {prefix + name: {}}
         elif prefix or name != _TYPE:
@@ -99,7 +128,7 @@ def from_json(value: Any) -> Any:
     """
     if isinstance(value, dict) and _TYPE in value:
         named = value[_TYPE]
-        cls = load_object(named) if isinstance(named, str) else None
+        cls = load_object(reference_of(named)) if isinstance(named, str) else None
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             raise SettingsError(
                 f"{_TYPE} {named!r} is not the name of settings: this file is damaged. Restore it from a copy."

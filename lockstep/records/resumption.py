@@ -27,7 +27,7 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
     if name in (None, "latest") and not checkpoint.list_checkpoints(directory):
         with contextlib.suppress(ledger.LedgerError):  # a run that was killed as it began may have no whole one
             head, _ = ledger.read(folder.ledger, 0)
-            if head["experiment"] != folder.experiment().identity():
+            if head["experiment"] not in folder.experiment().identities():
                 _require_unedited(folder, head)
         folder.begin_again(experiment)
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import os
@@ -26,8 +25,8 @@ from lockstep.run import RunFolder
 from lockstep.runtime.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
 from lockstep.runtime.files import writing
 from lockstep.settings import SettingsError, require
+from lockstep.settings_names import is_registered
 from lockstep.sharing.card import CURVE, VIDEO, card, public_facts
-from lockstep.user_code import load_object, reference_to
 
 _LARGE = 1_000_000
 """Bytes above which ledger and metrics are compressed."""
@@ -41,7 +40,6 @@ _ENTRIES = {"experiment.json": {"$type"}, "run.json": {"options", "command", "la
 """What a run cannot do without: files, and entries in them."""
 _OF_FILES = re.compile("path|file|dir|args|url")
 """In names of options."""
-_OUR_TYPE = re.compile(r"lockstep(?:\.[a-z]\w*)+:[A-Z]\w*")
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ def foreign_code(settings: Any) -> list[str]:
     if not isinstance(settings, dict):
         return []
     named = [str(settings["$type"])] if "$type" in settings else []
-    found = [name for name in named if not _is_ours(name)]
+    found = [name for name in named if not is_registered(name)]
     if ":" in str(settings.get("id")):
         found.append(str(settings["id"]))
     if isinstance(opponents := settings.get("opponents"), list):
@@ -233,18 +231,6 @@ def _is_plain(name: str, value: Any) -> bool:
     if isinstance(value, str):
         return not _OF_FILES.search(name) and bool(re.fullmatch(r"[\w-]*", value))
     return isinstance(value, (bool, int, float))
-
-
-def _is_ours(name: str) -> bool:
-    """Whether this is a class of settings by the one name that lockstep writes for it. Others, such as that of a file
-    called lockstep.py, or of a class where it is only imported, could lead elsewhere."""
-    if not _OUR_TYPE.fullmatch(name) or name.partition(":")[0].endswith(".py"):
-        return False
-    try:
-        found = load_object(name)
-    except SettingsError:
-        return False
-    return isinstance(found, type) and dataclasses.is_dataclass(found) and reference_to(found) == name
 
 
 def _shared_checkpoints(folder: RunFolder) -> list[Checkpoint]:

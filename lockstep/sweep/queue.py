@@ -184,7 +184,8 @@ class Queue:
         """What would be queued if these runs were added, and those that have ended so were to wait again."""
         known = {entry.identity: entry for entry in self.entries()}
         for run in runs:
-            identity = run.experiment.identity()
+            identities = run.experiment.identities()
+            identity = next((each for each in identities if each in known), identities[0])
             old = known.get(identity)
             ended = self.outcome(old.name) if old is not None else None
             if ended is not None and ended.state not in again:

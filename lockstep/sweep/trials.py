@@ -81,7 +81,9 @@ class Trials(Proposals[Search]):
         number = 1 + max((trial.number for trial in trials), default=0)  # not a later one's, where a file was removed
         values = self._proposed(number, trials)
         runs = self.search.trial(number, values)
-        identities = [run.experiment.identity() for run in runs]
+        known = {entry.identity for entry in self._queue.entries()}
+        found = [run.experiment.identities() for run in runs]
+        identities = [next((each for each in both if each in known), both[0]) for both in found]
         # First, so that a run that is queued belongs to a trial, whatever ends this process.
         write_json(self._folder / f"{number:03}.json", {"values": to_json(values), "runs": identities})
         self._queue.add(runs, self._directory, self._command)
