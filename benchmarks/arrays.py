@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.arrays import ArrayTuple
+from lockstep.core.arrays import ArrayTuple
 
 T, B = 16, 8
 
 
-class Slab(ArrayTuple):
+class RolloutBuffer(ArrayTuple):
     obs: Any
     start: Tensor
     action: Tensor
@@ -40,14 +40,14 @@ class Slab(ArrayTuple):
 
 def fields() -> dict[str, Any]:
     """Twelve tensors [T, B, ...], two of them in a dict."""
-    tensors: dict[str, Any] = {name: torch.zeros(T, B) for name in Slab._fields[1:]}
+    tensors: dict[str, Any] = {name: torch.zeros(T, B) for name in RolloutBuffer._fields[1:]}
     return {"obs": {"image": torch.zeros(T, B, 4, dtype=torch.uint8), "vector": torch.zeros(T, B, 3)}, **tensors}
 
 
 def cases(tensordict: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """The same operation on an array tuple and on a TensorDict."""
     values = fields()
-    ours = Slab(**values)
+    ours = RolloutBuffer(**values)
     theirs = tensordict.TensorDict(values, batch_size=[T, B])
     step, their_step = ours[3].map(torch.clone), theirs[3].clone()
     part, their_part = ours[4:8].map(torch.clone), theirs[4:8].clone()
@@ -71,7 +71,7 @@ def cases(tensordict: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], An
             lambda: ours.__setitem__(rows, part),
             lambda: theirs.__setitem__(rows, their_part),
         ),
-        "construct": (lambda: Slab(**values), lambda: TensorDict(values, batch_size=[T, B])),
+        "construct": (lambda: RolloutBuffer(**values), lambda: TensorDict(values, batch_size=[T, B])),
         "get a field": (lambda: ours.reward, lambda: theirs["reward"]),
         "map": (lambda: ours.map(identity), lambda: theirs.apply(identity)),
     }

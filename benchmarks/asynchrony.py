@@ -24,10 +24,10 @@ from lockstep.algorithms import IMPALAConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
-from lockstep.ledger import read as read_ledger
-from lockstep.records.lags import TRAJECTORY
-from lockstep.replay import replay
+from lockstep.reproducibility.replay import replay
+from lockstep.run.ledger import read as read_ledger
 from lockstep.scheme import Scheme
+from lockstep.training.lags import TRAJECTORY
 
 RESULTS = Path(__file__).parent / "asynchrony"
 SEEDS = range(1, 11)

@@ -24,15 +24,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-import lockstep.train
+import lockstep
 from lockstep import recipes
 from lockstep.algorithms import PPOConfig
+from lockstep.config.options import RunOptions
+from lockstep.distributed.groups import GlooGroup
+from lockstep.distributed.local_group import Ends, LocalGroup, join
+from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.ledger import Ledger
-from lockstep.run import RunOptions
-from lockstep.runtime.group import GlooGroup
-from lockstep.runtime.local import Ends, LocalGroup, join
-from lockstep.tree import TreeSum
+from lockstep.run.ledger import Ledger
 
 _PARAMETERS = 1_690_000
 """Of the Nature CNN, rounded."""
@@ -83,9 +83,9 @@ def cpu_seconds(experiment: Experiment, iterations: int, *, bare: bool) -> float
         if bare:
             for place in ("records.book.fast_digest", "learning.learner.fast_digest"):
                 stack.enter_context(mock.patch(f"lockstep.{place}", lambda tensor: ""))
-            stack.enter_context(mock.patch("lockstep.collecting.collectors.structure_digests", lambda rollout: {}))
+            stack.enter_context(mock.patch("lockstep.collectors.collectors.structure_digests", lambda rollout: {}))
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, checkpoint_every=10**9)
-        lockstep.train.train(experiment.replace(total_steps=10**9), None, options, stop_after=iterations + 1)
+        lockstep.train(experiment.replace(total_steps=10**9), None, options, stop_after=iterations + 1)
     return marks[-1] - marks[-1 - iterations]
 
 

@@ -21,8 +21,8 @@ from PIL import Image
 from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.evaluation.video import prepare_graphics
-from lockstep.run import RunFolder
-from lockstep.runtime.numerics import settled
+from lockstep.run.folder import RunFolder
+from lockstep.system.numerics import settled
 
 HEIGHT = 360
 """Of the picture, in pixels."""

@@ -31,8 +31,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.runtime import children
 from lockstep.speed.projection import Network
+from lockstep.system import children
 
 DEVICE = "lockstep0"
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import thinned
 from lockstep.experiment import Experiment
-from lockstep.run import RunFolder
+from lockstep.run.folder import RunFolder
 
 RESULTS = Path(__file__).parent / "learning"
 _POINTS = 400

@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lockstep.train
+import lockstep
 from lockstep import recipes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.run import RunOptions
 from lockstep.scheme import Scheme
 
 
@@ -41,7 +41,7 @@ def seconds_per_iteration(settings: Experiment, layout: str) -> dict[str, float]
     """Median seconds of an iteration, and of its parts, the first two iterations left out."""
     with tempfile.TemporaryDirectory() as folder:
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, checkpoint_every=10**6)
-        lockstep.train.train(settings, Layout.parse(layout), options)
+        lockstep.train(settings, Layout.parse(layout), options)
         lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     seconds = [after["seconds"] - before["seconds"] for before, after in itertools.pairwise(lines[1:])]
     parts: dict[str, list[float]] = {"iteration": seconds, "collect": [], "learn": []}

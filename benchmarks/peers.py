@@ -21,9 +21,9 @@ from typing import Literal
 from lockstep import recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.doctor import examine
+from lockstep.config.layout import Layout
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme
 from lockstep.speed.peers import compare

@@ -21,11 +21,12 @@ from typing import Any
 
 import lockstep
 from lockstep import recipes
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation.scores import evaluate
 from lockstep.experiment import Experiment
-from lockstep.presets import PRESETS, ddppo
-from lockstep.run import RunFolder, RunOptions
-from lockstep.settings import SettingsError
+from lockstep.recipes.presets import PRESETS, ddppo
+from lockstep.run.folder import RunFolder
 
 RESULTS = Path(__file__).parent / "presets"
 EPISODES = 30

@@ -24,6 +24,9 @@ from lockstep import RunOptions, recipes
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, R2D2Config
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.config.names import name_of
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.runs import TASK
 from lockstep.evaluation.runs import Run as RunData
@@ -32,11 +35,8 @@ from lockstep.evaluation.statistics import estimate, iqm, readable, thinned
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError
-from lockstep.settings_names import name_of
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json
-from lockstep.user_code import load_object
 
 RESULTS = Path(__file__).parent / "seeds"
 _ALONE = Scheme(shards=1)

@@ -31,10 +31,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from lockstep import recipes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions
-from lockstep.train import train
+from lockstep.launchers.launch import train
+from lockstep.run.folder import RunFolder
 
 ITERATIONS = 60
 LAYOUTS = {"Collector": "ray:a2-l1,jitter=0.01", "Learner": "ray:a2-l2,jitter=0.01"}

@@ -27,10 +27,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # as with other layouts
 
 from lockstep import recipes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.run import RunOptions
-from lockstep.train import train
+from lockstep.launchers.launch import train
 
 LAYOUTS = ("processes:2", "ray:2", "cpu:a1-l1", "ray:a1-l1", "ray:a1-l1,compress=1")
 

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import lockstep.train
-from lockstep import ledger, recipes
+import lockstep
+from lockstep import recipes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.ledger import Ledger, _canonical, _seal
-from lockstep.replay import recorded_clock
-from lockstep.run import RunOptions
+from lockstep.reproducibility.replay import recorded_schedule
+from lockstep.run import ledger
+from lockstep.run.ledger import Ledger, _canonical, _seal
 from lockstep.scheme import Scheme
 
 
@@ -43,7 +44,7 @@ def without_events(self: Ledger, entry: dict[str, Any], original: Any = Ledger._
 def cpu_seconds(settings: Experiment, lines: list[dict[str, Any]], run: Path) -> float:
     begin = time.process_time()
     options = RunOptions(run=str(run), display="none", tensorboard=False, checkpoint_every=10**6)
-    lockstep.train.launch(settings, Layout(), options, recorded=recorded_clock(settings, lines, run))
+    lockstep.launchers.launch.launch(settings, Layout(), options, recorded=recorded_schedule(settings, lines, run))
     return time.process_time() - begin
 
 
@@ -70,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = RunOptions(run=str(folder / "run"), display="none", tensorboard=False, checkpoint_every=10**6)
-        lockstep.train.train(settings, Layout.parse("cpu:a2-l1"), options)
+        lockstep.train(settings, Layout.parse("cpu:a2-l1"), options)
         path = folder / "run" / "ledger.jsonl"
         _, lines = ledger.read(path)
         events = sum(len(json.dumps(line["events"], separators=(",", ":"))) for line in lines)

@@ -63,9 +63,9 @@ def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any
     """Functions that insert a rollout, draw a minibatch, and tell the bytes taken."""
     from lockstep import recipes
     from lockstep.agent import Agent
-    from lockstep.storage.batches import Filled
-    from lockstep.storage.replay import ReplayBatches
-    from lockstep.storage.rollout import Rollout
+    from lockstep.buffers.batches import CollectedRollout
+    from lockstep.buffers.replay import ReplayBatches
+    from lockstep.core.rollout import Rollout, RolloutInfo
 
     full = recipes.r2d2_atari() if kind == "sequences" else recipes.dqn_atari()
     settings: Any = full.algorithm
@@ -103,7 +103,8 @@ def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any
 
     def insert() -> None:
         number = next(inserted)
-        batches.begin(number, {0: [Filled(rollouts[number % len(rollouts)], agent.normalizers)]}, hyper)
+        info = RolloutInfo(0, number, number, ((0, 0),), np.zeros(0), {}, [])
+        batches.begin(number, {0: [CollectedRollout(info, rollouts[number % len(rollouts)], agent.normalizers)]}, hyper)
 
     def sample() -> Any:
         batch = batches.slice(0, next(drawn) % updates).batch
@@ -196,7 +197,7 @@ def measure(name: str, capacity: int, seconds: float) -> dict[str, float]:
     torch.set_num_threads(1)
     library, kind = name.split()
     if library == "lockstep":
-        from lockstep.runtime.memory import keep_freed_memory
+        from lockstep.system.malloc import keep_freed_memory
 
         keep_freed_memory()  # as every process of a run does
     insert, sample, nbytes = {"lockstep": ours, "torchrl": torchrl, "sb3": sb3}[library](kind, capacity)
@@ -277,7 +278,7 @@ CASES = {
 
 def against(name: str, rounds: int, seconds: float, layout: str | None) -> None:
     """Measure an algorithm beside Stable-Baselines3, and write the table."""
-    from lockstep.layout import Layout
+    from lockstep.config.layout import Layout
     from lockstep.recipes import RECIPES
     from lockstep.speed.peers import compare
 

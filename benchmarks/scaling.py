@@ -32,19 +32,20 @@ from lockstep import presets, recipes
 from lockstep.agent import Agent
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.train import derived_facts
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.distributed.groups import GlooGroup
+from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.job import Job
-from lockstep.layout import Layout
-from lockstep.prepare import prepare
-from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime.group import GlooGroup
-from lockstep.runtime.supervisor import Seat, StopRequest
+from lockstep.launchers.supervisor import StopRequest, WorkerContext
+from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError
 from lockstep.speed.projection import Network, Projected, Work, project, tree_seconds
 from lockstep.speed.trial import Slot, Trial
-from lockstep.train import work
-from lockstep.tree import TreeSum
+from lockstep.training.job import Job
+from lockstep.training.loops import work
+from lockstep.training.prepare import prepare
 
 RESULTS = Path(__file__).parent / "scaling"
 LEARNERS = (16, 64, 256)
@@ -192,7 +193,7 @@ def _iteration(experiment: Experiment, group: GlooGroup) -> dict[str, Any]:
         options = RunOptions(run=f"{group.broadcast(name)}/run", display="none", tensorboard=False)
         settings = prepare(experiment, layout)
         job = Job(RunFolder.create(settings, layout, options), settings, layout, options)
-        work(job, Seat(group), StopRequest())
+        work(job, WorkerContext(group), StopRequest())
         if group.rank:
             return {}
         lines = [json.loads(line) for line in job.folder.metrics.read_text().splitlines()]

@@ -15,9 +15,9 @@ from lockstep import recipes
 from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.losses import approximate_kl, log_ratio, masked_sum
 from lockstep.algorithms.returns import gae
+from lockstep.core.rollout import Rollout
 from lockstep.experiment import Experiment
 from lockstep.models import PolicyModel
-from lockstep.storage.rollout import Rollout
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep import recipes
-from lockstep.clock import Clock
+from lockstep.config.settings import SettingsError
+from lockstep.core.schedule import Schedule
 from lockstep.experiment import Experiment
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)
-class PeriodicClock(Clock):
+class PeriodicClock(Schedule):
     """Says which version collects a rollout, from its number alone: so every process comes to the same answer."""
 
     period: int = 1
@@ -33,11 +33,11 @@ class Periodic(Scheme):
     """Versions that collectors skip, plus one. Higher sends less, and learns from older data."""
 
     @property
-    def slabs(self) -> int:
-        return super().slabs + self.period - 1  # for collectors may be as many versions further ahead
+    def buffers(self) -> int:
+        return super().buffers + self.period - 1  # for collectors may be as many versions further ahead
 
-    def clock(self, experiment: Experiment) -> Clock:
-        return PeriodicClock(self.slabs - 1, experiment.iterations, self.shards, period=self.period)
+    def schedule(self, experiment: Experiment) -> Schedule:
+        return PeriodicClock(self.buffers - 1, experiment.iterations, self.shards, period=self.period)
 
     def validate(self) -> None:
         super().validate()

@@ -13,10 +13,10 @@ import numpy as np
 
 from lockstep import recipes
 from lockstep.algorithms.dqn import DQN, DQNConfig
+from lockstep.buffers.replay import Replay
+from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import Rollout
 from lockstep.experiment import Experiment
-from lockstep.settings import SettingsError
-from lockstep.storage.replay import Replay
-from lockstep.storage.rollout import Rollout
 
 
 class CombinedReplay(Replay):

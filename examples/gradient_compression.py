@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lockstep import recipes
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.runtime.group import Group
 from lockstep.scheme import Scheme
-from lockstep.tree import TreeSum
 
 
 class TopK(TreeSum):

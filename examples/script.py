@@ -1,7 +1,7 @@
 """The training loop put together by hand, out of the parts that the command line uses.
 
 One process holds all shards here, records nothing and saves nothing; what remains is the algorithm's own structure:
-collect with one version, learn, publish the next. `lockstep/train.py` is the same loop with workers, ledger,
+collect with one version, learn, publish the next. `lockstep/training/loops.py` is the same loop with workers, ledger,
 checkpoints and display.
 
 python examples/script.py
@@ -13,16 +13,16 @@ import torch
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.clock import Clock, Versions
-from lockstep.collecting.collectors import Collector
-from lockstep.digests import state_digest
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.rollout_buffers import RolloutBuffers
+from lockstep.collectors.collectors import Collector
+from lockstep.core.digests import state_digest
+from lockstep.core.schedule import Schedule, Versions
+from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.learning.learner import Learner
-from lockstep.runtime.group import Group
-from lockstep.runtime.shared import PrivateArena
-from lockstep.storage.batches import Filled
-from lockstep.storage.slabs import Slabs
-from lockstep.tree import TreeSum
+from lockstep.learners.learner import Learner
 
 
 def run(experiment: Experiment) -> str:
@@ -30,25 +30,28 @@ def run(experiment: Experiment) -> str:
     torch.set_num_threads(experiment.torch_threads)  # bits depend on it
     shards = range(experiment.scheme.shards)
     agent = Agent(experiment)
-    slabs = Slabs(agent, shards, 1, PrivateArena())
-    collector = Collector(agent, slabs)
+    buffers = RolloutBuffers(agent, shards, 1, PrivateArena())
+    collector = Collector(agent, buffers)
     tree = TreeSum(experiment.scheme.shards, Group())
     learner = Learner(agent, shards, tree)
 
-    clock = Clock.of(experiment)
-    versions = Versions(clock)
+    schedule = Schedule.of(experiment)
+    versions = Versions(schedule)
 
     collector.reset()
     versions.publish(agent.version(0))
-    for iteration in clock.ticks(0):
-        acting = versions[clock.collects_with(iteration)]
-        deliveries = collector.collect(iteration, lambda _, acting=acting: acting)
-        filled = {shard: [Filled(slabs.rollout(shard, iteration), acting.normalizers)] for shard in shards}
-        learned = learner.learn(iteration, filled)
-        moments = tree.sum({delivery.shard: torch.from_numpy(delivery.moments) for delivery in deliveries})
+    for iteration in schedule.ticks(0):
+        acting = versions[schedule.collects_with(iteration)]
+        infos = collector.collect(iteration, lambda _, acting=acting: acting)
+        collected = {
+            info.shard: [CollectedRollout(info, buffers.rollout(info.shard, iteration), acting.normalizers)]
+            for info in infos
+        }
+        learned = learner.learn(iteration, collected)
+        moments = tree.sum({info.shard: torch.from_numpy(info.moments) for info in infos})
         agent.normalizers = agent.normalizers.merged(moments)
         versions.publish(agent.version(iteration + 1))
-        scores = [score for delivery in deliveries for score, _ in delivery.episodes]
+        scores = [score for info in infos for score, _ in info.episodes]
         if scores:
             loss = learned.metrics["loss/value"]
             print(f"iteration {iteration:3d}  score {sum(scores) / len(scores):6.1f}  value loss {loss:8.3f}")

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from lockstep import envs
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
 from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import PRECISIONS
-from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)

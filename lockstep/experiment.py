@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lockstep.algorithms.base import AlgorithmConfig
+from lockstep.config.serialization import from_json, identities_of, to_json
+from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.envs.base import EnvConfig
 from lockstep.models.base import ModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError, Steps, changed, check_values
-from lockstep.settings_json import from_json, identities_of, to_json
 
 if TYPE_CHECKING:
     import gymnasium

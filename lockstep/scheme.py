@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 if TYPE_CHECKING:
-    from lockstep.clock import Clock
+    from lockstep.core.schedule import Schedule
+    from lockstep.distributed.tree import TreeSum
     from lockstep.experiment import Experiment
-    from lockstep.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Scheme:
     Timing decides who is cut: that is recorded."""
 
     @property
-    def slabs(self) -> int:
+    def buffers(self) -> int:
         """Rollouts of a shard that may wait to be learned from, the one being collected included."""
         return (self.max_lag if self.lag == "async" else self.lag) + 1
 
@@ -71,12 +71,12 @@ class Scheme:
         them, are cut."""
         return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
-    def clock(self, experiment: Experiment) -> Clock:
-        """Which version collects what, and what an iteration learns from. For another schedule return a clock of your
-        own: `collects_with(i)` must lie between i - lag and i, and never fall."""
-        from lockstep.clock import Clock
+    def schedule(self, experiment: Experiment) -> Schedule:
+        """Which version collects what, and what an iteration learns from. Override this to return another schedule, in
+        which `collects_with(i)` must lie between i - lag and i, and never fall."""
+        from lockstep.core.schedule import Schedule
 
-        return Clock(self.slabs - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
+        return Schedule(self.buffers - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
 
     def reduction(self, tree: TreeSum, size: int) -> TreeSum:
         """What adds up the shards' gradients; tree adds up everything else. To send gradients another way, compressed

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from lockstep.runtime import children
+from lockstep.system import children
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0

@@ -9,5 +9,5 @@ from multiprocessing.context import ForkServerContext
 def forks() -> ForkServerContext:
     """In the place of multiprocessing's other contexts."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lockstep.train"])
+    context.set_forkserver_preload(["torch", "lockstep.launchers.launch"])
     return context

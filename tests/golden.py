@@ -23,8 +23,9 @@ from typing import Any
 
 from tiny import EXPERIMENTS, options
 
-from lockstep import ledger, train
-from lockstep.runtime.platform import this_platform
+from lockstep import train
+from lockstep.run import ledger
+from lockstep.run.platform import this_platform
 
 FILE = Path(__file__).with_name("golden.json")
 ROOT = FILE.parents[1]

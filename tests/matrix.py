@@ -15,13 +15,13 @@ from pathlib import Path
 from tiny import cut, options
 from workers import Workers, ran_of
 
-import lockstep.train
+import lockstep
 from lockstep import recipes
+from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
-from lockstep.job import Job
-from lockstep.layout import Layout
-from lockstep.prepare import prepare
-from lockstep.run import RunFolder
+from lockstep.run.folder import RunFolder
+from lockstep.training.job import Job
+from lockstep.training.prepare import prepare
 
 LAYOUTS = (
     *("processes:2", "processes:3", "processes:4"),
@@ -63,7 +63,7 @@ def main() -> int:
                     layout, run = Layout.parse(text), options(Path(f"{number}-{text}"))
                     created = RunFolder.create(prepare(experiment, layout), layout, run)
                     orders[text] = workers.start(Job(created, prepare(experiment, layout), layout, run))
-                alone = ran_of(lockstep.train.train(experiment, Layout(), options(Path(f"{number}-inline"))))
+                alone = ran_of(lockstep.train(experiment, Layout(), options(Path(f"{number}-inline"))))
                 differing = [text for text, order in orders.items() if workers.ran(order) != alone]
                 wrong += bool(differing)
                 verdict = (

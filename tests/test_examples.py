@@ -13,18 +13,19 @@ import pytest
 from workers import Workers
 
 import lockstep
-from lockstep import ledger
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.buffers.replay import ReplayBatches
 from lockstep.cli.main import VERBS, main
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.experiment import Experiment
-from lockstep.job import Job
-from lockstep.layout import Layout
-from lockstep.prepare import prepare
-from lockstep.run import RunFolder, RunOptions
+from lockstep.run import ledger
+from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError
-from lockstep.storage.replay import ReplayBatches
-from lockstep.user_code import load_object
+from lockstep.training.job import Job
+from lockstep.training.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = (

@@ -18,14 +18,14 @@ from tiny import cut, options
 
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.check_env import check_env
-from lockstep.layout import Layout
-from lockstep.prepare import _check_layout, _shards_here, prepare
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import flat, from_json, to_json
+from lockstep.config.settings import SettingsError, check_values, parse_count, parse_options, write_option
+from lockstep.envs.check import check_env
+from lockstep.launchers.launch import resume, train
 from lockstep.recipes import RECIPES
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, check_values, parse_count, parse_options, write_option
-from lockstep.settings_json import flat, from_json, to_json
-from lockstep.train import resume, train
+from lockstep.training.prepare import _check_layout, _shards_here, prepare
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:

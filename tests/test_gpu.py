@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny import EXPERIMENTS, options
 
+from lockstep.config.layout import Layout
 from lockstep.evaluation.runs import Run
-from lockstep.layout import Layout
-from lockstep.replay import replay
-from lockstep.train import resume, train
-from lockstep.verify import verify
+from lockstep.launchers.launch import resume, train
+from lockstep.reproducibility.replay import replay
+from lockstep.reproducibility.verify import verify
 
 pytestmark = pytest.mark.gpu
 NAMES = ("ppo-bf16", "impala-lstm-lag-2", "mujoco-normalized", "tuple-dict-mask")

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from tiny import EXPERIMENTS
 
-from lockstep import ledger
+from lockstep.config.names import _CLASSES, FORMER, current_name, is_registered, name_of, reference_of
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.user_code import load_object
 from lockstep.experiment import Experiment
-from lockstep.ledger import differing_platform
+from lockstep.launchers.launch import resume
 from lockstep.recipes import RECIPES
-from lockstep.run import RunFolder
-from lockstep.runtime.platform import this_platform
-from lockstep.settings_json import from_json, to_json
-from lockstep.settings_names import _CLASSES, FORMER, current_name, is_registered, name_of, reference_of
-from lockstep.train import resume
-from lockstep.user_code import load_object
-from lockstep.verify import verify
+from lockstep.reproducibility.verify import verify
+from lockstep.run import ledger
+from lockstep.run.folder import RunFolder
+from lockstep.run.ledger import differing_platform
+from lockstep.run.platform import this_platform
 
 FILE = Path(__file__).with_name("identities.json")
 EARLIER_RUN = Path(__file__).with_name("earlier_run")

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from tiny import EXPERIMENTS, ITERATIONS, options
 from workers import TIMEOUT, AllReduce, Ran, Workers, ran_of
 
-import lockstep.train
-from lockstep import ledger
+import lockstep
 from lockstep.cli.main import main
-from lockstep.job import Job
-from lockstep.layout import Layout
-from lockstep.prepare import prepare
-from lockstep.run import RunFolder
+from lockstep.config.layout import Layout
+from lockstep.run import ledger
+from lockstep.run.folder import RunFolder
+from lockstep.training.job import Job
+from lockstep.training.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 COLOCATED = ("processes:2", "processes:3", "processes:4")
@@ -37,7 +37,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
 
     @functools.cache
     def ran(name: str) -> Ran:
-        result = lockstep.train.train(EXPERIMENTS[name](), Layout(), options(folder / name))
+        result = lockstep.train(EXPERIMENTS[name](), Layout(), options(folder / name))
         return ran_of(result)
 
     return ran
@@ -105,7 +105,7 @@ def test_timing_decides_nothing(
 
 def test_another_seed_gives_another_result(inline: Callable[[str], Ran], tmp_path: Path) -> None:
     other = EXPERIMENTS["cartpole-8-shards"]().replace(seed=2)
-    assert lockstep.train.train(other, options=options(tmp_path / "run")).digest != inline("cartpole-8-shards").digest
+    assert lockstep.train(other, options=options(tmp_path / "run")).digest != inline("cartpole-8-shards").digest
 
 
 def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[str], Ran], tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_frames_are_those_of_the_emulator(inline: Callable[[str], Ran]) -> None:
 
 def test_train_starts_processes_of_its_own(inline: Callable[[str], Ran], tmp_path: Path) -> None:
     """From settings to digest with nothing in between replaced."""
-    result = lockstep.train.train(EXPERIMENTS["ppo-lstm"](), Layout("processes", 2), options(tmp_path / "run"))
+    result = lockstep.train(EXPERIMENTS["ppo-lstm"](), Layout("processes", 2), options(tmp_path / "run"))
     assert ran_of(result) == inline("ppo-lstm")
 
 

@@ -38,7 +38,7 @@ def texts(*suffixes: str) -> dict[Path, str]:
         try:
             result[path] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            assert path.suffix in (".png", ".webp", ".mp4", ".gif"), f"{path} is neither text nor a picture"
+            assert path.suffix in (".png", ".webp", ".mp4", ".gif", ".safetensors"), f"{path} is neither text nor known"
     return result
 
 

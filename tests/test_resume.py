@@ -21,16 +21,16 @@ from tiny import EXPERIMENTS, cut, options, replaying
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.experiment import Experiment
-from lockstep.job import Result
-from lockstep.layout import Layout
-from lockstep.run import RunFolder
-from lockstep.runtime import checkpoint
-from lockstep.runtime.platform import this_platform
-from lockstep.settings import SettingsError
-from lockstep.train import resume, train
-from lockstep.user_code import load_object
-from lockstep.verify import verify
+from lockstep.launchers.launch import resume, train
+from lockstep.reproducibility.verify import verify
+from lockstep.run import checkpoint
+from lockstep.run.folder import RunFolder
+from lockstep.run.platform import this_platform
+from lockstep.training.job import Result
 
 ITERATIONS = 150
 """Of runs to be killed: about a second."""
@@ -286,7 +286,7 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     train(cartpole(), options=options(Path("run")), stop_after=1)
     other = {**this_platform(), "torch": "9.9"}
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("lockstep.records.resumption.this_platform", lambda settings: other)
+        elsewhere.setattr("lockstep.training.resuming.this_platform", lambda settings: other)
         resume("run")
     assert "warning: this platform is not what it was when the run was started" in capsys.readouterr().err
     (again,) = RunFolder(Path("run")).facts()["resumed"]

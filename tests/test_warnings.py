@@ -15,16 +15,16 @@ import pytest
 from tiny import cut, options
 
 from lockstep import recipes
+from lockstep.buffers import memory
 from lockstep.cli.main import main
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.prepare import check_memory
+from lockstep.launchers.launch import train
 from lockstep.recipes import RECIPES
-from lockstep.runtime.forked import call_in_fork
-from lockstep.settings import SettingsError
-from lockstep.storage import memory
-from lockstep.train import train
-from lockstep.verify import verify
+from lockstep.reproducibility.verify import verify
+from lockstep.system.forked import call_in_fork
+from lockstep.training.prepare import check_memory
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -129,7 +129,7 @@ def test_nan_that_comes_again_is_no_reason_to_doubt_the_environment(capsys: pyte
 
 
 def test_environments_of_libraries_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.prepare.call_in_fork", lambda *_: pytest.fail("checked"))
+    monkeypatch.setattr("lockstep.training.prepare.call_in_fork", lambda *_: pytest.fail("checked"))
     train(cut(recipes.ppo_cartpole), "inline", checked("run"), stop_after=1)
 
 

@@ -8,14 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep import recipes
 from lockstep.algorithms import OnPolicyConfig, PPOConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.config.options import RunOptions
+from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
+from lockstep.models.normalize import Normalizers
 from lockstep.models.rnd import RNDConfig
-from lockstep.run import RunOptions
 from lockstep.scheme import Scheme
 
 ITERATIONS = 3
@@ -196,3 +201,9 @@ def options(run: Path, checkpoint_every: int = 1000) -> RunOptions:
     return RunOptions(
         run=str(run), checkpoint_every=checkpoint_every, display="none", tensorboard=False, check_env=False
     )
+
+
+def collected(rollout: Rollout, normalizers: Normalizers, shard: int = 0) -> CollectedRollout:
+    """A rollout as collectors hand it over, of which nothing else is known."""
+    info = RolloutInfo(shard, 0, 0, ((0, 0),), np.zeros(0), {}, [])
+    return CollectedRollout(info, rollout, normalizers)

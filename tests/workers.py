@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import lockstep.train
-from lockstep.job import Job, Result
-from lockstep.run import RunFolder
-from lockstep.runtime import children
-from lockstep.runtime.channels import Link, links
-from lockstep.runtime.group import GlooGroup, Group
-from lockstep.runtime.local import LocalGroup, join
-from lockstep.runtime.supervisor import Seat, StopRequest
-from lockstep.tree import TreeSum, partners
+import lockstep.training.loops
+from lockstep.distributed.channels import Link, links
+from lockstep.distributed.groups import GlooGroup, Group
+from lockstep.distributed.local_group import LocalGroup, join
+from lockstep.distributed.tree import TreeSum, partners
+from lockstep.launchers.supervisor import StopRequest, WorkerContext
+from lockstep.run.folder import RunFolder
+from lockstep.system import children
+from lockstep.training.job import Job, Result
 
 MOST = 4
 """Processes of the largest layout that is tested."""
@@ -68,12 +68,12 @@ def _serve(number: int, orders: Any, answers: Any) -> None:
         os.chdir(folder)
         learners, answer = _learners(job), None
         try:
-            with mock.patch("lockstep.learning.worker.TreeSum", tree):
+            with mock.patch("lockstep.learners.process.TreeSum", tree):
                 group = Group() if ends is None else LocalGroup(ends)
                 if tree is AllReduce:
                     group = GlooGroup(f"file://{folder}/{order}.store", number, learners)
                 try:
-                    answer = lockstep.train.work(job, Seat(group, link), StopRequest())
+                    answer = lockstep.training.loops.work(job, WorkerContext(group, link), StopRequest())
                 finally:
                     group.close()
                     if link is not None:
@@ -130,7 +130,7 @@ class Workers:
         return ran_of(self.result(order))
 
     def run(self, work: Any, job: Job) -> Result:
-        """In the place of lockstep.train.run_processes."""
+        """In the place of lockstep.launchers.launch.run_processes."""
         return self.result(self.start(job))
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, OptimizerConfig, Targets
 from lockstep.algorithms.losses import VALUE_METRICS, masked_sum, value_metrics
 from lockstep.algorithms.returns import n_step_returns
+from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
-from lockstep.storage.rollout import Rollout
 
 
 @dataclass(frozen=True)

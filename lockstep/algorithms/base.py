@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 from torch import Tensor, nn
 
 from lockstep.algorithms.losses import VALUE_METRICS, explained_variance
-from lockstep.arrays import ArrayTuple
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import ArrayTuple
+from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import RNDConfig
-from lockstep.settings import SettingsError
-from lockstep.storage.rollout import Rollout
 
 if TYPE_CHECKING:
     import gymnasium
 
     from lockstep.agent import Agent
+    from lockstep.buffers.batches import Batches
+    from lockstep.buffers.on_policy import FreshBatches
+    from lockstep.distributed.tree import TreeSum
     from lockstep.experiment import Experiment
-    from lockstep.storage.batches import Batches
-    from lockstep.storage.fresh import FreshBatches
-    from lockstep.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,7 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
 
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> FreshBatches:
         """Epochs of minibatches over the iteration's rollouts."""
-        from lockstep.storage.fresh import FreshBatches
+        from lockstep.buffers.on_policy import FreshBatches
 
         return FreshBatches(agent, slots, tree)
 

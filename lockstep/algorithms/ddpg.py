@@ -14,8 +14,8 @@ from torch import Tensor
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.offpolicy import Exploration
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
 
 if TYPE_CHECKING:
     from lockstep.agent import Networks

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
 from lockstep.models.base import PolicyModel
 from lockstep.models.q import QModel, QModelConfig
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
 
 if TYPE_CHECKING:
     from lockstep.agent import Networks

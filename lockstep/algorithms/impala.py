@@ -15,8 +15,8 @@ from lockstep.algorithms.losses import (
     value_metrics,
 )
 from lockstep.algorithms.returns import vtrace
+from lockstep.config.settings import SettingsError
 from lockstep.models.base import PolicyModel
-from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.config.settings import SettingsError, Steps
+from lockstep.core.transitions import Transitions
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
-from lockstep.settings import SettingsError, Steps
-from lockstep.storage.transitions import Transitions
 
 if TYPE_CHECKING:
     from lockstep.experiment import Experiment

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, ParameterGroup
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import DiagonalGaussian, normal_log_prob
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
 
 if TYPE_CHECKING:
     from lockstep.agent import Networks

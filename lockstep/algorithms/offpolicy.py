@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig
+from lockstep.config.settings import SettingsError, Steps
 from lockstep.models.distributions import standard_normal
-from lockstep.settings import SettingsError, Steps
 
 if TYPE_CHECKING:
     from lockstep.agent import Agent
+    from lockstep.buffers.replay import Replay, ReplayBatches
+    from lockstep.core.rollout import Rollout
+    from lockstep.distributed.tree import TreeSum
     from lockstep.experiment import Experiment
     from lockstep.models.base import PolicyModel
-    from lockstep.storage.replay import Replay, ReplayBatches
-    from lockstep.storage.rollout import Rollout
-    from lockstep.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -252,13 +252,13 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
 
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> ReplayBatches:
         """Draws from the replay of every slot's shard."""
-        from lockstep.storage.replay import ReplayBatches
+        from lockstep.buffers.replay import ReplayBatches
 
         return ReplayBatches(agent, slots)
 
     def memory(self, experiment: Experiment, rollout: Rollout) -> Replay:
         """What a shard remembers, given an example of what will be inserted."""
-        from lockstep.storage.replay import Replay
+        from lockstep.buffers.replay import Replay
 
         return Replay(experiment, rollout)
 

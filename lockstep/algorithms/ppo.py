@@ -17,9 +17,9 @@ from lockstep.algorithms.losses import (
     value_metrics,
 )
 from lockstep.algorithms.returns import gae
+from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
-from lockstep.settings import SettingsError
-from lockstep.storage.rollout import Rollout
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lockstep.algorithms.base import OptimizerConfig, ParameterGroup
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.config.settings import SettingsError
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
-from lockstep.settings import SettingsError
 
 if TYPE_CHECKING:
     from lockstep.agent import Networks

@@ -16,16 +16,16 @@ from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
-from lockstep.arrays import map_structure
+from lockstep.config.settings import SettingsError, Steps
+from lockstep.core.arrays import map_structure
+from lockstep.core.transitions import Sequences
 from lockstep.models.q import QModel, QModelConfig
-from lockstep.settings import SettingsError, Steps
-from lockstep.storage.transitions import Sequences
 
 if TYPE_CHECKING:
     from lockstep.agent import Networks
+    from lockstep.buffers.sequences import SequenceReplay
+    from lockstep.core.rollout import Rollout
     from lockstep.experiment import Experiment
-    from lockstep.storage.rollout import Rollout
-    from lockstep.storage.sequences import SequenceReplay
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class R2D2(DQN[R2D2Config]):
     """Moves the values of a remembered sequence's actions towards what followed each of them."""
 
     def memory(self, experiment: Experiment, rollout: Rollout) -> SequenceReplay:
-        from lockstep.storage.sequences import SequenceReplay
+        from lockstep.buffers.sequences import SequenceReplay
 
         return SequenceReplay(experiment, rollout, self.config.burn_in, self.config.unroll)
 

@@ -1,7 +1,7 @@
 """Returns and advantages: pure functions of one rollout.
 
 Shapes are [T, B]; `v_t` has T+1 rows, the last being the value of the observation after the last step. Slots follow
-next-step autoreset (lockstep/storage/rollout.py): after an episode ended at t, slot t+1 shows its true final
+next-step autoreset (lockstep/core/rollout.py): after an episode ended at t, slot t+1 shows its true final
 observation, so v_{t+1} is what a truncated episode bootstraps from. A terminated one bootstraps from nothing. In
 either case no trace reaches from t into t+1, so whatever an invalid slot holds never flows into a valid one.
 """

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.base import Algorithm, Batch, LossOutput, OnPolicy, OnPolicyConfig, ParameterGroup, Targets
 from lockstep.algorithms.returns import gae
-from lockstep.arrays import map_structure
+from lockstep.core.arrays import map_structure
+from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import Curiosity, RNDConfig
-from lockstep.storage.rollout import Rollout
 
 if TYPE_CHECKING:
     import gymnasium
 
     from lockstep.agent import Agent
-    from lockstep.storage.intrinsic import CuriousBatches
-    from lockstep.tree import TreeSum
+    from lockstep.buffers.intrinsic import CuriousBatches
+    from lockstep.distributed.tree import TreeSum
 
 
 def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
@@ -67,7 +67,7 @@ class RND(OnPolicy[OnPolicyConfig]):
 
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> CuriousBatches:
         """Epochs of minibatches, with intrinsic advantages."""
-        from lockstep.storage.intrinsic import CuriousBatches
+        from lockstep.buffers.intrinsic import CuriousBatches
 
         return CuriousBatches(agent, slots, tree)
 

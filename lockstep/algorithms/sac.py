@@ -15,12 +15,12 @@ from torch import Tensor
 
 from lockstep.algorithms.base import LossOutput, ParameterGroup
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import SquashedGaussian
 from lockstep.models.distributions import Categorical
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
 
 if TYPE_CHECKING:
     from lockstep.agent import Networks

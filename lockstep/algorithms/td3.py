@@ -14,11 +14,11 @@ from torch import Tensor
 
 from lockstep.algorithms.base import ParameterGroup
 from lockstep.algorithms.ddpg import DDPG, DDPGConfig
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.distributions import standard_normal
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
 
 
 @dataclass(frozen=True)

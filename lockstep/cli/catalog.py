@@ -81,7 +81,7 @@ def recipes(arguments: list[str]) -> int:
 def schemes(arguments: list[str]) -> int:
     """Run `lockstep schemes`."""
     given = parse(SchemesArguments, "schemes", arguments)
-    from lockstep.presets import PRESETS
+    from lockstep.recipes.presets import PRESETS
 
     found = {name: inspect.getdoc(preset) or "" for name, preset in PRESETS.items() if given.preset in ("", name)}
     if not found:

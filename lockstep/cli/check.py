@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError, Steps
 from lockstep.envs.base import EnvConfig
-from lockstep.layout import Layout
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError, Steps
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def verify(arguments: list[str]) -> int:
     """Run `lockstep verify`; 0 if every compared bit is equal, else 1."""
     given = parse(VerifyArguments, "verify", arguments)
     layout = Layout.parse(given.layout)
-    from lockstep.verify import verify as check
+    from lockstep.reproducibility.verify import verify as check
 
     with progress_to_stderr():
         verdict = check(given.run, layout, given.iterations, seed=given.seed)
@@ -92,7 +92,7 @@ def replay(arguments: list[str]) -> int:
     """Run `lockstep replay`; 0 if every bit came out again, 1 if not, 130 if interrupted."""
     given = parse(ReplayArguments, "replay", arguments)
     layout = Layout.parse(given.layout)
-    from lockstep.replay import replay as repeat
+    from lockstep.reproducibility.replay import replay as repeat
 
     with progress_to_stderr(given.json):
         found = repeat(given.recorded, layout, given.options)
@@ -117,7 +117,7 @@ def replay(arguments: list[str]) -> int:
 def diff(arguments: list[str]) -> int:
     """Run `lockstep diff`; 0 if the runs are equal, else 1."""
     given = parse(DiffArguments, "diff", arguments)
-    from lockstep.verify import diff as compare
+    from lockstep.reproducibility.verify import diff as compare
 
     difference = compare(given.run_a, given.run_b)
     if given.json:
@@ -132,7 +132,7 @@ def check_env(arguments: list[str]) -> int:
     given = parse(CheckEnvArguments, "check-env", arguments)
     if bool(given.id) == bool(given.env.id):
         raise SettingsError("Name one environment, as in: lockstep check-env my_file.py:MyEnv")
-    from lockstep.check_env import check_env as check
+    from lockstep.envs.check import check_env as check
 
     env = dataclasses.replace(given.env, id=given.id or given.env.id)
     with progress_to_stderr(given.json), clean_end():

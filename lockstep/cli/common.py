@@ -21,9 +21,9 @@ from rich.text import Text
 from lockstep.cli import help
 from lockstep.cli.suggest import check_flags
 from lockstep.cli.values import Unreadable, unreadable
-from lockstep.runtime import children
-from lockstep.runtime.output import Explained, PatientConsole, keeping_streams
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
+from lockstep.system import children
+from lockstep.system.output import Explained, PatientConsole, keeping_streams
 
 if TYPE_CHECKING:
     from lockstep.experiment import Experiment
@@ -182,7 +182,7 @@ def with_preset(experiment: Experiment, flags: list[str], layout: str = "inline"
     names = [name for flag, name in itertools.pairwise(words) if flag == "--preset"]
     if not names:
         return experiment, layout
-    from lockstep.presets import PRESETS
+    from lockstep.recipes.presets import PRESETS
 
     if names[-1] not in PRESETS:
         raise unknown("preset", names[-1], PRESETS, "lockstep schemes draws them.")

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from lockstep.cli.common import parse, say, say_json
+from lockstep.config.extras import EXTRAS, install_command
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
-from lockstep.extras import EXTRAS, install_command
-from lockstep.run import version
-from lockstep.runtime.machine import cores
-from lockstep.settings import SettingsError
+from lockstep.run.folder import version
+from lockstep.system.machine import cores
 
 _CORE = (
     "lockstep",
@@ -104,7 +104,7 @@ def examine() -> dict[str, Any]:
 
 def measure(seconds: float) -> dict[str, float]:
     """Environment steps, actions and trained samples a second, on one core, of what the recipes use."""
-    from lockstep.runtime.numerics import settled
+    from lockstep.system.numerics import settled
 
     with settled(1):
         speed = {"CartPole-v1 environment steps": _env_speed(EnvConfig(id="CartPole-v1"), seconds)}

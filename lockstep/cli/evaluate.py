@@ -82,7 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
-    from lockstep.run import RunFolder
+    from lockstep.run.folder import RunFolder
 
     with progress_to_stderr(given.json), clean_end():
         result = play(
@@ -110,7 +110,7 @@ def record(arguments: list[str]) -> int:
     given = parse(RecordArguments, "record", arguments)
     from lockstep.evaluation.policy import acting_of, load_policy
     from lockstep.evaluation.video import record_video
-    from lockstep.run import RunFolder
+    from lockstep.run.folder import RunFolder
 
     run = RunFolder.open(given.run).path
     out = Path(given.out) if given.out else run / "video.mp4"
@@ -135,7 +135,7 @@ def plot(arguments: list[str]) -> int:
     given = parse(PlotArguments, "plot", arguments)
     from lockstep.evaluation.plots import plot as draw
     from lockstep.evaluation.runs import listed
-    from lockstep.run import RunFolder
+    from lockstep.run.folder import RunFolder
 
     runs = [RunFolder.open(run).path for run in listed(given.runs)]
     home = Path(given.runs[0]) if len(given.runs) == 1 else Path()

@@ -53,7 +53,7 @@ _NO_SPACE = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
-    from lockstep.runtime.output import Explained, own_streams, reader_gone, reserve_streams, silence, tell
+    from lockstep.system.output import Explained, own_streams, reader_gone, reserve_streams, silence, tell
 
     reserve_streams()
     own_streams()
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
         print(f"lockstep {lockstep.__version__}")
         return 0
     from lockstep.cli.common import complain, unknown
-    from lockstep.settings import SettingsError
+    from lockstep.config.settings import SettingsError
 
     verb, *rest = arguments
     try:
@@ -98,8 +98,8 @@ def _run(arguments: list[str]) -> int:
         complain(error)
         return error.exit_code
     except (OSError, RuntimeError) as error:
-        from lockstep.runtime.files import is_full
-        from lockstep.runtime.supervisor import WorkerError
+        from lockstep.launchers.supervisor import WorkerError
+        from lockstep.run.files import is_full
 
         if not isinstance(error, WorkerError) and not is_full(error):
             raise
@@ -110,7 +110,7 @@ def _run(arguments: list[str]) -> int:
 
 def _show_cursor() -> None:
     """The live display, ended at once or with a worker that was killed, could not show the cursor again."""
-    from lockstep.runtime.output import tell
+    from lockstep.system.output import tell
 
     if sys.stdout is not None and sys.stdout.isatty():
         tell("\x1b[?25h", sys.stdout)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from lockstep.cli.common import parse, progress_to_stderr, say, say_json
-from lockstep.run import RunFolder
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
+from lockstep.run.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class PullArguments:
 def export(arguments: list[str]) -> int:
     """Run `lockstep export`."""
     given = parse(ExportArguments, "export", arguments)
-    from lockstep.sharing.export import export as write
+    from lockstep.export.policy import export as write
 
     with progress_to_stderr(), clean_end():
         done = write(
@@ -98,7 +98,7 @@ def export(arguments: list[str]) -> int:
 def push(arguments: list[str]) -> int:
     """Run `lockstep push`."""
     given = parse(PushArguments, "push", arguments)
-    from lockstep.sharing.hub import push as upload
+    from lockstep.export.hub import push as upload
 
     with progress_to_stderr(), clean_end():
         done = upload(
@@ -122,7 +122,7 @@ def push(arguments: list[str]) -> int:
 def pull(arguments: list[str]) -> int:
     """Run `lockstep pull`."""
     given = parse(PullArguments, "pull", arguments)
-    from lockstep.sharing.hub import pull as download
+    from lockstep.export.hub import pull as download
 
     with progress_to_stderr(), clean_end():
         run = download(given.repo, given.to, revision=given.revision, trust=given.trust)

@@ -10,9 +10,9 @@ import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json, with_preset
 from lockstep.cli.train import load_recipe, recipe_and_flags
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)

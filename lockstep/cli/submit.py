@@ -13,13 +13,14 @@ import tyro
 
 from lockstep.cli.common import is_main_process, parse, progress_to_stderr, say, say_json, with_preset
 from lockstep.cli.train import load_recipe, recipe_and_flags, report
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import Options, SettingsError
+from lockstep.config.user_code import look_for_files_in
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions, is_run, require_empty
-from lockstep.runtime.slurm import executor, refusals, script, submitit
-from lockstep.settings import Options, SettingsError
-from lockstep.settings_json import from_json, to_json
-from lockstep.user_code import look_for_files_in
+from lockstep.launchers.slurm import executor, refusals, script, submitit
+from lockstep.run.folder import RunFolder, is_run, require_empty
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class RunJob:
     """What the run records as its command."""
 
     def __call__(self) -> str:
-        from lockstep.train import resume, train
+        from lockstep.launchers.launch import resume, train
 
         layout, options = Layout.parse(self.layout), RunOptions(**self.options)
         if layout.backend == "torchrun":
@@ -113,7 +114,7 @@ def submit(arguments: list[str]) -> int:
 
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     """The job, after checking all that can be checked before it runs."""
-    from lockstep.prepare import prepare
+    from lockstep.training.prepare import prepare
 
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:

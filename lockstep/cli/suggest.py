@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from lockstep.cli.help import Row, rows
-from lockstep.settings import SettingsError
-from lockstep.synonyms import Meaning, meaning_of, synonyms
+from lockstep.cli.synonyms import Meaning, meaning_of, synonyms
+from lockstep.config.settings import SettingsError
 
 
 def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:

@@ -15,10 +15,10 @@ import tyro
 
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, with_values
 from lockstep.cli.help import asks
-from lockstep.layout import Layout
-from lockstep.runtime.files import writing
-from lockstep.settings import SettingsError
-from lockstep.sweep.claims import Claims
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.run.files import writing
+from lockstep.sweep.core_locks import CoreLocks
 from lockstep.sweep.options import LASTING, SweepOptions
 from lockstep.sweep.queue import SEARCH, Entry, Queue, State, read_json, write_json
 from lockstep.sweep.runner import Runner, needs_of
@@ -161,8 +161,8 @@ def _refuse_settings(arguments: list[str], words: list[str]) -> None:
     others = [flag for flag in flags if not is_of(flag, SweepOptions)]
     if not others or asks(arguments):  # else it is not worth imports that take a while
         return
+    from lockstep.config.options import RunOptions
     from lockstep.experiment import Experiment
-    from lockstep.run import RunOptions
 
     for flag in (flag for flag in others if is_of(flag, Experiment, RunOptions) or flag in ("--layout", "--preset")):
         here = "what the folder holds. What to run stands before all flags"
@@ -327,12 +327,12 @@ def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: 
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
     """Where the runs go."""
     if not options.ray:
-        with Claims() as claims:
+        with CoreLocks() as core_locks:
             yield Machine.here(
                 options.runs_per_gpu,
                 gpus=any(wanted.gpus for wanted in needed),
                 replay=any(wanted.memory for wanted in needed),
-                claims=claims,
+                core_locks=core_locks,
             )
         return
     from lockstep.sweep.ray import cluster

@@ -17,14 +17,14 @@ import tyro
 from lockstep.cli.common import MERGED, advising, parse, with_preset, with_values
 from lockstep.cli.suggest import check_flags
 from lockstep.cli.unused import idle, sentence
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.run import RunOptions
-from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.population import Population
 from lockstep.sweep.search import HOW_TO_SEARCH, Between, OneOf, Search, space_of
 from lockstep.sweep.spec import Run, labelled, setting, task
+from lockstep.system.output import tell
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,19 @@ import tyro
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.help import asks, columns, width_of_terminal
 from lockstep.cli.suggest import recipes_like
+from lockstep.cli.synonyms import synonyms
 from lockstep.cli.unused import unused
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import flat, to_json
+from lockstep.config.settings import SettingsError, check_values
+from lockstep.config.user_code import load_value
 from lockstep.experiment import Experiment, WarmStart
-from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions, require_empty
-from lockstep.runtime.output import reader_gone, tell
-from lockstep.settings import SettingsError, check_values
-from lockstep.settings_json import flat, to_json
-from lockstep.synonyms import synonyms
-from lockstep.user_code import load_value
+from lockstep.run.folder import RunFolder, require_empty
+from lockstep.system.output import reader_gone, tell
 
 if TYPE_CHECKING:
-    from lockstep.job import Result
+    from lockstep.training.job import Result
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def train(arguments: list[str]) -> int:
         tell(sentence, sys.stderr)
     if given.dry_run:
         return _dry_run(given, layout)
-    from lockstep.train import train as run
+    from lockstep.launchers.launch import train as run
 
     with progress_to_stderr(given.json):
         result = run(given.experiment, layout, given.options)
@@ -89,7 +90,7 @@ def train(arguments: list[str]) -> int:
 
 def resume(arguments: list[str]) -> int:
     """Run `lockstep resume`."""
-    from lockstep.train import resume as run
+    from lockstep.launchers.launch import resume as run
 
     if all(argument.startswith("-") for argument in arguments) and not asks(arguments):
         raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
@@ -230,7 +231,7 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
 
 def _replay_facts(experiment: Experiment) -> dict[str, Any]:
     """What replay needs and what there is, if anything is remembered."""
-    from lockstep.storage.memory import available_bytes, replay_bytes
+    from lockstep.buffers.memory import available_bytes, replay_bytes
 
     needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()
     if not needed:
@@ -257,7 +258,7 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 
 
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
-    from lockstep.prepare import check_model, prepare
+    from lockstep.training.prepare import check_model, prepare
 
     if given.options.run is not None:
         require_empty(given.options.run)

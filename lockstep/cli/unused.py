@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from lockstep.config.serialization import flat, to_json
 from lockstep.experiment import Experiment
-from lockstep.settings_json import flat, to_json
 
 
 class _Need(NamedTuple):

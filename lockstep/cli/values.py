@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from lockstep.cli.help import Row, rows
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 _WANTED = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "COUNT": "a whole number, such as 10M"}
 """What is meant by the names that help has for kinds of values."""

@@ -13,9 +13,9 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
-from lockstep.settings import SettingsError
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 BOOLS = (bool, np.bool_)
 """Types of ends that need no further check."""

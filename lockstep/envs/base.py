@@ -12,8 +12,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from lockstep.runtime.shared import Arena, PrivateArena
-from lockstep.settings import Options, SettingsError, check_free
+from lockstep.config.settings import Options, SettingsError, check_free
+from lockstep.distributed.shared_memory import Arena, PrivateArena
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""

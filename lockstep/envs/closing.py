@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lockstep.runtime.output import tell
+from lockstep.system.output import tell
 
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""

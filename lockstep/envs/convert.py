@@ -12,11 +12,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.config.settings import SettingsError
+from lockstep.core.rng import derive_seed, stream
 from lockstep.envs.base import Observation
 from lockstep.models.observations import ACTION_MASK
-from lockstep.rng import derive_seed, stream
-from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError
+from lockstep.system.output import tell
 
 _Write = Callable[[np.ndarray, np.ndarray], None]
 _COLORS = (1, 3, 4)

@@ -12,10 +12,10 @@ import gymnasium
 import numpy as np
 from envpool.registration import registry as _registry
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
-from lockstep.settings import SettingsError
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.runtime.output import tell
-from lockstep.settings import Diverged, NotFinite
+from lockstep.config.settings import Diverged, NotFinite
+from lockstep.system.output import tell
 
 
 def all_finite(x: np.ndarray) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
-from lockstep.settings import SettingsError
 
 _TRIALS = 8
 """Steps in which an environment is asked with their info and without."""

@@ -17,16 +17,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.config.extras import install_command
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
 from lockstep.envs.pictures import as_picture
-from lockstep.extras import install_command
-from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError
-from lockstep.user_code import load_object
+from lockstep.system.output import tell
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
 _EXTRAS = {
@@ -51,7 +51,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
     Raises:
         SettingsError: there is no such option, or a library that the environment needs is not installed.
     """
-    from lockstep.envs import pettingzoo
+    from lockstep.envs.multiagent import pettingzoo
 
     options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list that it is given
     if render:

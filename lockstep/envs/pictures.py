@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 _ALLOWED = (
     "Let it return an array [H, W, 3] (or [H, W], [H, W, 1], or [H, W, 4] with transparency) of uint8, or of floats "

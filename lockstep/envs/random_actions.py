@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.config.settings import SettingsError
+from lockstep.core.rng import stream
 from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.models.distributions import bounded
-from lockstep.rng import stream
-from lockstep.settings import SettingsError
 
 _CHUNK = 256
 """Steps whose actions are drawn at once."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
+from lockstep.config.extras import install_command
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import import_module, load_object
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.random_actions import RandomActions
-from lockstep.extras import install_command
-from lockstep.runtime.output import reserve_streams
-from lockstep.settings import SettingsError
-from lockstep.user_code import import_module, load_object
+from lockstep.system.output import reserve_streams
 
 if TYPE_CHECKING:
     from lockstep.envs.gym import GymShard
@@ -111,7 +111,7 @@ def _make(
 def python_shard(config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> GymShard:
     """The environments of a shard that Python steps."""
     from lockstep.envs.gym import GymShard
-    from lockstep.envs.pettingzoo import MatchShard, agents_of
+    from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of
 
     kind = MatchShard if agents_of(config) else GymShard
     shard = kind(config, seeds=seeds, num_envs=num_envs, render=render)
@@ -121,7 +121,7 @@ def python_shard(config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool
 
 def whole_matches(config: EnvConfig, num_envs: int) -> int:
     """The least number of environments from num_envs on that a shard can have: all that a match takes."""
-    from lockstep.envs.pettingzoo import agents_of
+    from lockstep.envs.multiagent.pettingzoo import agents_of
 
     size = max(1, agents_of(config))
     return -(-num_envs // size) * size
@@ -302,7 +302,7 @@ def _catalog() -> dict[str, tuple[str, ...]]:
             continue
         catalog[env_id] = (*catalog.get(env_id, ()), "gymnasium")
     if importlib.util.find_spec("pettingzoo"):
-        from lockstep.envs import pettingzoo
+        from lockstep.envs.multiagent import pettingzoo
 
         catalog |= {env_id: ("gymnasium",) for env_id in pettingzoo.ids()}
     return catalog

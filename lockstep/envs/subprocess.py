@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from lockstep.arrays import ArrayTuple
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import ArrayTuple
+from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
 from lockstep.envs.convert import ActionLog, Seeds
 from lockstep.envs.gym import episode_state
 from lockstep.envs.registry import python_shard, whole_matches
-from lockstep.runtime import children
-from lockstep.runtime.machine import cores
-from lockstep.runtime.numerics import settle
-from lockstep.runtime.output import tell
-from lockstep.runtime.shared import Arena, SharedMemory
-from lockstep.settings import SettingsError
+from lockstep.system import children
+from lockstep.system.machine import cores
+from lockstep.system.numerics import settle
+from lockstep.system.output import tell
 
 _SPIN = 50e-6
 """Seconds for which an answer is polled for before the wait for it blocks, where cores are to spare: waking up takes
@@ -103,7 +103,7 @@ class SteppingPool:
         try:
             stepper.pipe.send((shard, name, *arguments))
         except OSError:
-            self._bury(stepper)
+            self._report_death(stepper)
 
     def answer(self, stepper: _Stepper, shard: int, waiting: Callable[[], bool]) -> Any:
         """Wait for what a process answers for a shard.
@@ -121,7 +121,7 @@ class SteppingPool:
             try:
                 answered, kind, value = stepper.pipe.recv()
             except (EOFError, OSError):
-                self._bury(stepper)
+                self._report_death(stepper)
             stepper.answers[answered] = kind, value
         kind, value = stepper.answers.pop(shard)
         if kind == "mistake":
@@ -134,7 +134,7 @@ class SteppingPool:
         deadline = time.perf_counter() + self._spin
         while not stepper.poll.poll(0) and time.perf_counter() < deadline:
             os.sched_yield()
-        standstill = children.Standstill(self._stall_timeout)
+        standstill = children.StallDetector(self._stall_timeout)
         while not stepper.poll.poll(1000 * _LOOK):
             if waiting():
                 standstill.moved()
@@ -148,12 +148,12 @@ class SteppingPool:
                 )
             for other in self._steppers:
                 if not other.process.is_alive():
-                    self._bury(other)
+                    self._report_death(other)
 
-    def _bury(self, stepper: _Stepper) -> NoReturn:
+    def _report_death(self, stepper: _Stepper) -> NoReturn:
         self.failed = True
         stepper.process.join(_GRACE)  # its pipe closes a moment before it has an exit code
-        raise RuntimeError(f"{_WHAT} {children.obituary(stepper.process)}") from None
+        raise RuntimeError(f"{_WHAT} {children.death_report(stepper.process)}") from None
 
     def close(self) -> None:
         """Close all environments and end the processes."""

@@ -16,11 +16,11 @@ import numpy as np
 from envpool.registration import registry as _registry
 from gymnasium import spaces
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs import vizdoom_engine
 from lockstep.envs.base import EnvConfig, Observation
 from lockstep.envs.convert import Seeds
 from lockstep.envs.envpool import EnvPoolShard
-from lockstep.settings import SettingsError
 
 PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"

@@ -10,13 +10,13 @@ import torch
 from gymnasium import spaces
 
 from lockstep import envs
-from lockstep.arrays import map_structure
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import map_structure
+from lockstep.core.rng import stream
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import single_action
 from lockstep.evaluation.policy import Policy
 from lockstep.models.capture import Inference
-from lockstep.rng import stream
-from lockstep.settings import SettingsError
 
 
 class Actor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation import page
 from lockstep.evaluation.findings import diverged, few, protocol
 from lockstep.evaluation.page import Section
@@ -32,7 +33,6 @@ from lockstep.evaluation.runs import (
 )
 from lockstep.evaluation.scales import scale_of
 from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement, readable
-from lockstep.settings import SettingsError
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation import charts, page, statistics
 from lockstep.evaluation.charts import Chart, PageRuns
 from lockstep.evaluation.runs import (
@@ -25,8 +27,6 @@ from lockstep.evaluation.runs import (
 from lockstep.evaluation.scales import Scale, on_one_scale, scale_of
 from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, Scores, estimate, iqm, readable
 from lockstep.evaluation.stills import still
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
 
 _MAX_PAIRS = 15
 _THRESHOLDS = 101

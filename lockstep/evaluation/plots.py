@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation.runs import (
     SCORES,
     X_LABELS,
@@ -27,9 +28,8 @@ from lockstep.evaluation.runs import (
     with_metric,
 )
 from lockstep.evaluation.statistics import ENOUGH, Curve, align, smooth
-from lockstep.runtime.files import writing
-from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError
+from lockstep.run.files import writing
+from lockstep.system.output import tell
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which stays distinct for the color-blind.

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import below
-from lockstep.arrays import map_structure
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import map_structure
+from lockstep.core.rng import stream
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.experiment import Experiment
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.normalize import Normalizers
-from lockstep.rng import stream
-from lockstep.run import RunFolder
-from lockstep.runtime.checkpoint import Checkpoint, find, open_checkpoint
-from lockstep.settings import SettingsError
+from lockstep.run.checkpoint import Checkpoint, find, open_checkpoint
+from lockstep.run.folder import RunFolder
 
 
 @dataclass(frozen=True)

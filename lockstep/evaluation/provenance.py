@@ -9,18 +9,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep import ledger
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation import page
 from lockstep.evaluation.page import Html
 from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
-from lockstep.layout import Layout
-from lockstep.records.consistency import edited_settings, newest_checkpoint_difference
-from lockstep.run import RunFolder
-from lockstep.runtime.checkpoint import list_checkpoints
-from lockstep.runtime.supervisor import WorkerError
-from lockstep.settings import SettingsError
-from lockstep.verify import verify
+from lockstep.launchers.supervisor import WorkerError
+from lockstep.reproducibility.verify import verify
+from lockstep.run import ledger
+from lockstep.run.checkpoint import list_checkpoints
+from lockstep.run.consistency import edited_settings, newest_checkpoint_difference
+from lockstep.run.folder import RunFolder
 
 _MAX_VIDEO = 2_500_000
 """Bytes of all videos of a page together."""

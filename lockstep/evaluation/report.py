@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation import findings, page, provenance
 from lockstep.evaluation.charts import PageRuns
 from lockstep.evaluation.findings import Scored
@@ -16,8 +17,7 @@ from lockstep.evaluation.page import Section
 from lockstep.evaluation.provenance import Proof
 from lockstep.evaluation.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
 from lockstep.evaluation.statistics import ENOUGH
-from lockstep.runtime.files import write_whole, writing
-from lockstep.settings import SettingsError
+from lockstep.run.files import write_whole, writing
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from lockstep.config.serialization import flat
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import Curve
-from lockstep.run import RunFolder, is_run, runs_in
-from lockstep.settings import SettingsError
-from lockstep.settings_json import flat
+from lockstep.run.folder import RunFolder, is_run, runs_in
 
 _Item = TypeVar("_Item")
 

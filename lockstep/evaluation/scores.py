@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep import envs
-from lockstep.envs.opponents import resolved
+from lockstep.config.options import check_episodes
+from lockstep.config.settings import SettingsError
+from lockstep.envs.multiagent.opponents import resolved
 from lockstep.evaluation.policy import Player, acting_of, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
-from lockstep.options import check_episodes
-from lockstep.run import RunFolder
-from lockstep.runtime.machine import cores
-from lockstep.runtime.numerics import settled
-from lockstep.runtime.output import tell
-from lockstep.settings import SettingsError
+from lockstep.run.folder import RunFolder
+from lockstep.system.machine import cores
+from lockstep.system.numerics import settled
+from lockstep.system.output import tell
 
 MAX_ENVS = 16
 MAX_STEPS = 27_000

@@ -13,13 +13,13 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.envs.gym import needs_library
 from lockstep.evaluation.policy import Player, load_policy
-from lockstep.run import RunFolder
-from lockstep.runtime.files import writing
-from lockstep.runtime.numerics import settled
-from lockstep.settings import SettingsError
+from lockstep.run.files import writing
+from lockstep.run.folder import RunFolder
+from lockstep.system.numerics import settled
 
 _SIZE = 640
 """Smaller pictures are magnified by a whole number as long as both sides stay within this many pixels."""

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.distributions import Categorical
@@ -22,7 +23,6 @@ from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import NO_MASKS, ObservationLayout
 from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_initial_std
-from lockstep.settings import SettingsError
 
 
 class Unchanged(nn.Module):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lockstep.arrays import map_structure
+from lockstep.core.arrays import map_structure
 from lockstep.models.base import ModelOutput, PolicyModel
-from lockstep.runtime.graphs import Capture, Graph
+from lockstep.system.graphs import Capture, Graph
 
 
 class Inference:

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.distributions import (
     LOG_STD_RANGE,
     Distribution,
@@ -25,7 +26,6 @@ from lockstep.models.distributions import (
     expected_log_slope,
     standard_normal,
 )
-from lockstep.settings import SettingsError
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 

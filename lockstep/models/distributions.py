@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 _FORBIDDEN = -1e9
 """Logit of a masked action: its probability is exactly zero in fp32, and its log-probability finite."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.quasirandom import SobolEngine
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic
 from lockstep.models.distributions import standard_normal
@@ -23,7 +24,6 @@ from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import acting_copy
-from lockstep.settings import SettingsError
 
 _LOG_VARIANCES = (-10.0, 5.0)
 """Soft bounds of predicted log variances."""

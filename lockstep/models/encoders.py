@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.layers import (
     Conv2d,
     Linear,
@@ -23,7 +24,6 @@ from lockstep.models.layers import (
     initialize_orthogonal,
 )
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
-from lockstep.settings import SettingsError
 
 Initialization = Literal["orthogonal", "impala"]
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

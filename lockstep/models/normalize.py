@@ -19,8 +19,8 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.observations import ObservationLayout
 
 if TYPE_CHECKING:
+    from lockstep.core.rollout import Rollout
     from lockstep.experiment import Experiment, NormalizeConfig
-    from lockstep.storage.rollout import Rollout
 
 _EPSILON = 1e-8
 """Added to variances, so that what never varied is not divided by zero."""

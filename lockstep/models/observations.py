@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 ACTION_MASK = "action_mask"
 """The entry of a Dict observation that says which discrete actions are allowed; it is not observed."""

@@ -12,6 +12,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
 from lockstep.models.distributions import Distribution, bounded_log_std, make_distribution
@@ -29,7 +30,6 @@ from lockstep.models.encoders import (
 )
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
-from lockstep.settings import SettingsError
 
 _SYMBOLS = 11
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy, standard_normal
@@ -23,7 +24,6 @@ from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import NO_MASKS, ObservationLayout
 from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
-from lockstep.settings import SettingsError
 
 
 class NoisyLinear(nn.Module):

@@ -14,9 +14,9 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.layers import initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
-from lockstep.settings import SettingsError
 
 _CLIP = 5.0
 """Bound on normalised observations (Burda et al. 2018, section 2.4)."""

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.prepare import check, prepare
-from lockstep.runtime.machine import cores
 from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, parts_of
 from lockstep.speed.trial import Trial
+from lockstep.system.machine import cores
+from lockstep.training.prepare import check, prepare
 
 _LOOK = 1.0
 """Seconds for which others are looked at before anything is measured."""

@@ -10,23 +10,24 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.arrays import map_structure
-from lockstep.collecting.collectors import Collector
+from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
+from lockstep.collectors.collectors import Collector
+from lockstep.config.layout import Layout
+from lockstep.core.arrays import map_structure
+from lockstep.core.rollout import RolloutInfo
+from lockstep.core.shards import block
+from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.learning.optimizer import Optimizer
-from lockstep.runtime.group import Group
-from lockstep.runtime.shared import PrivateArena
-from lockstep.shard import block
-from lockstep.storage.batches import Batches, Filled
-from lockstep.storage.rollout import Rollout
-from lockstep.storage.slabs import Slabs, acting_groups
-from lockstep.tree import TreeSum
+from lockstep.learners.optimizer import Optimizer
 
 _REMEMBERED = 100_000
 """Steps that are remembered at most while replay is measured: what more of them cost is memory, not time."""
@@ -52,11 +53,11 @@ class Calls:
         learning = Agent(experiment, layout.device_of("learner", index % learners))
         self._gpus = {agent.device for agent in (acting, learning) if agent.device.type == "cuda"}
         group, size = acting_groups(experiment, shards)[0], experiment.envs_per_shard
-        slabs = Slabs(
+        buffers = RolloutBuffers(
             acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena(pinned=acting.device.type != "cpu")
         )
-        (self._group, (slab,)) = slabs.groups[0]
-        self._whole = slab.whole
+        (self._group, (buffer,)) = buffers.groups[0]
+        self._whole = buffer.whole
         self._envs = [
             envs.make(experiment.env, seed=1, first_index=shard * size, num_envs=size) for shard in self._group.shards
         ]
@@ -69,15 +70,16 @@ class Calls:
         """By part: what to time, and how many samples of training one call counts for."""
         batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
         if isinstance(experiment.algorithm, OffPolicyConfig):
-            rollouts = self._played(acting, slabs)
+            rollouts = self._played(acting, buffers)
             insert, sample = self._inserting(learning, batches, rollouts), self._sampling(batches, updates)
             for _ in range(1 - (-experiment.algorithm.item_steps // experiment.algorithm.rollout)):
                 insert()
             self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
         else:
-            rollout = slab.shards[self._group.shards[0]].map(torch.clone)
+            rollout = buffer.shards[self._group.shards[0]].map(torch.clone)
             rollout.valid.fill_(True)  # of numbers without meaning
-            self._inserting(learning, batches, [rollout])()
+            nothing = RolloutInfo(self._group.shards[0], 0, 0, ((0, 0),), np.zeros(0), {}, [])
+            self._inserting(learning, batches, [CollectedRollout(nothing, rollout, learning.normalizers)])()
         batch = batches.slice(0, 0).batch
         stepped = len(self._envs) * size
         self.calls |= {
@@ -127,23 +129,24 @@ class Calls:
 
         return act
 
-    def _played(self, agent: Agent, slabs: Slabs) -> list[Rollout]:
+    def _played(self, agent: Agent, buffers: RolloutBuffers) -> list[CollectedRollout]:
         """A shard's rollouts, one after the other, as collectors make them."""
-        collector, version = Collector(agent, slabs), agent.version(0)
+        collector, version = Collector(agent, buffers), agent.version(0)
         collector.reset()
         rollouts = []
         for lap in range(max(2, -(-_EXAMPLES // self._experiment.algorithm.rollout))):
             first = collector.collect(lap, lambda t: version)[0]
-            rollouts.append(slabs.rollout(first.shard, lap).map(torch.clone))
+            rollout = buffers.rollout(first.shard, lap).map(torch.clone)
+            rollouts.append(CollectedRollout(first, rollout, agent.normalizers))
         collector.close()
         return rollouts
 
-    def _inserting(self, agent: Agent, batches: Batches, rollouts: list[Rollout]) -> Callable[[], object]:
+    def _inserting(self, agent: Agent, batches: Batches, rollouts: list[CollectedRollout]) -> Callable[[], object]:
         numbers, hyper = itertools.count(), agent.algorithm.hyperparameters(0.0)
 
         def insert() -> None:
             number = next(numbers)
-            batches.begin(number, {0: [Filled(rollouts[number % len(rollouts)], agent.normalizers)]}, hyper)
+            batches.begin(number, {0: [rollouts[number % len(rollouts)]]}, hyper)
 
         return insert
 

@@ -16,17 +16,17 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.buffers.rollout_buffers import acting_groups
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.core.shards import block
+from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.runtime import children
-from lockstep.runtime.memory import keep_freed_memory
-from lockstep.runtime.numerics import settle
-from lockstep.runtime.shared import SharedCounts
-from lockstep.runtime.supervisor import WorkerError
-from lockstep.settings import SettingsError
-from lockstep.shard import block
+from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.calls import Calls
-from lockstep.storage.slabs import acting_groups
+from lockstep.system import children
+from lockstep.system.malloc import keep_freed_memory
+from lockstep.system.numerics import settle
 
 PARTS = {
     "env": "environment",
@@ -95,7 +95,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
     learners = layout.learning
     collecting = _collecting(experiment, layout, costs, collectors)
     learning = costs.learning / learners
-    overlap = layout.split and experiment.scheme.slabs > 1
+    overlap = layout.split and experiment.scheme.buffers > 1
     seconds = max(collecting, learning) if overlap else collecting + learning
     on_cpu = costs.env
     if layout.device_of("collector", 0) == "cpu":
@@ -172,7 +172,7 @@ class PartsWorkers:
 
     def _answers(self) -> list[float]:
         answers: dict[int, float] = {}
-        standstill = children.Standstill(self._stall_timeout)
+        standstill = children.StallDetector(self._stall_timeout)
         while len(answers) < len(self._pipes):
             missing = [index for index in range(len(self._pipes)) if index not in answers]
             waited_for = [end for i in missing for end in (self._pipes[i], self._processes[i].sentinel)]
@@ -191,8 +191,8 @@ class PartsWorkers:
                         raise EOFError
                 except (EOFError, OSError):
                     self._processes[index].join()
-                    obituary = children.obituary(self._processes[index])
-                    raise WorkerError(f"Measuring process {index} {obituary}") from None
+                    death_report = children.death_report(self._processes[index])
+                    raise WorkerError(f"Measuring process {index} {death_report}") from None
             patience = standstill.too_long(list(self._progress.values), started=any(self._progress.values))
             if patience is not None and len(answers) < len(self._pipes):
                 for index in missing:

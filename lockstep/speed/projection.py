@@ -73,7 +73,7 @@ class Projected:
 
 
 def tree_seconds(learners: int, size: float, network: Network) -> float:
-    """Seconds of one sum over all learners (lockstep.tree), of tensors of so many bytes.
+    """Seconds of one sum over all learners (lockstep.distributed.tree), of tensors of so many bytes.
 
     With a power of two of learners, partners swap halves on each of the log2(n) levels of the tree, and once more on
     the way back. Otherwise whole vectors climb the tree, and learner 0 sends the total to one after the other.

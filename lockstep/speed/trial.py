@@ -15,12 +15,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime import children
-from lockstep.runtime.supervisor import WorkerError, unattended
-from lockstep.settings import SettingsError
+from lockstep.launchers.supervisor import WorkerError, unattended
+from lockstep.run.folder import RunFolder
+from lockstep.system import children
 
 _POLL = 0.005
 """Seconds between looks for finished iterations."""
@@ -72,8 +73,8 @@ class Trial:
         self.layout = layout
         self._samples = 0
         """Collected so far."""
-        self.settling = experiment.scheme.slabs
-        """Iterations at the beginning that are unlike the others: slabs are filled, or nothing is learned yet."""
+        self.settling = experiment.scheme.buffers
+        """Iterations at the beginning that are unlike the others: buffers are filled, or nothing is learned yet."""
         if isinstance(experiment.algorithm, OffPolicyConfig):
             algorithm = dataclasses.replace(experiment.algorithm, warmup=0)
             experiment = experiment.replace(algorithm=algorithm)
@@ -136,7 +137,7 @@ class Trial:
             return SettingsError(text) if kind == "mistake" else WorkerError(text)
         printed = self._output.read_text(encoding="utf-8", errors="replace") if self._output.exists() else ""
         last = "\n".join(printed.splitlines()[-20:])
-        return WorkerError(f"Training with --layout {self.layout} {children.obituary(self._process)}\n{last}")
+        return WorkerError(f"Training with --layout {self.layout} {children.death_report(self._process)}\n{last}")
 
 
 def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
@@ -145,7 +146,7 @@ def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    from lockstep.train import train
+    from lockstep.launchers.launch import train
 
     never = 10**12
     options = RunOptions(run=str(folder / "run"), checkpoint_every=never, display="none", tensorboard=False)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from lockstep.algorithms.base import OnPolicyConfig
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.prepare import check, prepare
-from lockstep.runtime.machine import cores
-from lockstep.runtime.supervisor import WorkerError
-from lockstep.settings import SettingsError
+from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import OutOfTime, Trial
+from lockstep.system.machine import cores
+from lockstep.training.prepare import check, prepare
 
 _ENDING = 4.0
 """Seconds of the budget that are kept for ending all processes."""
@@ -50,7 +50,7 @@ def candidates(experiment: Experiment, available: int, gpus: int) -> list[Layout
     if not experiment.scheme.free_running:
         workers = sorted({most, *(1 << n for n in range(1, most.bit_length()))} - {0, 1}, reverse=True)
         texts += [f"processes:{n}" for n in workers[:1]] + ["inline"] + [f"processes:{n}" for n in workers[1:]]
-    if experiment.scheme.slabs > 1 or experiment.scheme.free_running:
+    if experiment.scheme.buffers > 1 or experiment.scheme.free_running:
         for learners in sorted({1, available // 4, available // 2} - {0}):
             collectors = max(1, available - learners)
             texts.append(f"cpu:a{min(shards, collectors)}-l{min(shards, learners)}")
@@ -69,7 +69,7 @@ def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
         return []
     shards = experiment.scheme.shards
     texts = []
-    if experiment.scheme.slabs > 1 or experiment.scheme.free_running:
+    if experiment.scheme.buffers > 1 or experiment.scheme.free_running:
         several = min(shards, max(1, available // (4 * gpus)))
         texts += ["acpu" + ",cpu" * (min(shards, available - 1) - 1) + "-l0"] if available > 1 else []
         texts += [f"a{','.join(['0'] * count)}-l0" for count in sorted({1, several})]

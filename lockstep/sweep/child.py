@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.runtime import children
-from lockstep.runtime.files import is_full
-from lockstep.runtime.output import tell
-from lockstep.settings import Diverged
+from lockstep.config.settings import Diverged
+from lockstep.run.files import is_full
 from lockstep.sweep.queue import Entry, Outcome, Queue
+from lockstep.system import children
+from lockstep.system.output import tell
 
 INTERRUPTED = 130
 """Exit code of a run that was told to stop, and can go on."""
@@ -97,12 +97,12 @@ def run_entry(queue: Queue, name: str) -> int:
 
 def _train(queue: Queue, entry: Entry) -> Outcome | None:
     """How the run ended; None if it was told to stop before."""
-    from lockstep.layout import Layout
-    from lockstep.run import RunOptions
-    from lockstep.runtime.supervisor import unattended
-    from lockstep.settings_json import from_json
-    from lockstep.train import resume, train
-    from lockstep.user_code import look_for_files_in
+    from lockstep.config.layout import Layout
+    from lockstep.config.options import RunOptions
+    from lockstep.config.serialization import from_json
+    from lockstep.config.user_code import look_for_files_in
+    from lockstep.launchers.launch import resume, train
+    from lockstep.launchers.supervisor import unattended
 
     with contextlib.suppress(OSError):
         os.chdir(entry.directory)
@@ -137,14 +137,14 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
 
 def _is_busy(error: Exception) -> bool:
     """Whether somebody trains the run by hand."""
-    from lockstep.run import RunBusy
+    from lockstep.run.folder import RunBusy
 
     return isinstance(error, RunBusy)
 
 
 def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
-    from lockstep.runtime.supervisor import WorkerError
-    from lockstep.settings import SettingsError
+    from lockstep.config.settings import SettingsError
+    from lockstep.launchers.supervisor import WorkerError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()

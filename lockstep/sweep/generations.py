@@ -10,15 +10,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from lockstep.envs import opponents
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError
+from lockstep.envs.multiagent import opponents
 from lockstep.experiment import WarmStart
-from lockstep.records.warm_start import resolved
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json, to_json
 from lockstep.sweep.population import Population
 from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Entry, Outcome, Queue, State, read_json, write_json
 from lockstep.sweep.search import measured, reached
+from lockstep.training.warm_start import resolved
 
 
 @dataclass(frozen=True)

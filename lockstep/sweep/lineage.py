@@ -12,11 +12,11 @@ from matplotlib.ticker import EngFormatter
 
 from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.runs import SCORES, X_LABELS
-from lockstep.records.recorder import WINDOW
-from lockstep.runtime.files import writing
+from lockstep.run.files import writing
 from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.search import OneOf
 from lockstep.sweep.spec import task
+from lockstep.training.recorder import WINDOW
 
 _WIDTH, _HEIGHT, _LOW = 8.5, 4.0, 1.7
 """Inches: of all, of what the members reached, and of each setting."""

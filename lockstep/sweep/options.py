@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lockstep.settings import Options, SettingsError
+from lockstep.config.settings import Options, SettingsError
 from lockstep.sweep.stopping import StopRule
 
 

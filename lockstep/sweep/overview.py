@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.runtime.display import duration, number
-from lockstep.runtime.output import PatientConsole, on_terminal, tell
 from lockstep.sweep.queue import State
 from lockstep.sweep.slots import SHARED
+from lockstep.system.output import PatientConsole, on_terminal, tell
+from lockstep.training.display import duration, number
 
 PLAIN_INTERVAL = 30.0
 """Seconds between plain lines of what is running."""

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lockstep.envs.pettingzoo import agents_of
+from lockstep.config.serialization import to_json
+from lockstep.config.settings import SettingsError
+from lockstep.envs.multiagent.pettingzoo import agents_of
 from lockstep.experiment import Experiment, WarmStart
-from lockstep.settings import SettingsError
-from lockstep.settings_json import to_json
 from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_objective, check_space, is_whole
 from lockstep.sweep.spec import Run, changed, holds, setting
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from lockstep.layout import Layout
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json, to_json
+from lockstep.config.layout import Layout
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import look_for_files_in
 from lockstep.sweep.population import Population
 from lockstep.sweep.queue import Entry, Queue, read_json, write_json
 from lockstep.sweep.search import Search
 from lockstep.sweep.slots import Needs, needs
-from lockstep.user_code import look_for_files_in
 
 AskedT = TypeVar("AskedT", Search, Population)
 ProposalsT = TypeVar("ProposalsT", bound="Proposals[Any]")

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
-from lockstep.runtime.files import locked, locked_within, sync, write_whole, writing
-from lockstep.settings import SettingsError
-from lockstep.settings_json import to_json
+from lockstep.config.serialization import to_json
+from lockstep.config.settings import SettingsError
+from lockstep.run.files import locked, locked_within, sync, write_whole, writing
 
 if TYPE_CHECKING:
     from lockstep.sweep.spec import Run
@@ -270,7 +270,7 @@ class Queue:
         return self._logs / f"{name}.txt"
 
     def begun(self, name: str) -> bool:
-        """Whether a run's folder is completely made. As lockstep.run.is_run, without importing torch."""
+        """Whether a run's folder is completely made. As lockstep.run.folder.is_run, without importing torch."""
         return (self.run(name) / "experiment.json").is_file()
 
     def discard_unfinished_folder(self, name: str) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.runtime.machine import cores
-from lockstep.settings import SettingsError, require
+from lockstep.config.settings import SettingsError, require
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Needs
+from lockstep.system.machine import cores
 
 _ENDING = 10.0
 """Seconds that a run which was killed gets to be gone."""
@@ -186,7 +186,7 @@ def cluster(runs_per_gpu: int = 1) -> Iterator[RayCluster]:
         SettingsError: Ray is not installed.
     """
     require("ray", "ray", "--ray", "Without --ray, a sweep takes this machine.")
-    from lockstep.runtime.ray_backend import connected
+    from lockstep.launchers.ray.launcher import connected
 
     with connected(cores()) as ray:
         yield RayCluster(ray, runs_per_gpu)

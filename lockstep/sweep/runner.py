@@ -9,15 +9,15 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.layout import Layout
-from lockstep.runtime import children
-from lockstep.settings import SettingsError
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.sweep import child
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, make_overview
 from lockstep.sweep.queue import Entry, Outcome, Queue, State
 from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
+from lockstep.system import children
 
 if TYPE_CHECKING:
     from lockstep.sweep.proposals import Proposals
@@ -221,7 +221,7 @@ class Runner:
             resumable = code in (*child.STOPPED, child.ELSEWHERE) or (running.told and code < 0)
             resumable |= code == child.FULL or (code == child.LOST and self._losses[name] <= _LOSSES)
             if outcome is None and not resumable:
-                outcome = Outcome("failed", reason=self._obituary(name, code))
+                outcome = Outcome("failed", reason=self._death_report(name, code))
                 self._queue.end(name, outcome)
             held = code == child.ELSEWHERE or (running.objection and self._queue.state(name) == "running")
             if outcome is None and resumable and running.objection and not held:
@@ -249,14 +249,14 @@ class Runner:
         elif outcome.state == "stopped":
             self._overview.message(f"stopped {name} early: {outcome.reason}", "yellow")
         else:
-            from lockstep.run import RunFolder  # brings in torch, which this program's help does without
+            from lockstep.run.folder import RunFolder  # brings in torch, which this program's help does without
 
             lost = RunFolder(self._queue.run(name)).diverged()
             verdict = f", but diverged ({', '.join(lost)} ended as NaN or infinity)" if lost else ""
             color = "yellow" if lost else "green"
             self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}{verdict}", color)
 
-    def _obituary(self, name: str, code: int) -> str:
+    def _death_report(self, name: str, code: int) -> str:
         how = f"ended without a word, with exit code {code}"
         if code == child.LOST:
             how = f"was lost with its machine {_LOSSES + 1} times"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError, parse_count
 from lockstep.experiment import Experiment
-from lockstep.runtime.files import read_objects
-from lockstep.settings import SettingsError, parse_count
-from lockstep.settings_json import from_json, to_json
+from lockstep.run.files import read_objects
 from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lockstep.layout import Layout
-from lockstep.runtime.machine import cores
-from lockstep.settings import SettingsError
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.sweep import child
-from lockstep.sweep.claims import Claims
+from lockstep.sweep.core_locks import CoreLocks
 from lockstep.sweep.queue import Queue
+from lockstep.system.machine import cores
 
 SHARED = " (shared with another sweep)"
 
@@ -106,14 +106,14 @@ class Machine:
         runs_per_gpu: int = 1,
         memory: float = math.inf,
         quota: int | None = None,
-        claims: Claims | None = None,
+        core_locks: CoreLocks | None = None,
     ) -> None:
         """
         Args:
             quota: cores at once, where a container shows more than it may keep busy.
             claims: the cores that other sweeps have, and are told of; None minds none.
         """
-        self._claims = claims
+        self._core_locks = core_locks
         self._memory, self._running = memory, 0
         self._spare = len(cores) - min(quota or len(cores), len(cores))
         """Cores that stay free."""
@@ -123,7 +123,9 @@ class Machine:
         self._runs_per_gpu = runs_per_gpu
 
     @staticmethod
-    def here(runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True, claims: Claims | None = None) -> Machine:
+    def here(
+        runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True, core_locks: CoreLocks | None = None
+    ) -> Machine:
         """All that this process may use: taskset, CUDA_VISIBLE_DEVICES and a container limit it.
 
         Args:
@@ -134,7 +136,7 @@ class Machine:
         """
         memory = _memory() if replay else math.inf
         allowed = sorted(os.sched_getaffinity(0))
-        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, memory, cores(), claims)
+        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, memory, cores(), core_locks)
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if a run can never have what it needs here."""
@@ -158,10 +160,10 @@ class Machine:
             return None
         gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
         count = self._cores_of(wanted)
-        if self._claims is None:
+        if self._core_locks is None:
             cores, shared = self._neighbors(count, Counter()), False
         else:
-            cores, shared = self._claims.take(lambda others: self._neighbors(count, others))
+            cores, shared = self._core_locks.take(lambda others: self._neighbors(count, others))
         share = Share(cores, tuple(gpus), wanted.memory, shared)
         self._memory -= share.memory
         self._running += 1
@@ -177,8 +179,8 @@ class Machine:
         self._free |= set(share.cores)
         for gpu in share.gpus:
             self._tenants[gpu] -= 1
-        if self._claims is not None:
-            self._claims.give_back(share.cores)
+        if self._core_locks is not None:
+            self._core_locks.give_back(share.cores)
 
     def start(self, queue: Queue, name: str, share: Share) -> Process:
         """A process of this machine, which keeps to its share."""
@@ -213,7 +215,7 @@ class Machine:
 
 
 def _memory() -> float:
-    from lockstep.storage.memory import available_bytes
+    from lockstep.buffers.memory import available_bytes
 
     available = available_bytes()
     return math.inf if available is None else available

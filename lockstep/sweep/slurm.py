@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.runtime.slurm import executor, refusals, script, submitit
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.slurm import executor, refusals, script, submitit
 from lockstep.sweep.child import run_entry
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import SEARCH, Entry, Queue, read_json, write_json

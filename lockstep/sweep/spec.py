@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from lockstep.buffers.memory import replay_bytes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_value
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.prepare import prepare
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json, to_json
-from lockstep.storage.memory import replay_bytes
-from lockstep.user_code import load_value
+from lockstep.training.prepare import prepare
 
 if TYPE_CHECKING:
     from lockstep.sweep.population import Population

@@ -9,8 +9,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.runtime.files import read_objects
-from lockstep.settings import SettingsError, parse_count
+from lockstep.config.settings import SettingsError, parse_count
+from lockstep.run.files import read_objects
 
 _ENOUGH = 3
 """Other runs that must have come as far before their median says something."""

@@ -7,7 +7,7 @@ import torch
 from linear_actor import LinearActor
 
 from lockstep.algorithms import A2CConfig, Batch
-from lockstep.storage.rollout import Rollout
+from lockstep.core.rollout import Rollout
 
 
 def test_targets_are_n_step_returns_and_their_distance_from_the_value() -> None:

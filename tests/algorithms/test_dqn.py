@@ -17,9 +17,9 @@ from torch import Tensor
 from lockstep import train
 from lockstep.agent import Networks
 from lockstep.algorithms.dqn import DQN, DQNConfig, distribution_of, project, quantile_huber
+from lockstep.core.transitions import Transitions
 from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, QModelConfig
 from lockstep.recipes import RECIPES
-from lockstep.storage.transitions import Transitions
 
 ITEMS, ACTIONS = 5, 3
 

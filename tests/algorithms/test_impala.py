@@ -7,7 +7,7 @@ import torch
 from linear_actor import LinearActor
 
 from lockstep.algorithms import APPOConfig, Batch, IMPALAConfig
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 HYPER = {"discount": 0.5, "entropy_coef": 0.1, "value_coef": 0.5, "clip": 0.25}
 

@@ -11,10 +11,10 @@ from gymnasium import spaces
 from lockstep import recipes
 from lockstep.algorithms.mpc import MPCConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
 from lockstep.models import QModelConfig
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
 
 CONFIG = DynamicsConfig(members=2, hidden_sizes=(32,), horizon=2, population=4, elites=2, rounds=1)
 

@@ -13,7 +13,7 @@ import lockstep
 from lockstep.algorithms.base import LossOutput, check_loss
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.cli.main import main
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
 
 X = torch.ones((), requires_grad=True)
 

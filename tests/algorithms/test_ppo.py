@@ -9,8 +9,8 @@ from linear_actor import LinearActor
 
 from lockstep.algorithms import Batch, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
-from lockstep.settings import SettingsError
-from lockstep.storage.rollout import Rollout
+from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import Rollout
 
 HYPER = {"discount": 0.9, "entropy_coef": 0.1, "value_coef": 0.5, "clip": 0.2}
 

@@ -26,14 +26,14 @@ from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
 from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
 from lockstep.algorithms.sac import SACConfig
-from lockstep.learning.optimizer import Optimizer
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
+from lockstep.launchers.launch import train
+from lockstep.learners.optimizer import Optimizer
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.distributions import standard_normal
 from lockstep.models.mlps import MLPs
 from lockstep.models.parameters import FlatParameters
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Transitions
-from lockstep.train import train
 
 OBSERVATIONS = spaces.Dict({"goal": spaces.Box(-1, 1, (2,)), "observation": spaces.Box(-1, 1, (3,))})
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))

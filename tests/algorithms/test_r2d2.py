@@ -15,9 +15,9 @@ from lockstep import recipes
 from lockstep.agent import Networks
 from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config, mixed_priority, rescale, unscale
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Sequences
 from lockstep.models.q import QModel, QModelConfig
-from lockstep.settings import SettingsError
-from lockstep.storage.transitions import Sequences
 
 BURN_IN, UNROLL, N_STEP, ITEMS, ACTIONS, SIZE = 3, 5, 2, 4, 3, 6
 LENGTH = BURN_IN + UNROLL + N_STEP

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from linear_actor import make_batch, make_model
-from tiny import EXPERIMENTS, cut
+from tiny import EXPERIMENTS, collected, cut
 from torch import Tensor
 
 from lockstep import recipes
@@ -16,15 +16,14 @@ from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyCon
 from lockstep.algorithms.base import Intrinsic, ParameterGroup
 from lockstep.algorithms.ppo import PPO
 from lockstep.algorithms.rnd import RND, intrinsic_targets, with_curiosity
+from lockstep.buffers.intrinsic import CuriousBatches
+from lockstep.buffers.on_policy import FreshBatches
+from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import Rollout
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import Curiosity, RNDConfig
-from lockstep.runtime.group import Group
-from lockstep.settings import SettingsError
-from lockstep.storage.batches import Filled
-from lockstep.storage.fresh import FreshBatches
-from lockstep.storage.intrinsic import CuriousBatches
-from lockstep.storage.rollout import Rollout
-from lockstep.tree import TreeSum
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -193,7 +192,7 @@ def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
     returns: list[Tensor] = []
     for iteration in range(2):
         rollouts = {slot: rollout_of(agent, 10 * iteration + slot) for slot in slots}
-        filled = {slot: [Filled(rollout, agent.normalizers)] for slot, rollout in rollouts.items()}
+        filled = {slot: [collected(rollout, agent.normalizers)] for slot, rollout in rollouts.items()}
         assert batches.begin(iteration, filled, hyper) == config.epochs * config.minibatches
 
         seen += [rollout.obs[1:].reshape(-1, 4) for rollout in rollouts.values()]
@@ -242,7 +241,7 @@ def test_advantages_of_every_global_minibatch_are_standardized() -> None:
     shards = agent.experiment.scheme.shards
     batches = agent.algorithm.batches(agent, range(shards), TreeSum(shards, Group()))
     assert isinstance(batches, FreshBatches)
-    filled = {slot: [Filled(rollout_of(agent, slot), agent.normalizers)] for slot in range(shards)}
+    filled = {slot: [collected(rollout_of(agent, slot), agent.normalizers)] for slot in range(shards)}
     steps = batches.begin(0, filled, agent.algorithm.hyperparameters(0.0))
     for step in range(steps):
         parts = [batches.slice(slot, step).batch for slot in range(shards)]

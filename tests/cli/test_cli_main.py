@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.cli import common
 from lockstep.cli.main import VERBS, main
-from lockstep.extras import install_command
-from lockstep.runtime.supervisor import WorkerError
+from lockstep.config.extras import install_command
+from lockstep.launchers.supervisor import WorkerError
 
 Captured = pytest.CaptureFixture[str]
 

@@ -16,8 +16,9 @@ from children import ROOT, until
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.submit import SubmitArguments, _settings
-from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.run.folder import RunFolder
 
 RUN = (
     *("ppo-cartpole", "--env.adapter", "gymnasium", "--scheme.acting-batch", "0", "--algorithm.rollout", "8"),

@@ -13,11 +13,11 @@ import lockstep
 from lockstep.cli.main import main
 from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
 from lockstep.cli.unused import _NEEDS
+from lockstep.config.serialization import flat, from_json, to_json
 from lockstep.experiment import Experiment, WarmStart
-from lockstep.prepare import prepare
 from lockstep.recipes import RECIPES, ppo_cartpole
-from lockstep.run import RunFolder
-from lockstep.settings_json import flat, from_json, to_json
+from lockstep.run.folder import RunFolder
+from lockstep.training.prepare import prepare
 
 Captured = pytest.CaptureFixture[str]
 SMALL = (
@@ -188,7 +188,7 @@ def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, 
         (["missing.py:recipe"], ["no Python file", "missing.py"]),
         (["lockstep.recipes:missing"], ["lockstep.recipes:missing"]),
         (["lockstep.recipes:RECIPES"], ["gives a dict", "returns a lockstep.Experiment"]),
-        (["lockstep.user_code:load_file"], ["cannot be called without arguments", "'path'"]),
+        (["lockstep.config.user_code:load_file"], ["cannot be called without arguments", "'path'"]),
     ],
 )
 def test_mistakes(arguments: list[str], texts: list[str], capsys: Captured) -> None:
@@ -308,7 +308,7 @@ def test_resume_keeps_the_runs_folder(capsys: Captured) -> None:
 
 
 def test_package_offers_train_as_function_and_module() -> None:
-    import lockstep.train
+    import lockstep
 
     assert callable(lockstep.train) and callable(lockstep.verify)
     options = lockstep.RunOptions(run="r", display="none", tensorboard=False)

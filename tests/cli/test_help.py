@@ -14,8 +14,8 @@ from lockstep.cli.common import parse
 from lockstep.cli.main import main
 from lockstep.cli.sweep import SweepArguments
 from lockstep.cli.train import TrainArguments
+from lockstep.config.settings import SettingsError
 from lockstep.recipes import RECIPES
-from lockstep.settings import SettingsError
 
 Captured = pytest.CaptureFixture[str]
 VERBS = (

@@ -8,12 +8,12 @@ from lockstep.cli.evaluate import EvalArguments
 from lockstep.cli.main import main
 from lockstep.cli.share import ExportArguments
 from lockstep.cli.suggest import check_flags
+from lockstep.cli.synonyms import _ROWS, meaning_of, synonyms
 from lockstep.cli.train import TrainArguments
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import flat, to_json
+from lockstep.config.settings import SettingsError
 from lockstep.recipes import RECIPES
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
-from lockstep.settings_json import flat, to_json
-from lockstep.synonyms import _ROWS, meaning_of, synonyms
 
 NAMES = [name for _, names, *_ in _ROWS for name in names.split()]
 

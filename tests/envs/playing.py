@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from lockstep.config.user_code import look_for_files_in
 from lockstep.envs import ShardEnv, StepResult
-from lockstep.user_code import look_for_files_in
 
 
 @contextlib.contextmanager

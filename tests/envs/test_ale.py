@@ -10,9 +10,9 @@ from ale_py.vector_env import AtariVectorEnv
 from playing import buffers, play, random_actions, reset
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
-from lockstep.settings import SettingsError
 
 
 def make(game: str = "Breakout", num_envs: int = 1, render: bool = False, **settings: Any) -> ShardEnv:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import ObservationWriter
-from lockstep.settings import SettingsError
 
 IMAGE = np.arange(2 * 5 * 6 * 3, dtype=np.uint8).reshape(2, 5, 6, 3)
 

@@ -9,10 +9,10 @@ import pytest
 
 from lockstep import envs
 from lockstep.cli.main import main
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig, ShardEnv
 from lockstep.envs.goals import Goals
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json, to_json
 
 ROOT = Path(__file__).parents[2]
 TASK = "lockstep/Memory-v0"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, registry
 from lockstep.envs.convert import Seeds
-from lockstep.settings import SettingsError
 
 
 @pytest.fixture(autouse=True)

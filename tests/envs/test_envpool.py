@@ -10,9 +10,9 @@ import pytest
 from playing import buffers, equal, play, random_actions, reset, snapshot
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.envpool import EnvPoolShard
-from lockstep.settings import SettingsError
 
 pytestmark = pytest.mark.envpool
 

@@ -12,11 +12,11 @@ import pytest
 from playing import assert_same, buffers, play, random_actions, reset
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.convert import Seeds
 from lockstep.envs.subprocess import SteppingPool
-from lockstep.settings import SettingsError
-from lockstep.user_code import load_object
 
 
 def make(env_id: str, num_envs: int = 2, render: bool = False, **settings: Any) -> ShardEnv:

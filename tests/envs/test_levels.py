@@ -11,12 +11,12 @@ import pytest
 import lockstep
 from lockstep import envs, recipes
 from lockstep.cli.main import main
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import to_json
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import MAX_LEVELS, EnvConfig
 from lockstep.evaluation.scores import evaluate, evaluate_policy
-from lockstep.layout import Layout
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
-from lockstep.settings_json import to_json
 
 SHOWS_ITS_SEED = """
 import gymnasium

@@ -13,9 +13,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig
 from lockstep.envs.minatar import GAMES, MinAtar
-from lockstep.settings import SettingsError
 
 installed = pytest.mark.skipif(importlib.util.find_spec("minatar") is None, reason="needs MinAtar")
 every_game = pytest.mark.parametrize("game", GAMES)

@@ -17,13 +17,13 @@ from playing import Moment, assert_same, buffers, play, random_actions, reset, s
 from tiny import cut
 
 from lockstep import check_env, envs, recipes, train
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv, gym
 from lockstep.envs.convert import Seeds
-from lockstep.envs.opponents import _loaded, resolved
+from lockstep.envs.multiagent.opponents import _loaded, resolved
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.evaluation.scores import evaluate
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
 
 FOUR, SHAPES = "pettingzoo/classic/connect_four-v3", "pettingzoo/classic/rps-v2"
 
@@ -481,7 +481,7 @@ def test_a_match_makes_one_environment_whomever_it_is_played_against(
 
 
 def test_an_observation_of_nothing_is_in_its_space() -> None:
-    from lockstep.envs.pettingzoo import _zeros
+    from lockstep.envs.multiagent.pettingzoo import _zeros
 
     space = spaces.Dict(
         {

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.pictures import as_picture
-from lockstep.settings import SettingsError
 
 COLORS = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
 GREY = COLORS[..., 0]

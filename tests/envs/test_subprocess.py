@@ -17,9 +17,9 @@ from children import ROOT, TIMEOUT, until
 from playing import Moment, assert_same, buffers, play, random_actions, reset, snapshot, user_file
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.subprocess import SteppingPool
-from lockstep.settings import SettingsError
 
 CASES = {
     "cartpole": EnvConfig(id="CartPole-v1", adapter="gymnasium", reseed_every=25, decorrelate=9),

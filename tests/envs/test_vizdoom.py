@@ -21,8 +21,8 @@ from gymnasium import spaces
 from playing import Moment, play, reset
 
 from lockstep import envs
+from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
-from lockstep.settings import SettingsError
 
 pytestmark = pytest.mark.envpool
 

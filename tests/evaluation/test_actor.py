@@ -13,12 +13,12 @@ from tiny import EXPERIMENTS, options
 from torch import Tensor
 
 from lockstep import envs, recipes
+from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.gym import construct
 from lockstep.evaluation.actor import Actor
 from lockstep.evaluation.policy import Policy, load_policy
-from lockstep.settings import SettingsError
-from lockstep.train import train
+from lockstep.launchers.launch import train
 
 NAMES = ["memory-gru-lag-2", "tuple-dict-mask", "mujoco-normalized", "r2d2-uniform-lag-1"]
 

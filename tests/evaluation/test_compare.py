@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from made_runs import SAMPLES, write_run
 
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation.compare import compare
-from lockstep.settings import SettingsError
 
 
 def runs_of(folder: Path, name: str, finals: list[float], task: str = "CartPole-v1", **settings: Any) -> list[Path]:

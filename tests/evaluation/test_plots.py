@@ -11,10 +11,10 @@ from made_runs import write_run
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation import plots
 from lockstep.evaluation.plots import plot
 from lockstep.evaluation.runs import Method, Run
-from lockstep.settings import SettingsError
 
 
 def texts(svg: Path) -> list[str]:

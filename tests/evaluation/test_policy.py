@@ -13,6 +13,9 @@ from test_video import read
 from tiny import EXPERIMENTS
 
 from lockstep import recipes
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.evaluation import scores as scoring
 from lockstep.evaluation import video
 from lockstep.evaluation.policy import find_checkpoint, load_policy
@@ -20,11 +23,8 @@ from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 from lockstep.evaluation.video import record_video
 from lockstep.experiment import NormalizeConfig
+from lockstep.launchers.launch import train
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
-from lockstep.train import train
-from lockstep.user_code import load_object
 
 QUIET: dict[str, Any] = {"display": "none", "tensorboard": False}
 

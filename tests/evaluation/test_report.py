@@ -17,14 +17,15 @@ import pytest
 from made_runs import write_run
 from plotly.offline import get_plotlyjs
 
-from lockstep import ledger, recipes
+from lockstep import recipes
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.evaluation.charts import mean_curve
 from lockstep.evaluation.compare import compare
 from lockstep.evaluation.report import report as write_report
 from lockstep.evaluation.runs import Run, methods
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
-from lockstep.train import train
+from lockstep.launchers.launch import train
+from lockstep.run import ledger
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
@@ -450,10 +451,10 @@ def test_iterations_are_repeated_if_asked(trained: Path, tmp_path: Path) -> None
     forged = shutil.copytree(trained, tmp_path / "forged")
     head, lines = ledger.read(forged / "ledger.jsonl")
     (forged / "ledger.jsonl").unlink()
-    book = ledger.Ledger.create(forged / "ledger.jsonl", head)
+    writer = ledger.Ledger.create(forged / "ledger.jsonl", head)
     for line in lines:
-        book.append({**line, "rollout": {**line["rollout"], "0": {}}})
-    book.close()
+        writer.append({**line, "rollout": {**line["rollout"], "0": {}}})
+    writer.close()
     (_, row) = rows(report([forged], tmp_path / "f.html", verify=1), "proof")
     assert row[4].startswith("✗ Not verified")
 

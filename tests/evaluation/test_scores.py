@@ -15,6 +15,8 @@ import lockstep.envs.tasks  # noqa: F401 - registers lockstep/Memory-v0
 from lockstep import envs
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.main import main
+from lockstep.config.settings import SettingsError
+from lockstep.core.rng import derive_seed
 from lockstep.envs.base import EnvConfig
 from lockstep.evaluation.policy import Player
 from lockstep.evaluation.scores import Evaluation, evaluate_policy
@@ -22,8 +24,6 @@ from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.models.base import PolicyModel
 from lockstep.recipes import RECIPES
-from lockstep.rng import derive_seed
-from lockstep.settings import SettingsError
 
 SCRIPTED = '''
 import gymnasium
@@ -251,7 +251,7 @@ def test_a_video_says_how_actions_were_chosen(
     settings = RECIPES[recipe]().replace(env=EnvConfig(id="Pendulum-v1"))
     monkeypatch.setattr("lockstep.evaluation.policy.load_policy", lambda *_: SimpleNamespace(model=build(settings)))
     monkeypatch.setattr("lockstep.evaluation.video.record_video", lambda run, out, **_: out)
-    monkeypatch.setattr("lockstep.run.RunFolder.open", lambda path: SimpleNamespace(path=Path(path)))
+    monkeypatch.setattr("lockstep.run.folder.RunFolder.open", lambda path: SimpleNamespace(path=Path(path)))
     assert main(["record", "run", "a.mp4", *flags]) == 0
     assert told in (said := capsys.readouterr().out) and ("--greedy" in told) == ("--greedy" in said)
 

@@ -12,9 +12,9 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.evaluation.video import fit, prepare_graphics, write_mp4
-from lockstep.settings import SettingsError
 
 
 def read(path: Path) -> tuple[str, np.ndarray]:

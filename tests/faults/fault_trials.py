@@ -24,8 +24,8 @@ from tiny import cut
 
 from lockstep import recipes
 from lockstep.cli.main import main
-from lockstep.run import RunOptions
-from lockstep.train import train
+from lockstep.config.options import RunOptions
+from lockstep.launchers.launch import train
 
 LIMIT = 180.0
 """Seconds after which a trial hangs."""

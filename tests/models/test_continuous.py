@@ -13,12 +13,12 @@ from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from lockstep.algorithms.offpolicy import drifting
+from lockstep.config.settings import SettingsError
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.base import Exploring
 from lockstep.models.capture import Inference
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, SquashedGaussian
 from lockstep.models.distributions import Categorical, make_distribution
-from lockstep.settings import SettingsError
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 KINDS = (Deterministic, DiagonalGaussian, SquashedGaussian)

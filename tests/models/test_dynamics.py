@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from lockstep.config.settings import SettingsError
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
-from lockstep.settings import SettingsError
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTIONS = spaces.Box(-2, 2, (1,), np.float32)

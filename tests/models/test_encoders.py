@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import ObservationWriter
 from lockstep.models import (
     MLP,
@@ -31,7 +32,6 @@ from lockstep.models.layers import (
     reproducible_initialization,
 )
 from lockstep.models.observations import precision_warning, unused_mask
-from lockstep.settings import SettingsError
 
 
 def pixels(*shape: int, seed: int = 0) -> Tensor:

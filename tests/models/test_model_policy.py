@@ -9,11 +9,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError
 from lockstep.models import MLP, ObservationLayout, StandardModel, StandardModelConfig
 from lockstep.models.base import PolicyModel
 from lockstep.models.layers import PixelConv2d
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json, to_json
 
 STEPS, ENVS = 3, 4
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import envs, recipes
+from lockstep.core.rollout import Rollout
 from lockstep.experiment import NormalizeConfig
 from lockstep.models import StandardModel
 from lockstep.models.normalize import Normalizers, RunningMoments, batch_sums, discounted_returns
-from lockstep.storage.rollout import Rollout
 
 
 def test_batch_sums_by_hand() -> None:

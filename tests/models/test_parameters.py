@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.learning.optimizer import Optimizer
+from lockstep.learners.optimizer import Optimizer
 from lockstep.models import PolicyModel, StandardModelConfig
 from lockstep.models.parameters import FlatParameters
 

@@ -19,19 +19,20 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tiny import collected
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import Experiment, Layout, recipes
 from lockstep.agent import Agent
-from lockstep.clock import Clock
-from lockstep.collecting.collectors import Collector
+from lockstep.collectors.collectors import Collector
+from lockstep.core.schedule import Schedule
+from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.distributed.tree import TreeSum
 from lockstep.envs import ShardEnv, StepResult
-from lockstep.handover.rollouts import slabs_of
-from lockstep.learning.learner import Filled, Learner
-from lockstep.prepare import prepare
-from lockstep.runtime.group import Group
-from lockstep.runtime.shared import PrivateArena
-from lockstep.tree import TreeSum
+from lockstep.learners.learner import Learner
+from lockstep.training.prepare import prepare
+from lockstep.transport.rollouts import buffers_of
 
 
 class NoEnvironment(ShardEnv):
@@ -134,8 +135,8 @@ def collector(experiment: Experiment) -> tuple[Agent, Collector]:
         return NoEnvironment(*spaces, num_envs)
 
     with mock.patch("lockstep.envs.make", make):
-        (slabs,) = slabs_of(agent, range(1), Clock.of(experiment), PrivateArena(), ahead=False)
-        return agent, Collector(agent, slabs)
+        (buffers,) = buffers_of(agent, range(1), Schedule.of(experiment), PrivateArena(), ahead=False)
+        return agent, Collector(agent, buffers)
 
 
 def cost_of_collecting(experiment: Callable[..., Experiment]) -> Cost:
@@ -155,9 +156,9 @@ def cost_of_learning(experiment: Callable[..., Experiment]) -> Cost:
         version = agent.version(0)
         collecting.reset()
         collecting.collect(0, lambda t: version)
-        rollout = collecting._slabs.rollout(0, 0)
+        rollout = collecting._buffers.rollout(0, 0)
         learner = Learner(agent, range(1), TreeSum(1, Group()))
-        filled = {0: [Filled(rollout, version.normalizers)]}
+        filled = {0: [collected(rollout, version.normalizers)]}
         learner.learn(0, filled)
         return cost(lambda: learner.learn(1, filled))
 
@@ -190,7 +191,7 @@ def test_one_more_operation_a_step_is_noticed() -> None:
         act(self, t, actor)
         sign.add(1)
 
-    with mock.patch("lockstep.collecting.collectors.ActingBatch.act", slower):
+    with mock.patch("lockstep.collectors.collectors.ActingBatch.act", slower):
         found = cost_of_collecting(mlp)
     assert found.operations == plain.operations + 1 and found.allocations == plain.allocations + 1
     assert plain.calls < found.calls <= plain.calls + 3

@@ -13,11 +13,11 @@ from tiny import EXPERIMENTS, options
 
 from lockstep import Experiment, Layout, recipes, train
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.arrays import ArrayTuple
-from lockstep.prepare import prepare
+from lockstep.core.arrays import ArrayTuple
 from lockstep.speed import parts
 from lockstep.speed.calls import Calls
 from lockstep.speed.parts import Costs, limit, parts_of, processes_to_load
+from lockstep.training.prepare import prepare
 
 COSTS = Costs(env=300e-6, inference=100e-6, training=800e-6, optimizer=1e-6, reduction=1e-6)
 

@@ -18,11 +18,11 @@ from children import until
 from lockstep import Layout, recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.main import main
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme
-from lockstep.settings import SettingsError
 from lockstep.speed import peers
 from lockstep.speed.peers import Comparison, PeerError, System, compare, installed, systems
 from lockstep.speed.peers.task import comparable, task_of

@@ -14,7 +14,7 @@ ETHERNET = Network(latency=100e-6, bandwidth=125e6)
 
 
 def simulated(learners: int, size: float, network: Network) -> float:
-    """When the last learner has the total, message by message as lockstep.tree sends them."""
+    """When the last learner has the total, message by message as lockstep.distributed.tree sends them."""
     ready = [0.0] * learners
     levels = learners.bit_length() - 1
     portions = [size / 2 ** (level + 1) for level in range(levels)]

@@ -13,10 +13,10 @@ from tiny import EXPERIMENTS
 
 from lockstep import Experiment, Layout, SettingsError, envs
 from lockstep.cli.main import main
-from lockstep.prepare import prepare
-from lockstep.runtime.supervisor import WorkerError
+from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.parts import PartsWorkers
 from lockstep.speed.trial import OutOfTime, Slot, Trial
+from lockstep.training.prepare import prepare
 
 
 def cartpole() -> Experiment:
@@ -126,7 +126,7 @@ def test_a_mistake_is_told_before_anything_is_started(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lockstep.storage.memory.available_bytes", lambda: 1_000)
+    monkeypatch.setattr("lockstep.buffers.memory.available_bytes", lambda: 1_000)
     monkeypatch.setattr("lockstep.speed.trial.Trial.__init__", lambda *_: pytest.fail("a trial was started"))
     assert main([command, recipe, "--env.adapter", "gymnasium", *flags]) == 2
     error = capsys.readouterr().err

@@ -14,13 +14,13 @@ import pytest
 from lockstep import Experiment, Layout, SettingsError, recipes, train
 from lockstep.algorithms import OnPolicyConfig
 from lockstep.cli.main import main
-from lockstep.prepare import prepare
+from lockstep.config.options import RunOptions
+from lockstep.launchers.supervisor import WorkerError
 from lockstep.recipes import RECIPES
-from lockstep.run import RunOptions
-from lockstep.runtime.supervisor import WorkerError
 from lockstep.speed import tune as module
 from lockstep.speed.trial import OutOfTime, Slot
 from lockstep.speed.tune import candidates, shortened, tune
+from lockstep.training.prepare import prepare
 
 
 def texts(experiment: Experiment, cores: int, gpus: int = 0) -> list[str]:

@@ -25,17 +25,16 @@ from made_runs import Instant
 from rich.console import Console
 
 from lockstep import recipes
+from lockstep.buffers.memory import replay_bytes
 from lockstep.cli.sweep import _gist
-from lockstep.layout import Layout
-from lockstep.run import RunFolder, RunOptions
-from lockstep.runtime import children
-from lockstep.runtime.machine import cores
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json
-from lockstep.storage.memory import replay_bytes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import from_json
+from lockstep.config.settings import SettingsError
+from lockstep.run.folder import RunFolder
 from lockstep.sweep import Run, grid
 from lockstep.sweep.child import ELSEWHERE, FULL, INTERRUPTED, LOST, run_entry
-from lockstep.sweep.claims import Claims
+from lockstep.sweep.core_locks import CoreLocks
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, PlainOverview, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
@@ -43,6 +42,8 @@ from lockstep.sweep.runner import Runner, _Running, needs_of
 from lockstep.sweep.search import measured, reached
 from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
+from lockstep.system import children
+from lockstep.system.machine import cores
 
 
 def seeds(*numbers: int) -> list[Run]:
@@ -259,7 +260,7 @@ def sweeps() -> Iterator[Callable[..., Machine]]:
     """Makes machines, of equal cores, of sweeps that see each other."""
     with contextlib.ExitStack() as stack:
         name = f"lockstep-test-{os.getpid()}"
-        yield lambda cores: Machine(range(cores), claims=stack.enter_context(Claims(name)))
+        yield lambda cores: Machine(range(cores), core_locks=stack.enter_context(CoreLocks(name)))
 
 
 def test_sweeps_leave_each_other_cores(sweeps: Callable[..., Machine]) -> None:
@@ -288,7 +289,8 @@ def test_a_sweep_shares_as_few_cores_as_it_can_and_is_seen(sweeps: Callable[...,
 def test_claims_go_with_their_process_and_no_two_choose_at_once() -> None:
     machine, cores = f"lockstep-test-together-{os.getpid()}", 6
     program = (
-        "import sys, time; from lockstep.sweep.claims import Claims; from lockstep.sweep.slots import Machine, Needs; "
+        "import sys, time; from lockstep.sweep.core_locks import Claims; "
+        "from lockstep.sweep.slots import Machine, Needs; "
         "machine = Machine(range(int(sys.argv[2])), claims=Claims(sys.argv[1])); sys.stdin.readline(); "
         "print([machine.take(Needs(1)) for _ in range(3)], flush=True); time.sleep(60)"
     )
@@ -308,8 +310,8 @@ def test_claims_go_with_their_process_and_no_two_choose_at_once() -> None:
         for sweep in sweeps:
             sweep.kill()
             sweep.wait()
-        with Claims(machine) as claims:
-            assert Machine(range(cores), claims=claims).take(Needs(cores)) == Share(tuple(range(cores)))
+        with CoreLocks(machine) as core_locks:
+            assert Machine(range(cores), core_locks=core_locks).take(Needs(cores)) == Share(tuple(range(cores)))
 
 
 def test_replay_counts_as_if_it_were_full() -> None:

@@ -23,11 +23,12 @@ from safetensors.torch import load_file
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.sweep_flags import search_of
+from lockstep.config.layout import Layout
+from lockstep.config.serialization import from_json
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import WarmStart
-from lockstep.layout import Layout
-from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json
+from lockstep.reproducibility.verify import verify
+from lockstep.run import checkpoint
 from lockstep.sweep import Between, OneOf, Population, Run, Search
 from lockstep.sweep.child import INTERRUPTED
 from lockstep.sweep.generations import Generations, Member
@@ -36,7 +37,6 @@ from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
 from lockstep.sweep.slots import Process, Share
 from lockstep.sweep.spec import from_file
-from lockstep.verify import verify
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -18,16 +18,16 @@ from children import Child
 from tiny import options
 
 from lockstep.cli.main import main
-from lockstep.extras import install_command
-from lockstep.layout import Layout
-from lockstep.runtime import checkpoint
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json
+from lockstep.config.extras import install_command
+from lockstep.config.layout import Layout
+from lockstep.config.serialization import from_json
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.launch import resume, train
+from lockstep.run import checkpoint
 from lockstep.sweep.child import LOST, STOPPED
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.ray import Bundle, RayCluster, RayProcess, SweepRun
 from lockstep.sweep.slots import Needs
-from lockstep.train import resume, train
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

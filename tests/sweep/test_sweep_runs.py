@@ -20,12 +20,12 @@ from tiny import options
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.sweep_flags import runs_of
-from lockstep.runtime import checkpoint
-from lockstep.settings_json import from_json
+from lockstep.config.serialization import from_json
+from lockstep.launchers.launch import train
+from lockstep.run import checkpoint
 from lockstep.sweep import grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
-from lockstep.train import train
 
 KILLS = int(os.environ.get("LOCKSTEP_KILLS", "2"))
 """Random moments at which a sweep is killed."""

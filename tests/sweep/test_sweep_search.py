@@ -23,9 +23,10 @@ from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.sweep import _trials
 from lockstep.cli.sweep_flags import search_of
-from lockstep.extras import install_command
-from lockstep.settings import SettingsError
-from lockstep.settings_json import from_json
+from lockstep.config.extras import install_command
+from lockstep.config.serialization import from_json
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.launch import train
 from lockstep.sweep import Between, OneOf, Run, Search, grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
@@ -34,7 +35,6 @@ from lockstep.sweep.search import measured, space_of
 from lockstep.sweep.slots import Machine
 from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
-from lockstep.train import train
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 pytestmark = pytest.mark.usefixtures("own_folder")

@@ -19,13 +19,13 @@ from clusters import script
 from tiny import options
 
 from lockstep.cli.main import main
-from lockstep.extras import install_command
-from lockstep.settings_json import from_json
+from lockstep.config.extras import install_command
+from lockstep.config.serialization import from_json
+from lockstep.launchers.launch import train
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Needs
 from lockstep.sweep.slurm import submit_search
-from lockstep.train import train
 
 SMALL = (
     *("--env.adapter", "gymnasium", "--env.num-envs", "8", "--scheme.acting-batch", "0", "--algorithm.rollout", "8"),

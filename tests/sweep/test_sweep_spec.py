@@ -11,8 +11,8 @@ import pytest
 from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.cli.sweep_flags import runs_of
-from lockstep.run import RunOptions
-from lockstep.settings import SettingsError
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
 from lockstep.sweep import OneOf, Run, grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Queue

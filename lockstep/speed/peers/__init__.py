@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.layout import Layout
-from lockstep.prepare import prepare
-from lockstep.run import version
-from lockstep.runtime.machine import cores
-from lockstep.settings import SettingsError
+from lockstep.run.folder import version
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.peers.installed import PeerError, python_of
 from lockstep.speed.peers.systems import PEERS, Peer, Task, find
 from lockstep.speed.peers.task import comparable, task_of
 from lockstep.speed.trial import Trial
+from lockstep.system.machine import cores
+from lockstep.training.prepare import prepare
 
 __all__ = ["PEERS", "Comparison", "PeerError", "System", "compare"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run import version
-from lockstep.settings import SettingsError
+from lockstep.config.settings import SettingsError
+from lockstep.run.folder import version
 
 Task = dict[str, Any]
 

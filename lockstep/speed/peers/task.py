@@ -11,10 +11,10 @@ import gymnasium
 from lockstep import envs
 from lockstep.algorithms import APPOConfig, DQNConfig, PPOConfig, SACConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig, ReplayConfig
+from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.models import ActorCriticConfig, QModelConfig, StandardModelConfig
 from lockstep.models.policy import TrunkConfig
-from lockstep.settings import SettingsError
 
 _DOOM = "vizdoom/"
 _IMAGE_ENCODERS = {"nature": "relu", "convnet_simple": "elu"}

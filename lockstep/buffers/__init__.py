@@ -1,0 +1,1 @@
+"""Buffers of what was collected: rollouts, replay, and the batches that are learned from."""

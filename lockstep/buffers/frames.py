@@ -1,0 +1,208 @@
+"""Rings of observations: as they are, or stacked images of which each frame is kept once.
+
+An environment that shows its last K frames repeats K - 1 of them at every step. Only the newest one is stored; stacks
+are put together again when they are drawn, exactly as they were. A stack that does not go on from the one before it
+began an episode: what it holds beside its newest frame (copies of it, zeros, or what happened before the agent could
+act) cannot be had from other steps, and is kept aside.
+
+Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks kept aside, n items.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.settings import SettingsError
+
+_ASIDE = 32
+"""Steps for each stack that can be kept aside at first; where episodes are shorter on average, there will be more."""
+
+
+class Ring:
+    """Observations of C steps of B environments, kept as they are."""
+
+    before = 0
+    """Steps before one that its observation needs."""
+
+    def __init__(self, steps: int, example: Tensor) -> None:
+        self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype)
+
+    def put(self, at: Tensor, obs: Tensor) -> None:
+        """Write the next steps' observations [T, B, ...] at their places [T]."""
+        _write(self._obs, at, obs)
+
+    def take(self, at: Tensor, environment: Tensor) -> Tensor:
+        """[n, ...]: the observations at places [n] of environments [n]."""
+        return self._obs.flatten(0, 1).index_select(0, at * self._obs.shape[1] + environment)
+
+    def between(self, first: int, end: int) -> dict[str, Tensor]:
+        """Steps of these numbers, end not included, by name."""
+        return {"obs": self._obs[torch.arange(first, end) % len(self._obs)]}
+
+    def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
+        """Restore what between returned."""
+        obs = tensors["obs"]
+        self._obs[(first + torch.arange(len(obs))) % len(self._obs)] = obs
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is not step by step, by name."""
+        return {}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned."""
+        for name, tensor in self.state().items():
+            tensor.copy_(tensors[name])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self._obs.nbytes
+
+
+class StackedFrames(Ring):
+    """Images uint8 [K, H, W] whose first K - 1 frames were the last ones of the step before, if that was of the same
+    episode."""
+
+    def __init__(self, steps: int, example: Tensor) -> None:
+        environments, self._stack, *image = example.shape
+        self.before = self._stack - 1
+        self._frames = torch.zeros(steps, environments, *image, dtype=torch.uint8)
+        self._age = torch.zeros(steps, environments, dtype=torch.int64)
+        """Steps since the episode began, K - 1 at most: so many frames of the stack are those of steps before."""
+        self._beginning = torch.zeros(steps, environments, dtype=torch.int64)
+        """Where the stack was kept that began the episode."""
+        aside = max(16 * environments, steps * environments // _ASIDE)
+        self._aside = torch.zeros(aside, self.before, *image, dtype=torch.uint8)
+        self._aside_step = torch.full((aside,), -steps, dtype=torch.int64)
+        """Number of the step that each was the observation of."""
+        self._newest = torch.zeros_like(example)
+        self._counts = torch.zeros(2, dtype=torch.int64)
+        """Steps put, and where the next stack is kept aside."""
+
+    def put(self, at: Tensor, obs: Tensor) -> None:
+        steps, (puts, next_place) = len(self._frames), self._counts.tolist()
+        goes_on = torch.empty(obs.shape[:2], dtype=torch.bool)
+        goes_on[:1] = _equal(obs[:1, :, :-1], self._newest[None, :, 1:]) & (puts > 0)
+        goes_on[1:] = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
+        self._newest.copy_(obs[-1])
+        _write(self._frames, at, obs[:, :, -1])
+        t, environment = (~goes_on).nonzero(as_tuple=True)
+        places = (next_place + torch.arange(len(t))) % len(self._aside)
+        if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
+            free = (self._aside_step <= puts - steps).nonzero()[:, 0]
+            if len(free) < len(t):
+                self._grow(min(2 * len(self._aside), self._age.numel()) + len(t))
+                free = (self._aside_step <= puts - steps).nonzero()[:, 0]
+            places = free[: len(t)]
+            next_place = int(places[-1]) + 1 - len(t)
+        self._aside[places], self._aside_step[places] = obs[t, environment, :-1], puts + t
+        began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
+        began[t, environment], where[t, environment] = t, places
+        began = began.cummax(0).values  # the step of this call at which each episode began, -1 if before
+        before, now = int(at[0]) - 1, torch.arange(len(at)).unsqueeze(1)
+        age = torch.where(began < 0, self._age[before] + 1 + now, now - began)
+        self._beginning[at] = torch.where(began < 0, self._beginning[before], where.gather(0, began.clamp(min=0)))
+        self._age[at] = age.clamp(max=self.before)
+        self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
+
+    def _grow(self, aside: int) -> None:
+        """Make room for so many stacks that are kept aside; those that are stay where they are.
+
+        Raises:
+            SettingsError: there is not so much memory.
+        """
+        from lockstep.buffers.memory import available_bytes
+
+        more = aside - len(self._aside)
+        # While they are copied, the old ones are there, too.
+        needed, available = aside * self._aside[0].nbytes, available_bytes()
+        if self._aside.device.type == "cpu" and available is not None and needed > available:
+            raise SettingsError(
+                f"Episodes are so short that {aside:,} beginnings of them are to be kept, which takes "
+                f"{needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB of memory are available. Free some and resume, "
+                "or train anew with a smaller --algorithm.replay.capacity, or with --algorithm.replay.no-store-frames "
+                "if observations are no stacks of frames."
+            )
+        self._aside = torch.cat([self._aside, self._aside.new_zeros(more, *self._aside.shape[1:])])
+        self._aside_step = torch.cat([self._aside_step, self._aside_step.new_full((more,), -len(self._frames))])
+
+    def take(self, at: Tensor, environment: Tensor) -> Tensor:
+        steps, environments, *image = self._frames.shape
+        age, beginning = self._age[at, environment], self._beginning[at, environment]
+        back = torch.arange(self._stack - 1, -1, -1)  # of each frame of a stack: how many steps ago it was the newest
+        rows = ((at.unsqueeze(1) - back) % steps) * environments + environment.unsqueeze(1)
+        stacks = self._frames.flatten(0, 1).index_select(0, rows.flatten()).view(len(at), self._stack, *image)
+        item, frame = (back > age.unsqueeze(1)).nonzero(as_tuple=True)
+        if len(item):
+            stacks[item, frame] = self._aside[beginning[item], frame + age[item]]
+        return stacks
+
+    def between(self, first: int, end: int) -> dict[str, Tensor]:
+        at = torch.arange(first, end) % len(self._frames)
+        aside = ((self._aside_step >= first) & (self._aside_step < end)).nonzero()[:, 0]
+        return {
+            **{name: tensor[at] for name, tensor in self._by_step().items()},
+            "aside_at": aside,
+            "aside_step": self._aside_step[aside],
+            "aside": self._aside[aside],
+        }
+
+    def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in self._by_step().items():
+            tensor[(first + torch.arange(len(tensors[name]))) % len(tensor)] = tensors[name]
+        if len(tensors["aside_at"]) and int(tensors["aside_at"].max()) >= len(self._aside):
+            self._grow(int(tensors["aside_at"].max()) + 1)
+        self._aside_step[tensors["aside_at"]] = tensors["aside_step"]
+        self._aside[tensors["aside_at"]] = tensors["aside"]
+
+    def _by_step(self) -> dict[str, Tensor]:
+        return {"frames": self._frames, "age": self._age, "beginning": self._beginning}
+
+    def state(self) -> dict[str, Tensor]:
+        return {"newest": self._newest, "counts": self._counts, "aside": torch.tensor(len(self._aside))}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        self._newest.copy_(tensors["newest"])
+        self._counts.copy_(tensors["counts"])
+        if int(tensors["aside"]) > len(self._aside):
+            self._grow(int(tensors["aside"]))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self._by_step().values(), self._aside, self._aside_step))
+
+
+def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
+    """A ring for observations like obs [T+1, B, ...]; once: keep each frame once if they are stacks of frames."""
+    if once and obs.dtype == torch.uint8 and obs.ndim == 5 and obs.shape[2] > 1 and len(obs) > 1:
+        goes_on = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
+        if float(goes_on.float().mean()) > 0.5:
+            return StackedFrames(steps, obs[0])
+    return Ring(steps, obs[0])
+
+
+def ring_like(ring: Ring, kept: dict[str, Tensor]) -> Ring:
+    """The ring, or an empty one of the other kind if that is what between gave: a rollout whose steps are mostly resets
+    does not show which kind it should be."""
+    if isinstance(ring, StackedFrames):
+        return Ring(len(ring._frames), ring._newest) if "obs" in kept else ring
+    return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0])
+
+
+def _write(ring: Tensor, at: Tensor, values: Tensor) -> None:
+    """ring[at] = values for places [T] that follow each other round the ring, by plain copies."""
+    first = int(at[0])
+    before_end = min(len(at), len(ring) - first)
+    ring[first : first + before_end] = values[:before_end]
+    ring[: len(at) - before_end] = values[before_end:]
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """bool [T, B]: whether stacks [T, B, K, H, W] are equal, eight pixels at a time where images are made of so many.
+    numpy's all is twenty times as fast as torch's."""
+    x, y = (stacks.flatten(3).numpy() for stacks in (a, b))
+    if x.shape[-1] % 8 == 0 and x.strides[-1] == y.strides[-1] == 1:
+        x, y = x.view(np.int64), y.view(np.int64)
+    return torch.from_numpy((x == y).all((2, 3)))

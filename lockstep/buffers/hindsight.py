@@ -1,0 +1,70 @@
+"""Hindsight experience replay (Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495), strategy "future".
+
+Shape legend: B environments of a shard, n items of a slice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from lockstep.core.transitions import Transitions
+from lockstep.envs.goals import ACHIEVED, DESIRED, Goals
+
+if TYPE_CHECKING:
+    from lockstep.buffers.replay import Replay
+
+
+class Hindsight:
+    """Gives items of one shard's replay goals that were reached later in their episode: what was done may have failed
+    the goal that was wanted, and is still the way to where it led.
+
+    Args:
+        replay: whose items they are.
+        goals: what they would have earned.
+        later: k: k of k + 1 items get another goal.
+        discount: γ.
+    """
+
+    def __init__(self, replay: Replay, goals: Goals, later: int, discount: float) -> None:
+        self._replay, self._goals, self._share, self._discount = replay, goals, later / (later + 1), discount
+        self._first, self._ends = 0, np.zeros((0, replay.size), np.int64)
+
+    def follow(self) -> None:
+        """Take note of the episodes that are remembered now."""
+        self._first, self._ends = self._replay.episode_ends()
+
+    def relabel(
+        self,
+        batch: Transitions,
+        times: np.ndarray,
+        environments: np.ndarray,
+        chance: np.ndarray,
+        place: np.ndarray,
+    ) -> Transitions:
+        """Items of one step each with their goals, rewards and ends.
+
+        Args:
+            batch: what is remembered of them.
+            times: numbers of their steps [n].
+            environments: theirs [n].
+            chance: [n], uniform in [0, 1): which of them are given another goal,
+            place: [n], likewise: and which one.
+        """
+        chosen = torch.from_numpy(chance < self._share)
+        left = self._ends[times - self._first, environments] - times  # steps of the episode behind this one
+        later = times + 1 + (place * (left + 1)).astype(np.int64)
+        wanted = batch.obs[DESIRED][0]
+        reached = self._replay.observed(ACHIEVED, later, environments).to(wanted.dtype)
+        goal = torch.where(chosen.view(-1, *[1] * (wanted.ndim - 1)), reached, wanted)
+        achieved = batch.next_obs[ACHIEVED][0].numpy()
+        reward = torch.from_numpy(self._goals.reward(achieved, goal.numpy()))
+        ended = self._goals.terminated(achieved, goal.numpy(), wanted.numpy(), batch.discount[0].numpy() == 0)
+        return batch.replace(
+            obs={**batch.obs, DESIRED: goal.unsqueeze(0)},
+            next_obs={**batch.next_obs, DESIRED: goal.unsqueeze(0)},
+            reward=torch.where(chosen, reward, batch.reward),
+            discount=torch.where(chosen, self._discount * ~torch.from_numpy(ended.copy()), batch.discount),
+        )

@@ -1,0 +1,101 @@
+"""What replay remembers, in checkpoints: each step is written once, and checkpoints share what they have in common.
+
+A shard's steps are cut into segments of equal length, each a part of its own, `replay-000-00000007`. Once all steps of
+a segment are there it never changes again: later checkpoints link to its file, which takes no time and no space, and
+which the file system deletes with the last checkpoint that needs it. What a checkpoint writes anew are the segments
+that were not complete before, and, in `replay-000`, all that is not step by step, such as priorities.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from lockstep.run.checkpoint import Checkpoint, checkpoint_path, link_part, write_part
+
+_SEGMENTS = 64
+"""Into which what is remembered is cut, at the least."""
+_LEAST = 16
+"""Steps of a segment."""
+
+
+class Remembering(Protocol):
+    """A storage whose state is, for the most part, a ring of steps."""
+
+    steps: int
+    """Steps of the ring."""
+    count: int
+    """Steps inserted so far. A step is final once it is followed by two others."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is not step by step, by name."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned, after the steps."""
+        ...
+
+    def between(self, first: int, end: int) -> dict[str, Tensor]:
+        """Steps of these numbers, end not included, by name."""
+        ...
+
+    def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
+        """Restore what between returned."""
+        ...
+
+
+class History:
+    """One slot's part in checkpoints.
+
+    Args:
+        slot: whose it is.
+    """
+
+    def __init__(self, slot: int) -> None:
+        self._name = f"replay-{slot:03d}"
+        self._final: dict[int, dict[str, Any]] = {}
+        """By segment: what runtime.checkpoint.finish wants to know of it."""
+        self._origin = Path()
+        """The checkpoint that holds them."""
+
+    def save(self, directory: Path, iteration: int, memory: Remembering) -> list[dict[str, Any]]:
+        """Write a checkpoint's parts; returns what runtime.checkpoint.finish wants to know of each."""
+        length, count = _length(memory), memory.count
+        oldest = max(0, count - memory.steps + 1)
+        parts = [write_part(directory, iteration, self._name, memory.state(), {"count": count})]
+        final = {}
+        for segment in range(oldest // length, count // length + 1):
+            if segment in self._final:
+                part = link_part(directory, iteration, self._final[segment], self._origin)
+            else:
+                first, end = max(oldest, segment * length), min(count, (segment + 1) * length - 1) + 1
+                name = f"{self._name}-{segment:08d}"
+                part = write_part(directory, iteration, name, memory.between(first, end), {"first": first})
+            if (segment + 1) * length < count:
+                final[segment] = part
+            parts.append(part)
+        self._final, self._origin = final, checkpoint_path(directory, iteration)
+        return parts
+
+    def restore(self, saved: Checkpoint, memory: Remembering) -> bool:
+        """Restore what save wrote under any layout; returns whether there was anything."""
+        if self._name not in saved.parts:
+            return False
+        tensors, meta = saved.part(self._name)
+        self._origin = saved.path
+        for name in saved.names():
+            if name.startswith(f"{self._name}-"):
+                steps, about = saved.part(name)
+                memory.put_back(about["first"], steps)
+                segment = int(name.removeprefix(f"{self._name}-"))
+                if (segment + 1) * _length(memory) < meta["count"]:
+                    self._final[segment] = saved.parts[name]
+        memory.load(tensors)
+        return True
+
+
+def _length(memory: Remembering) -> int:
+    """Steps of a segment."""
+    return max(_LEAST, memory.steps // _SEGMENTS)

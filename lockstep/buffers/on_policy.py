@@ -1,0 +1,147 @@
+"""Minibatches of on-policy algorithms: from the rollouts of this iteration, each of which is then forgotten.
+
+Shape legend: T time, B environments of a shard, n items of a shard's slice of a minibatch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
+from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.core.arrays import map_structure
+from lockstep.core.rng import stream
+from lockstep.distributed.tree import TreeSum
+from lockstep.models.normalize import Normalizers
+from lockstep.run.checkpoint import Checkpoint
+
+
+class FreshBatches:
+    """Epochs of minibatches over the rollouts in a learner's slots."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        config, algorithm = agent.experiment.algorithm, agent.algorithm
+        assert isinstance(config, OnPolicyConfig) and isinstance(algorithm, OnPolicy)
+        self._experiment, self._config, self._algorithm = agent.experiment, config, algorithm
+        self._slots, self._tree, self._device = slots, tree, agent.device
+        self._sequences = agent.experiment.model.recurrent or config.sequences
+        self._whole: dict[int, Batch] = {}
+        self._normalizers: dict[int, Normalizers] = {}
+        self._plans: dict[int, list[Tensor | None]] = {}
+        self._moments: list[tuple[float, float]] | None = None
+
+    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+        """Take an iteration's rollouts, one for each slot; returns the number of gradient steps on them."""
+        alone = {slot: only for slot in self._slots for only in rollouts[slot]}
+        self._whole = {slot: self._prepare(slot, only, hyper) for slot, only in alone.items()}
+        self._normalizers = {slot: only.normalizers for slot, only in alone.items()}
+        self._plans = {slot: self._plan(slot, iteration) for slot in self._slots}
+        self._moments = self._advantage_moments() if self._algorithm.normalize_advantages else None
+        return self._config.epochs * self._config.minibatches
+
+    def slice(self, slot: int, step: int) -> Slice:
+        """A slot's part of one gradient step's minibatch."""
+        batch = self._cut(self._whole[slot], self._plans[slot][step])
+        if self._moments is not None:
+            mean, deviation = self._moments[step]
+            assert batch.advantage is not None
+            batch = batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
+        return Slice(batch, self._normalizers[slot])
+
+    def learned(self, slot: int, priorities: Tensor | None) -> None:
+        """Nothing outlives the iteration."""
+
+    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
+        return []
+
+    def restore(self, slot: int, saved: Checkpoint) -> None:
+        pass
+
+    def _prepare(self, slot: int, collected: CollectedRollout, hyper: dict[str, float]) -> Batch:
+        """A slot's whole rollout as one batch, with its advantages."""
+        rollout = collected.rollout
+        reward = collected.normalizers.scale_rewards(rollout.reward).to(self._device)
+        if self._device.type != "cpu":
+            rollout = rollout.map(lambda leaf: leaf.to(self._device, non_blocking=True))
+        steps = rollout.reward.shape[0]
+        inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
+        targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
+
+        def cut(leaf: Tensor | None) -> Tensor | None:
+            return None if leaf is None else leaf[inputs]
+
+        return Batch(
+            obs=map_structure(lambda leaf: leaf[inputs], rollout.obs),
+            start=rollout.start[inputs],
+            prev_action=cut(rollout.prev_action),
+            prev_reward=cut(rollout.prev_reward),
+            state=rollout.core_state,
+            action=rollout.action,
+            reward=reward,
+            log_prob=rollout.log_prob,
+            value=rollout.value[:steps],
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            valid=rollout.valid,
+            advantage=None if targets is None else targets.advantage,
+            value_target=None if targets is None else targets.value_target,
+        )
+
+    def _plan(self, slot: int, iteration: int) -> list[Tensor | None]:
+        """Which items of the rollout each gradient step takes: indices of environments where sequences stay whole,
+        else of single samples t * B + b. None means all of them, in order."""
+        config = self._config
+        if config.minibatches == 1:
+            return [None] * config.epochs
+        items = self._experiment.envs_per_shard * (1 if self._sequences else config.rollout)
+        draw = stream(self._experiment.seed, "minibatch", slot, iteration)
+        return [
+            part
+            for _ in range(config.epochs)
+            for part in torch.from_numpy(draw.permutation(items)).to(self._device).chunk(config.minibatches)
+        ]
+
+    def _cut(self, whole: Batch, index: Tensor | None) -> Batch:
+        if index is None:
+            return whole
+        if self._sequences:
+            state = whole.state[index]
+            return whole.replace(state=None)[:, index].replace(state=state)
+        steps, environments = whole.reward.shape
+        t, b = index // environments, index % environments
+
+        def gather(leaf: Tensor) -> Tensor:
+            # A shard's rows may lie among those of its acting batch: index_select over all of them copies whole
+            # samples, which indexing with two tensors does not.
+            between = leaf.stride(0) // leaf.stride(1)
+            rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
+            return rows.index_select(0, t * between + b)[None]
+
+        state = whole.state.new_zeros(len(index), whole.state.shape[1])
+        return whole.replace(state=None).map(gather).replace(state=state)
+
+    def _advantage_moments(self) -> list[tuple[float, float]]:
+        """Mean and deviation of the valid advantages of every global minibatch, with one reduction for all."""
+        sums = {}
+        for slot, batch in self._whole.items():
+            assert batch.advantage is not None
+            valid = batch.valid.double()
+            advantage = batch.advantage.double() * valid
+            parts = torch.stack([valid, advantage, advantage * advantage])
+            if self._sequences:
+                columns = [parts.sum(1) if index is None else parts[:, :, index].sum(1) for index in self._plans[slot]]
+            else:
+                flat = parts.flatten(1)
+                columns = [flat if index is None else flat[:, index] for index in self._plans[slot]]
+            sums[slot] = torch.stack([column.sum(1) for column in columns])
+        moments = []
+        for count, total, square in self._tree.sum(sums).tolist():
+            mean = total / max(count, 1.0)
+            variance = max(square - count * mean * mean, 0.0) / max(count - 1.0, 1.0)
+            moments.append((mean, variance**0.5))
+        return moments

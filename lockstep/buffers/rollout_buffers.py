@@ -1,0 +1,133 @@
+"""Rollout buffers: the preallocated memory that collectors write rollouts into, private or shared with learners.
+
+A rollout buffer holds one rollout of an acting batch, that is of one or more shards. Where collecting runs
+ahead of learning, with a policy lag of k, there are k + 1 of them, used in turn, so that it never overwrites what is
+still to be learned from, and as many where a free-running run is repeated; elsewhere one.
+
+Shape legend: T time, A rows of an acting batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.agent import Agent
+from lockstep.core.arrays import overlap
+from lockstep.core.rollout import Rollout
+from lockstep.distributed.shared_memory import Arena
+from lockstep.experiment import Experiment
+
+if TYPE_CHECKING:
+    from lockstep.models.base import ActionDistribution
+
+
+@dataclass(frozen=True)
+class ActingGroup:
+    """The shards that one inference call serves, each at its own rows of a batch whose size is fixed."""
+
+    shards: tuple[int, ...]
+    size: int
+    """A: rows, those included that belong to shards of other collectors and stay empty."""
+    per_shard: int
+
+    def rows(self, shard: int) -> slice:
+        first = self.shards[0] - self.shards[0] % (self.size // self.per_shard)
+        start = (shard - first) * self.per_shard
+        return slice(start, start + self.per_shard)
+
+
+def acting_groups(experiment: Experiment, shards: range) -> list[ActingGroup]:
+    """How the shards of one collector are served, by scheme.acting_batch."""
+    per_shard = experiment.envs_per_shard
+    size = experiment.scheme.acting_batch or per_shard
+    groups: dict[int, list[int]] = {}
+    for shard in shards:
+        groups.setdefault(shard // (size // per_shard), []).append(shard)
+    return [ActingGroup(tuple(group), size, per_shard) for group in groups.values()]
+
+
+@dataclass(frozen=True)
+class RolloutBuffer:
+    """One rollout of an acting group."""
+
+    whole: Rollout
+    """All rows, [T, A]."""
+    actions: Tensor
+    """[T+1, A, *action_shape]: whole.action and what came before it."""
+    rewards: Tensor
+    """fp32 [T+1, A], likewise."""
+    shards: dict[int, Rollout]
+    """Each shard's rows, as views."""
+
+
+class RolloutBuffers:
+    """All buffers of one collector.
+
+    Args:
+        agent: whose shapes they have.
+        shards: those that the collector collects for.
+        count: rollouts of a shard that are held at a time.
+        arena: where the memory is.
+    """
+
+    def __init__(self, agent: Agent, shards: range, count: int, arena: Arena) -> None:
+        self.shards = shards
+        self.groups = [
+            (group, [_buffer(agent, group, arena) for _ in range(count)])
+            for group in acting_groups(agent.experiment, shards)
+        ]
+        self._by_shard = {shard: buffers for group, buffers in self.groups for shard in group.shards}
+
+    def rollout(self, shard: int, number: int) -> Rollout:
+        """A shard's rollout, until its buffer's turn comes again."""
+        buffers = self._by_shard[shard]
+        return buffers[number % len(buffers)].shards[shard]
+
+
+def _buffer(agent: Agent, group: ActingGroup, arena: Arena) -> RolloutBuffer:
+    model = agent.model
+    whole, actions, rewards = allocate(
+        agent.experiment, agent.observation_space, model.distribution, model.state_size, group.size, arena
+    )
+    shards = {
+        shard: whole.replace(core_state=None)[:, rows].replace(core_state=whole.core_state[rows])
+        for shard, rows in ((shard, group.rows(shard)) for shard in group.shards)
+    }
+    return RolloutBuffer(whole, actions, rewards, shards)
+
+
+def allocate(
+    experiment: Experiment,
+    observation_space: gymnasium.Space[Any],
+    distribution: ActionDistribution,
+    state_size: int,
+    size: int,
+    arena: Arena,
+) -> tuple[Rollout, Tensor, Tensor]:
+    """One rollout of so many environments, and what lies behind its actions and rewards."""
+    steps = experiment.algorithm.rollout
+    actions = arena.zeros((steps + 1, size, *distribution.action_shape), distribution.action_dtype)
+    rewards = arena.zeros((steps + 1, size))
+    action, reward = overlap(actions), overlap(rewards)
+    previous = experiment.model.uses_previous
+    whole = Rollout(
+        obs=envs.allocate_observation(observation_space, (steps + 1, size), arena),
+        start=arena.zeros((steps + 1, size), torch.bool),
+        action=action.current,
+        reward=reward.current,
+        prev_action=action.previous if previous else None,
+        prev_reward=reward.previous if previous else None,
+        log_prob=arena.zeros((steps, size)),
+        value=arena.zeros((steps + 1, size)),
+        terminated=arena.zeros((steps, size), torch.bool),
+        truncated=arena.zeros((steps, size), torch.bool),
+        valid=arena.zeros((steps, size), torch.bool),
+        core_state=arena.zeros((size, state_size)),
+    )
+    return whole, actions, rewards

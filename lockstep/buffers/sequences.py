@@ -1,0 +1,146 @@
+"""Replay of sequences, for agents with memory (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX).
+
+Shape legend: C steps of the ring, B environments of a shard, K core state, L steps of burn-in, M steps that are learned
+from, N steps of a return, R steps of a rollout, J rollouts whose beginnings are remembered, n items of a slice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.buffers.replay import _PLAIN, Replay, ring_steps
+from lockstep.core.rollout import Rollout
+from lockstep.core.transitions import Sequences
+from lockstep.experiment import Experiment
+
+
+class SequenceReplay(Replay):
+    """One shard's steps, drawn as sequences of L + M + N observations. Each begins where a rollout did, since there
+    the core's state is known: they overlap if that is more than R.
+
+    Steps are stored once, however many sequences they belong to, and as in Replay. A sequence goes on over the end of
+    an episode: `start` says where the core's state is to be reset, returns end at the episode's end, and steps spent on
+    resets are not valid. What draw calls times are numbers of rollouts here.
+
+    Args:
+        experiment: whose settings it follows.
+        rollout: an example of what will be inserted.
+        burn_in: L.
+        unroll: M.
+    """
+
+    single_steps = False
+
+    def __init__(self, experiment: Experiment, rollout: Rollout, burn_in: int, unroll: int) -> None:
+        # One more than fit: a rollout's place is used again only when nothing of it is there any more.
+        self._beginnings = ring_steps(experiment) // len(rollout.reward) + 1
+        super().__init__(experiment, rollout)
+        self._burn_in, self._unroll = burn_in, unroll
+        self._length = burn_in + unroll + self._config.n_step
+        self._previous = rollout.prev_action is not None
+        self._start = torch.zeros(self.steps, self.size, dtype=torch.bool)
+        self._first = torch.full((self._beginnings,), -self.steps, dtype=torch.int64)
+        """Number of each rollout's first step."""
+        self._state = torch.zeros(self._beginnings, *rollout.core_state.shape)
+        """The core's state before it."""
+        self._rollouts = 0
+        """Rollouts inserted so far."""
+        self._ready = np.zeros(self._beginnings, bool)
+        """Which of them begin a sequence that is all there."""
+
+    def _places(self) -> int:
+        return self._beginnings
+
+    def _renew(self, before: int, rollout: Rollout) -> None:
+        """Let the sequences be drawn from now on that are complete, and no longer those that are overwritten."""
+        steps, place = len(rollout.reward), self._rollouts % self._beginnings
+        assert not self._ready[place]
+        self._start[(self.count - steps + torch.arange(steps + 1)) % self.steps] = rollout.start
+        self._first[place], self._state[place] = self.count - steps, rollout.core_state
+        if self._previous and not self._rollouts:  # of a run that was resumed without its memory, nothing else is known
+            place_before = (self.count - steps - 1) % self.steps
+            self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
+        self._rollouts += 1
+        known, self._ready = self._ready, self._complete()
+        if self._tree is not None:
+            changed = np.flatnonzero(known != self._ready)
+            items = (changed[:, None] * self.size + np.arange(self.size)).reshape(-1)
+            self._tree.set(items, np.repeat(np.where(self._ready[changed], self._largest, 0.0), self.size))
+
+    def _complete(self) -> np.ndarray:
+        """bool [J]: whether the sequences that begin with these rollouts are all there."""
+        first = self._first.numpy()
+        return (first >= self._oldest()) & (first + self._length - 1 <= self.count)
+
+    def _present(self, times: np.ndarray) -> np.ndarray:
+        return (times >= self._rollouts - self._beginnings) & self._ready[times % self._beginnings]
+
+    def draw(
+        self, items: int, generator: np.random.Generator, newest: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers of rollouts [n] with which sequences begin, environments [n], and the probability [n] with which each
+        was drawn."""
+        assert newest is None, "recent sequences are not emphasised"
+        assert self._ready.any(), "learning began before there was anything to learn from"
+        if self._tree is not None:
+            place, environment, probability = self._by_priority(self._tree, items, generator)
+        else:
+            ready = np.flatnonzero(self._ready)
+            drawn = generator.integers(0, len(ready) * self.size, items)
+            place, environment = ready[drawn // self.size], drawn % self.size
+            probability = np.full(items, 1.0 / (len(ready) * self.size))
+        last = self._rollouts - 1
+        return last - (last - place) % self._beginnings, environment, probability
+
+    def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Sequences:
+        """Sequences that were drawn."""
+        places, environment = torch.from_numpy(times % self._beginnings), torch.from_numpy(environments)
+        time = self._first[places] + torch.arange(self._length).unsqueeze(1)  # [L+M+N, n]
+        at, rows = time % self.steps, environment.expand(time.shape)
+        learned = slice(self._burn_in, self._burn_in + self._unroll)
+        reward, discount, ahead = self._returns(time[learned], rows[learned])
+        obs = {
+            name: ring.take(at.flatten(), rows.flatten()).unflatten(0, at.shape) for name, ring in self._rings.items()
+        }
+        before = (at - 1) % self.steps
+        return Sequences(
+            obs=obs.get(_PLAIN, obs),
+            start=self._start[at, rows],
+            prev_action=self._action[before, rows] if self._previous else None,
+            prev_reward=self._reward[before, rows] if self._previous else None,
+            state=self._state[places, environment],
+            action=self._action[at[learned], rows[learned]],
+            reward=reward,
+            discount=discount,
+            ahead=ahead,
+            weight=torch.from_numpy(weight).to(torch.float32),
+            valid=self._valid[at[learned], rows[learned]],
+            noise=None,
+        )
+
+    def _by_step(self) -> dict[str, Tensor]:
+        return {**super()._by_step(), "start": self._start}
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is not step by step, by name."""
+        return {
+            **super().state(),
+            "first": self._first,
+            "core_state": self._state,
+            "rollouts": torch.tensor(self._rollouts),
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned, after the steps."""
+        super().load(tensors)
+        self._first.copy_(tensors["first"])
+        self._state.copy_(tensors["core_state"])
+        self._rollouts = int(tensors["rollouts"])
+        self._ready = self._complete()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return super().nbytes + self._state.nbytes

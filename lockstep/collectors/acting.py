@@ -1,0 +1,345 @@
+"""Acting: the environments of one or more shards, the policy that acts in them, and the buffers that both fill.
+
+Shape legend: T time, B environments of a shard, A rows of an acting batch (one or more shards), K core state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent, below
+from lockstep.algorithms.offpolicy import OffPolicy, drifting
+from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
+from lockstep.collectors.preemption import Preemption
+from lockstep.core.arrays import map_structure
+from lockstep.core.rng import stream
+from lockstep.core.schedule import RolloutId
+from lockstep.envs.base import ShardEnv
+from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
+from lockstep.models.base import Exploring, ModelOutput
+from lockstep.models.capture import Inference
+
+
+class ActingShard:
+    """One shard's place in a collector: its environments, its rows of an acting batch, its running scores."""
+
+    def __init__(self, shard: int, env: ShardEnv, rows: slice) -> None:
+        self.shard, self.env, self.rows = shard, env, rows
+        self.score = np.zeros(env.num_envs)
+        """Raw reward so far of each episode in flight."""
+        self.length = np.zeros(env.num_envs, np.int64)
+        self.return_carry = torch.zeros(env.num_envs)
+        """Discounted return in flight, for return normalisation."""
+        self.episodes: list[tuple[float, int]] = []
+        """(raw score, length in steps) of the episodes that ended in the last rollout."""
+        self.drift: Tensor | None = None
+        """fp32 [B, N]: where noise that drifts has got to."""
+        self.offset = 0
+        """Number of the rollout that is collected in lap 0."""
+        self.last = -1
+        """Where the last observation of the rollout is: in the last row, unless the rollout was cut."""
+        self.core_state = torch.zeros(0)
+        """fp32 [B, K]: before the last observation of a rollout that was cut."""
+
+
+class _Open:
+    """A rollout buffer with its fields as numpy arrays, which environments write into."""
+
+    def __init__(self, buffer: RolloutBuffer) -> None:
+        self.buffer = buffer
+        self.fields = {
+            name: getattr(buffer.whole, name).numpy()
+            for name in ("start", "reward", "terminated", "truncated", "valid")
+        }
+        self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
+        self.floats = floats(self.obs)
+
+    def rows(self, t: int, member: ActingShard) -> Any:
+        """A shard's observations at one step, to write into."""
+        return map_structure(lambda leaf: leaf[t, member.rows], self.obs)
+
+
+class ActingBatch:
+    """The rows that one inference call serves, in buffers that environments write into.
+
+    Rows of shards that this collector does not hold stay zero: each row's bits depend on the call's shape and on
+    that row alone, so padding replaces them.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        group: ActingGroup,
+        buffers: list[RolloutBuffer],
+        make: Callable[[int], ShardEnv],
+        finite_check: FiniteCheck,
+    ) -> None:
+        self._finite_check = finite_check
+        steps, size = agent.experiment.algorithm.rollout, group.size
+        self._experiment = agent.experiment
+        self._distribution = agent.model.distribution
+        self._previous = agent.experiment.model.uses_previous
+        self.members = [ActingShard(shard, make(shard), group.rows(shard)) for shard in group.shards]
+        self._buffers = [_Open(buffer) for buffer in buffers]
+        self._open = self._buffers[0]
+        """The one that was written last, or is being written."""
+        self._device = agent.device
+        self._noise = torch.zeros(steps, size, self._distribution.noise_size)
+        self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
+        self._state = torch.zeros(size, agent.model.state_size, device=self._device)
+        self._raw_rewards = np.zeros((steps, size), np.float32)
+        self.received = 0
+        """Steps of the present rollout that environments have answered."""
+        self._ended = np.zeros((steps, size), bool)
+        """Episodes over for the score: a lost life does not count."""
+        self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
+        self._random = False
+        """Whether actions are drawn uniformly."""
+        self._theta = 1.0 if self._off_policy is None else self._off_policy.noise_theta
+        if self._theta < 1:
+            for member in self.members:
+                begin = stream(agent.experiment.seed, "drift", member.shard)
+                drift = begin.standard_normal((member.env.num_envs, self._distribution.noise_size), np.float32)
+                member.drift = torch.from_numpy(drift)
+        self._exploring: Tensor | None = None
+        """fp32 [A, X]: how each environment explores."""
+
+    def reset(self) -> None:
+        """Start all environments from their first seeds."""
+        for member in self.members:
+            member.env.reset(self._open.rows(-1, member))
+            self._check_start(-1, member, "at the start of its first episode")
+        self._open.buffer.whole.start[-1] = True
+
+    def begin(self, lap: int) -> None:
+        """Carry the last step of the rollout before over to the first of this one, and draw its randomness."""
+        before, self._open, self.received = self._open, self._buffers[lap % len(self._buffers)], 0
+        buffer = self._open.buffer
+        for member in self.members:
+            _carry_over(before.buffer, buffer, member)
+            member.last = -1
+            if member.env.reseed_due():
+                member.env.reseed(self._open.rows(0, member))
+                self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
+                buffer.whole.start[0, member.rows] = True
+                member.score[:], member.length[:] = 0, 0
+                member.return_carry.zero_()
+            self._explore(member, lap + member.offset)
+            draw = stream(self._experiment.seed, "action", member.shard, lap + member.offset)
+            noise = self._noise[:, member.rows]
+            drawn = torch.from_numpy(draw.random(noise.shape, np.float32))
+            if member.drift is not None and not self._random:
+                drawn, member.drift = drifting(drawn, member.drift, self._theta)
+            noise.copy_(drawn)
+        buffer.whole.core_state.copy_(self._state)
+
+    def _explore(self, member: ActingShard, rollout: int) -> None:
+        """Say how a shard's environments explore in a rollout."""
+        if self._off_policy is None:
+            return
+        experiment, size = self._experiment, member.env.num_envs
+        samples = rollout * experiment.samples_per_iteration
+        environments = range(member.shard * size, (member.shard + 1) * size)
+        progress = min(1.0, samples / experiment.total_steps)
+        how = self._off_policy.exploration(progress, samples, environments, experiment.env.num_envs)
+        self._random = how.random
+        if self._exploring is None:
+            self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
+        self._exploring[member.rows] = how.numbers.to(self._device)
+
+    def _check_start(self, t: int, member: ActingShard, when: str) -> None:
+        """Look for numbers that are not finite in observations that no step led to."""
+        obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
+        for j, what in wrong_numbers(obs, None):
+            if not self._finite_check.found:
+                self._finite_check.report(member.shard * member.env.num_envs + j, what, when)
+
+    def check_finite(self, steps: int, lap: int) -> None:
+        """Check that what environments returned in the first steps of a rollout is finite. One check of all steps costs
+        a hundredth of one at every step."""
+        if self._finite_check.found:
+            return
+        action, reward = self._open.buffer.whole.action[:steps].numpy(), self._raw_rewards[:steps]
+        answers = [reward, *(x[1 : steps + 1] for x in self._open.floats.values())]
+        acted = action.dtype.kind != "f" or all_finite(action)
+        if acted and all(map(all_finite, answers)):
+            return
+        for t in range(1, steps + 1):
+            for member in self.members:
+                self._check_step(t, member, lap)
+                if self._finite_check.found:
+                    return
+        if not acted:
+            self._finite_check.report_action()
+
+    def _check_step(self, t: int, member: ActingShard, lap: int) -> None:
+        """Look for such numbers in a shard's answers to a_{t-1}."""
+        if 0 <= member.last < t:
+            return
+        obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
+        for j, what in wrong_numbers(obs, self._raw_rewards[t - 1, member.rows]):
+            row = member.rows.start + j
+            if not self._open.buffer.whole.action[t - 1, row].isfinite().all():
+                continue  # it is no wonder
+            valid, ends = self._open.fields["valid"], np.flatnonzero(self._ended[: t - 1, row])
+            begun = int(ends[-1]) + 1 if len(ends) else 0
+            step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(member.length[j]))
+            when = f"in step {step} of its episode" if valid[t - 1, row] else "at the start of an episode"
+            of_run = (lap + member.offset) * self._experiment.algorithm.rollout + t
+            environment = member.shard * member.env.num_envs + j
+            self._finite_check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
+            return
+
+    def act(self, t: int, actor: Inference) -> None:
+        """Choose a_t for all rows and send it to the environments."""
+        buffer, now = self._open.buffer, slice(t, t + 1)
+        rollout = buffer.whole
+        out, self._state = self._evaluate(buffer, now, actor)
+        policy = out.policy[0]
+        noise = self._to_device(self._noise[t])
+        if self._exploring is None:
+            action = self._distribution.sample(policy, noise)
+        else:
+            assert isinstance(self._distribution, Exploring)
+            uniform, explore = self._distribution.uniform, self._distribution.explore
+            action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
+        self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
+        action_np = rollout.action[t].numpy()
+        for member in self.members:
+            if member.last < 0:
+                member.env.send(self._distribution.to_env(action_np[member.rows]))
+
+    def receive(self, t: int) -> None:
+        """Take what the environments answered to a_{t-1}: reward_{t-1} and obs_t."""
+        fields, clip = self._open.fields, self._experiment.env.reward_clip
+        for member in self.members:
+            if member.last >= 0:
+                continue
+            rows = member.rows
+            step = member.env.recv(self._open.rows(t, member))
+            self._raw_rewards[t - 1, rows] = step.reward
+            fields["reward"][t - 1, rows] = np.clip(step.reward, -1.0, 1.0) if clip else step.reward
+            np.logical_or(step.terminated, step.life_lost, out=fields["terminated"][t - 1, rows])
+            fields["truncated"][t - 1, rows] = step.truncated
+            np.logical_or(step.terminated, step.truncated, out=self._ended[t - 1, rows])
+            np.logical_not(step.first, out=fields["valid"][t - 1, rows])
+            np.logical_or(step.first, step.life_lost, out=fields["start"][t, rows])
+        self.received = t
+
+    def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
+        """Cut the rollouts that are to have t steps, before a_t is chosen. It still is, for the value of obs_t, but no
+        environment is told."""
+        for member in self.members:
+            if member.last < 0 and preemption.cut(RolloutId(member.shard, lap + member.offset), t):
+                member.last, member.core_state = t, self._state[member.rows].clone()
+
+    @property
+    def going(self) -> bool:
+        """Whether any rollout was not cut."""
+        return any(member.last < 0 for member in self.members)
+
+    def finish(self, actor: Inference, *, bootstrap: bool) -> None:
+        """Complete the rollout after its last step: bootstrap value, log-probabilities, scores."""
+        buffer = self._open.buffer
+        rollout = buffer.whole
+        if bootstrap and self.going:
+            out, _ = self._evaluate(buffer, slice(-1, None), actor)
+            rollout.value[-1] = out.value[0]
+        for member in self.members:
+            if member.last >= 0:
+                self._fill_up(member)
+        rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
+        for member in self.members:
+            self._score(member)
+
+    def _fill_up(self, member: ActingShard) -> None:
+        """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation
+        and action, and mark the padding invalid."""
+        rollout, last, rows = self._open.buffer.whole, member.last, member.rows
+
+        def repeat(leaf: Tensor) -> None:
+            leaf[last + 1 :, rows] = leaf[last, rows]
+
+        map_structure(repeat, rollout.obs)
+        for leaf in (rollout.action, self._policy):
+            repeat(leaf)
+        rollout.start[last + 1 :, rows] = False
+        rollout.value[last + 1 :, rows] = 0
+        for field in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid):
+            field[last:, rows] = 0
+        self._raw_rewards[last:, rows], self._ended[last:, rows] = 0, False
+        self._state = self._state.clone()
+        self._state[rows] = member.core_state
+
+    def _evaluate(self, buffer: RolloutBuffer, at: slice, actor: Inference) -> tuple[ModelOutput, Tensor]:
+        """What the policy makes of the observations of one step, and its next state."""
+        return actor(
+            map_structure(lambda leaf: self._to_device(leaf[at]), buffer.whole.obs),
+            self._to_device(buffer.whole.start[at]),
+            self._state,
+            self._to_device(buffer.actions[at]) if self._previous else None,
+            self._to_device(buffer.rewards[at]) if self._previous else None,
+        )
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x if self._device.type == "cpu" else x.to(self._device, non_blocking=True)
+
+    def state(self, member: ActingShard) -> dict[str, Tensor]:
+        """All of a shard that outlives a rollout."""
+        buffer, rows = self._open.buffer, member.rows
+        tensors = {f"env.{name}": torch.from_numpy(np.asarray(a)) for name, a in member.env.state_dict().items()}
+        tensors |= {
+            "start": buffer.whole.start[member.last, rows].clone(),
+            "core_state": self._state[rows].clone(),
+            "last_action": buffer.actions[member.last, rows].clone(),
+            "last_reward": buffer.rewards[member.last, rows].clone(),
+            "score": torch.from_numpy(member.score.copy()),
+            "length": torch.from_numpy(member.length.copy()),
+            "return_carry": member.return_carry.clone(),
+        }
+        if member.drift is not None:
+            tensors["drift"] = member.drift.clone()
+        return tensors
+
+    @torch.inference_mode()
+    def load(self, member: ActingShard, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
+        """Restore what state returned, replaying the environments' actions; returns the steps replayed."""
+        buffer, rows, member.last = self._open.buffer, member.rows, -1
+        env_state = {name: tensor.numpy() for name, tensor in below("env.", tensors).items()}
+        replayed = member.env.load_state_dict(env_state, self._open.rows(-1, member), alive)
+        buffer.whole.start[-1, rows] = tensors["start"]
+        self._state[rows] = tensors["core_state"]
+        buffer.actions[-1, rows] = tensors["last_action"]
+        buffer.rewards[-1, rows] = tensors["last_reward"]
+        member.score[:], member.length[:] = tensors["score"].numpy(), tensors["length"].numpy()
+        member.return_carry.copy_(tensors["return_carry"])
+        if member.drift is not None:
+            member.drift = tensors["drift"].clone()
+        return replayed
+
+    def _score(self, member: ActingShard) -> None:
+        """Add up raw rewards into episode scores; Python runs once an episode, not once a step."""
+        rewards = self._raw_rewards[:, member.rows].astype(np.float64)
+        steps = self._open.fields["valid"][:, member.rows].astype(np.int64)
+        total, count = np.cumsum(rewards, 0), np.cumsum(steps, 0)
+        member.episodes = []
+        for t, env in zip(*np.nonzero(self._ended[:, member.rows]), strict=True):
+            member.episodes.append((float(member.score[env] + total[t, env]), int(member.length[env] + count[t, env])))
+            member.score[env], member.length[env] = -total[t, env], -count[t, env]
+        member.score += total[-1]
+        member.length += count[-1]
+
+
+def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:
+    def carry(to: Tensor, origin: Tensor) -> None:
+        to[0, member.rows] = origin[member.last, member.rows]
+
+    map_structure(carry, buffer.whole.obs, before.whole.obs)
+    carry(buffer.whole.start, before.whole.start)
+    carry(buffer.actions, before.actions)
+    carry(buffer.rewards, before.rewards)

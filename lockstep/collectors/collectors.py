@@ -1,0 +1,293 @@
+"""Collectors: environments and policy, filling one rollout for each shard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.agent import Agent, Version
+from lockstep.buffers.rollout_buffers import RolloutBuffers
+from lockstep.collectors.acting import ActingBatch, ActingShard
+from lockstep.collectors.preemption import Preemption
+from lockstep.config.layout import Layout
+from lockstep.core.digests import structure_digests
+from lockstep.core.rng import stream
+from lockstep.core.rollout import Rollout, RolloutInfo
+from lockstep.core.schedule import Acting, RolloutId
+from lockstep.envs.base import ShardEnv
+from lockstep.envs.finite import FiniteCheck
+from lockstep.envs.subprocess import SteppingPool
+from lockstep.models.capture import Inference
+from lockstep.system.graphs import Capture, cuda_graph
+
+
+class Collector:
+    """Collects for a block of shards. With two or more acting batches, the environments of one step while the
+    policy runs for another (alternating sampling).
+
+    Args:
+        agent: whose model acts; the collector has a copy of its own for that.
+        buffers: of the shards that it collects for.
+        env_threads: threads that step a shard's environments (native adapters).
+        pool: processes that step the environments (gymnasium); by default they are stepped here.
+        alive: called at every step: tells whoever watches this process that it makes progress.
+        capture: makes CUDA graphs of acting.
+        preemption: decides which rollouts are cut; by default none is.
+        finite_check: what becomes of numbers of environments that are not finite; by default, an error.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        buffers: RolloutBuffers,
+        *,
+        env_threads: int = 1,
+        pool: SteppingPool | None = None,
+        alive: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
+        preemption: Preemption | None = None,
+        finite_check: FiniteCheck | None = None,
+    ) -> None:
+        experiment = self._experiment = agent.experiment
+        self._finite_check = finite_check = finite_check or FiniteCheck(experiment.env.id)
+        self._preemption = preemption
+        self._model = agent.model.for_acting()
+        self._actor = Inference(self._model, capture)
+        self._flat = agent.flat
+        self._bootstrap = agent.algorithm.needs_targets
+        """Whether rollouts need the value of their last observation."""
+        self._alive = alive
+        self._loaded: int | None = None
+        self._buffers = buffers
+
+        def make(shard: int) -> ShardEnv:
+            first, count = shard * experiment.envs_per_shard, experiment.envs_per_shard
+            return envs.make(
+                experiment.env,
+                seed=experiment.seed,
+                first_index=first,
+                num_envs=count,
+                threads=env_threads,
+                pool=pool,
+            )
+
+        self._batches = [ActingBatch(agent, group, of_group, make, finite_check) for group, of_group in buffers.groups]
+        self.times = {"env": 0.0, "inference": 0.0}
+        """Seconds since they were last set to 0."""
+
+    def reset(self) -> None:
+        """Start all environments from their first seeds; not needed when a checkpoint is loaded."""
+        for batch in self._batches:
+            batch.reset()
+
+    @property
+    def frames_per_step(self) -> int:
+        return self._batches[0].members[0].env.frames_per_step
+
+    def collect(self, lap: int, version_at: Callable[[int], Version], noise: int | None = None) -> list[RolloutInfo]:
+        """Fill one rollout of every shard, step t acting with version_at(t). The rollouts themselves are overwritten
+        when their buffer's turn comes again.
+
+        Args:
+            noise: the number by which the model's noise is drawn. None: that of the first shard's rollout.
+        """
+        noise = lap + self._batches[0].members[0].offset if noise is None else noise
+        try:
+            acted, version = self._play(lap, version_at, noise)
+        except Exception:  # which may follow from numbers that the policy, and then an environment, could not take
+            for batch in self._batches:
+                batch.check_finite(batch.received, lap)
+            raise
+        return [self._info(shard, lap, acted, version, noise) for shard in self.members()]
+
+    @torch.inference_mode()
+    def _play(self, lap: int, version_at: Callable[[int], Version], drawn_by: int) -> tuple[Acting, Version]:
+        """Returns (step, version) for each version that acted, and the last of them."""
+        version = version_at(0)  # may be waited for, and with it for the buffer to be free
+        version.normalizers.apply(self._model)  # a rollout has one set of statistics, the one it is learned with
+        if version.normalizers.observations is not None:
+            self._actor.refresh()
+        acted = [(0, version.number)]
+        steps = self._experiment.algorithm.rollout
+        noise = self._noise(drawn_by, steps)
+        for batch in self._batches:
+            batch.begin(lap)
+        playing = self._batches
+        for t in range(steps):
+            if t < len(noise):
+                self._model.set_noise(noise[t])
+                self._actor.refresh()
+            version = version_at(t) if t else version
+            if version.number != acted[-1][1]:
+                acted.append((t, version.number))
+            self._load(version)
+            for batch in playing:
+                begin = time.perf_counter()
+                if t:
+                    batch.receive(t)
+                    if self._preemption is not None:
+                        batch.preempt(t, lap, self._preemption)
+                received = time.perf_counter()
+                batch.act(t, self._actor)
+                self.times["env"] += received - begin
+                self.times["inference"] += time.perf_counter() - received
+            self._alive()
+            if self._preemption is not None:
+                playing = [batch for batch in playing if batch.going]
+                if not playing:
+                    break
+        for batch in self._batches:
+            begin = time.perf_counter()
+            batch.receive(steps)
+            batch.check_finite(steps, lap)
+            received = time.perf_counter()
+            batch.finish(self._actor, bootstrap=self._bootstrap)
+            self.times["env"] += received - begin
+            self.times["inference"] += time.perf_counter() - received
+        if self._preemption is not None:
+            for shard, (_, member) in self.members().items():
+                self._preemption.collected(RolloutId(shard, lap + member.offset))
+        return tuple(acted), version
+
+    def _noise(self, number: int, steps: int) -> Tensor:
+        """fp32 [steps, Z]: what disturbs the model at each step; one row for the whole rollout, or none, is less."""
+        model = self._model
+        rows = (steps if model.noise_at_every_step else 1) if model.noise_numbers else 0
+        draw = stream(self._experiment.seed, "noisy", number)
+        return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32))
+
+    def _info(self, shard: int, lap: int, acted: Acting, version: Version, drawn_by: int) -> RolloutInfo:
+        _, member = self.members()[shard]
+        number = lap + member.offset
+        noise = drawn_by if self._model.noise_numbers and drawn_by != number else None
+        rollout, cut = self._buffers.rollout(shard, lap), None
+        if member.last < 0:
+            moments = version.normalizers.rollout_sums(rollout, member.return_carry)
+        else:
+            cut = member.last
+            moments = version.normalizers.rollout_sums(rollout[:cut], member.return_carry)
+            # Only now: the return in flight goes on, but what learns must bootstrap from the last observation.
+            rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
+        digests = structure_digests(rollout)
+        return RolloutInfo(
+            shard, number, lap, acted, moments.numpy(), digests, member.episodes, cut, noise, self._finite_check.found
+        )
+
+    def members(self) -> dict[int, tuple[ActingBatch, ActingShard]]:
+        """Every shard with the acting batch that it sits in."""
+        return {member.shard: (batch, member) for batch in self._batches for member in batch.members}
+
+    def state(self, shard: int) -> dict[str, Tensor]:
+        """All of a shard that outlives a rollout."""
+        batch, member = self.members()[shard]
+        return batch.state(member)
+
+    def load(self, shard: int, tensors: dict[str, Tensor], offset: int = 0) -> int:
+        """Restore a shard from what state returned, to go on with lap 0 as its rollout `offset`; returns the
+        environment steps that were replayed for it."""
+        batch, member = self.members()[shard]
+        member.offset = offset
+        return batch.load(member, tensors, self._alive)
+
+    def close(self) -> None:
+        for _, member in self.members().values():
+            member.env.close()
+
+    def _load(self, version: Version) -> None:
+        if self._loaded == version.number:
+            return
+        named = self._flat.named(version.parameters)
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(named[name])
+        self._actor.refresh()
+        self._loaded = version.number
+
+
+class Collectors:
+    """All that one process collects with: one collector for all of its shards or, where each shard acts with versions
+    of its own, one for each.
+
+    Args:
+        buffers: of each collector.
+        layout: how environments are stepped.
+        preemption: as for Collector.
+        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        buffers: list[RolloutBuffers],
+        layout: Layout,
+        alive: Callable[[], None] = lambda: None,
+        preemption: Preemption | None = None,
+        *,
+        stop: bool = True,
+    ) -> None:
+        finite_check = FiniteCheck(agent.experiment.env.id, stop=stop)
+        self._buffers = {shard: each for each in buffers for shard in each.shards}
+        self._pool = None
+        if layout.env_processes:
+            self._pool = SteppingPool(layout.env_processes, layout.jitter, layout.stall_timeout)
+        capture = cuda_graph if layout.graphs else None
+        self._all = [
+            Collector(
+                agent,
+                each,
+                env_threads=layout.env_threads,
+                pool=self._pool,
+                alive=alive,
+                capture=capture,
+                preemption=preemption,
+                finite_check=finite_check,
+            )
+            for each in buffers
+        ]
+        self._by_shard = {shard: collector for collector in self._all for shard in collector.members()}
+        self.shards = list(self._by_shard)
+        self.frames_per_step = self._all[0].frames_per_step
+
+    def collect(
+        self, rollout_id: RolloutId, version_at: Callable[[int], Version], noise: int | None = None
+    ) -> list[RolloutInfo]:
+        """Collect a rollout, by its lap, and those of all shards that act together with it; noise: as for Collector."""
+        return self._by_shard[rollout_id.shard].collect(rollout_id.number, version_at, noise)
+
+    def rollout(self, info: RolloutInfo) -> Rollout:
+        """What was delivered, while its buffer is not used again."""
+        return self._buffers[info.shard].rollout(info.shard, info.lap)
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds spent since this was last asked, by what on."""
+        total = {name: sum(collector.times[name] for collector in self._all) for name in self._all[0].times}
+        for collector in self._all:
+            collector.times.update(env=0.0, inference=0.0)
+        return total
+
+    def reset(self) -> None:
+        """Start all environments from their first seeds."""
+        for collector in self._all:
+            collector.reset()
+
+    def state(self, shards: Iterable[int]) -> dict[int, dict[str, Tensor]]:
+        """By shard: all that outlives a rollout."""
+        return {shard: self._by_shard[shard].state(shard) for shard in shards}
+
+    def offset(self, shard: int) -> int:
+        """Number of the shard's rollout in lap 0."""
+        return self._by_shard[shard].members()[shard][1].offset
+
+    def load(self, shard: int, tensors: dict[str, Tensor], offset: int) -> int:
+        """As Collector.load."""
+        return self._by_shard[shard].load(shard, tensors, offset)
+
+    def close(self) -> None:
+        for collector in self._all:
+            collector.close()
+        if self._pool is not None:
+            self._pool.close()

@@ -1,0 +1,78 @@
+"""The optional libraries that lockstep can use, and the command that installs them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+EXTRAS = {
+    "atari": ("ale_py", "Atari games"),
+    "classic": ("pygame", "pictures of CartPole and its relatives"),
+    "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
+    "minatar": ("minatar", "MinAtar's five small games"),
+    "mujoco": ("mujoco", "MuJoCo through gymnasium"),
+    "pettingzoo": ("pettingzoo", "games for several agents"),
+    "robotics": ("gymnasium_robotics", "Fetch, AntMaze and more"),
+    "vizdoom": ("envpool", "Doom"),
+    "optuna": ("optuna", "searches for settings"),
+    "ray": ("ray", "runs and sweeps on Ray clusters"),
+    "slurm": ("submitit", "runs and sweeps on Slurm clusters"),
+    "wandb": ("wandb", "metrics in Weights & Biases"),
+    "trackio": ("trackio", "metrics in trackio"),
+    "export": ("onnxruntime", "policies as ONNX files"),
+    "hub": ("huggingface_hub", "runs on the Hugging Face Hub"),
+}
+"""Each extra's importable module, and what it is for."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, or several with commas between, into this Python.
+
+    lockstep is on no package index, and the package of this name on PyPI is another project. So pip must be given the
+    folder or the address of the repository that lockstep was installed from.
+    """
+    checkout = Path(__file__).parents[2]
+    if _is_repository(checkout):
+        return f"{_pip_install()} -e {_in_folder(checkout, extra)}"
+    origin = _origin()
+    url = origin.get("url", "")
+    if url.startswith("file:") and _is_repository(folder := Path(unquote(urlsplit(url).path))):
+        return f"{_pip_install()} {_in_folder(folder, extra)}"
+    if "vcs_info" in origin:
+        revision = origin["vcs_info"].get("requested_revision") or origin["vcs_info"]["commit_id"]
+        return f'{_pip_install()} "lockstep[{extra}] @ {origin["vcs_info"]["vcs"]}+{url}@{revision}"'
+    return f'{_pip_install()} ".[{extra}]" (in the folder of lockstep\'s repository)'
+
+
+def _pip_install() -> str:
+    """How packages get into this Python, whichever pip comes first on the path."""
+    python = shlex.quote(sys.executable or "python")
+    if importlib.util.find_spec("pip") is None:  # as in virtual environments that uv makes
+        return f"uv pip install --python {python}"
+    first = shutil.which("pip")
+    ours = first is not None and os.path.dirname(first) == os.path.dirname(sys.executable)
+    return "pip install" if ours else f"{python} -m pip install"
+
+
+def _is_repository(folder: Path) -> bool:
+    return (folder / "pyproject.toml").is_file() and (folder / "lockstep").is_dir()
+
+
+def _in_folder(folder: Path, extra: str) -> str:
+    return f'".[{extra}]"' if folder.resolve() == Path.cwd().resolve() else f'"{folder}[{extra}]"'
+
+
+def _origin() -> dict[str, Any]:
+    """Where the installed lockstep came from, as installers record it (PEP 610)."""
+    try:
+        return json.loads(importlib.metadata.distribution("lockstep").read_text("direct_url.json") or "{}")
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return {}

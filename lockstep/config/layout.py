@@ -1,0 +1,274 @@
+"""How fast it is learned: settings that may never change one bit of the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lockstep.config.settings import SettingsError, check_values, require
+
+_Backend = Literal["inline", "processes", "split", "torchrun", "ray"]
+_HELP = (
+    "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
+    "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), ray:N or "
+    "ray:aC-lL (the same on a Ray cluster), or torchrun (under torchrun only)."
+)
+_OPTIONS = {
+    "device": str,
+    "env_threads": int,
+    "env_processes": int,
+    "pin": int,
+    "graphs": int,
+    "stall_timeout": float,
+    "jitter": float,
+    "learner_delay": float,
+    "restarts": int,
+    "compress": int,
+}
+_EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
+_SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which process does what for which shards. Any layout gives the same bits."""
+
+    backend: _Backend = "inline"
+    workers: int = 1
+    """Processes that collect and learn, each for a contiguous block of shards."""
+    collectors: tuple[str, ...] = ()
+    """Devices of processes that only collect, one each: cpu, or a number for a GPU."""
+    learners: tuple[str, ...] = ()
+    """Devices of processes that only learn."""
+    device: str = "cpu"
+    """Where processes compute that collect and learn: cpu, or a number for a GPU."""
+    env_threads: int = 1
+    """Threads that step the environments of one shard (native adapters only)."""
+    env_processes: int = 0
+    """Processes of each collector that step its Python environments; 0 steps them in the collector itself."""
+    pin: int = 0
+    """1 keeps every process, with its threads and children, on cores of its own, neighbors in order: caches and, on
+    machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves it to the system."""
+    graphs: int = 0
+    """1 has GPUs run acting, and the learning of feed-forward on-policy models, as CUDA graphs: one launch in place of
+    one for each kernel, which pays where kernels are small. It takes memory for one more copy of what they compute."""
+    stall_timeout: float = 300.0
+    """Seconds without any progress after which a run is ended with an error instead of waiting on."""
+    jitter: float = 0.0
+    """Every process sleeps for a random time of up to so many seconds at each of its steps: to try out that timing
+    decides nothing, or what it decides."""
+    learner_delay: float = 0.0
+    """Seconds that learners sleep before each iteration: to see what slower hardware would do."""
+    restarts: int = 3
+    """On Ray: processes that a run may lose, with their nodes or alone, before it gives up. More suit long runs on
+    machines that come and go; 0 ends the run with the first."""
+    compress: int = 0
+    """On Ray: 1 compresses rollouts on their way to learners. It takes time of both sides, and pays where the network
+    is slow and observations are images; 0 sends them as they are."""
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """Read `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each with
+        options as in `processes:2,env_threads=2`.
+
+        Raises:
+            SettingsError: the text is none of these.
+        """
+        parts = text.strip().split(",")
+        options = [part for part in parts if "=" in part]
+        head = ",".join(part for part in parts if "=" not in part)
+        settings: dict[str, str | int | float] = {}
+        for option in options:
+            name, _, value = option.partition("=")
+            try:
+                settings[name] = _OPTIONS[name](value)
+            except (KeyError, ValueError):
+                allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in _OPTIONS.items())
+                raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
+        layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
+        layout.validate()
+        return layout
+
+    @staticmethod
+    def of(given: Layout | str | None) -> Layout:
+        """A layout, or what a text such as "processes:2" says; None is inline."""
+        if given is None:
+            return Layout()
+        if not isinstance(given, (Layout, str)):
+            raise SettingsError(f"{given!r} is no layout. {_HELP}")
+        return Layout.parse(given) if isinstance(given, str) else given
+
+    def __str__(self) -> str:
+        text = self.backend
+        if self.backend in ("processes", "ray") and not self.split:
+            text = f"{self.backend}:{self.workers}"
+        elif self.split and set(self.collectors + self.learners) == {"cpu"}:
+            where = "ray" if self.backend == "ray" else "cpu"
+            text = f"{where}:a{len(self.collectors)}-l{len(self.learners)}"
+        elif self.backend == "split":
+            text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
+        default = Layout()
+        for name in _OPTIONS:
+            value = getattr(self, name)
+            if value != getattr(default, name):
+                text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:.15g}"
+        return text
+
+    def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
+        """torch's name of the device that a process computes on; index: among the processes of its role."""
+        device = self.device
+        if self.split:
+            device = (self.collectors if role == "collector" else self.learners)[index]
+        return device if device == "cpu" else f"cuda:{device}"
+
+    @property
+    def split(self) -> bool:
+        """Whether collectors and learners have processes of their own."""
+        return bool(self.collectors)
+
+    @property
+    def collecting(self) -> int:
+        """Processes that collect."""
+        return len(self.collectors) or self.workers
+
+    @property
+    def learning(self) -> int:
+        """Processes that learn."""
+        return len(self.learners) or self.workers
+
+    @property
+    def processes(self) -> int:
+        """Processes that this layout starts, beside the one that watches them."""
+        return len(self.collectors) + len(self.learners) if self.split else self.workers
+
+    def anywhere(self) -> Layout:
+        """The same for a machine whose GPUs are not these, and so on the CPU: what can be checked of it here."""
+        return dataclasses.replace(
+            self,
+            collectors=("cpu",) * len(self.collectors),
+            learners=("cpu",) * len(self.learners),
+            device="cpu",
+            graphs=0,
+        )
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if self.backend not in get_args(_Backend):
+            raise SettingsError(f"There is no Layout backend {self.backend!r}. Use Layout.parse({self.backend!r}).")
+        check_values(self)
+        if self.env_threads < 1 or not self.stall_timeout > 0:
+            raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
+        if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):
+            raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
+        if self.pin not in (0, 1):
+            raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
+        if self.pin and self.backend in ("inline", "torchrun"):
+            raise SettingsError(
+                f"Layout {self}: pin is for processes that lockstep starts, as in processes:2,pin=1. Elsewhere, "
+                "taskset or numactl keep a process to some cores."
+            )
+        devices = (self.device, *self.collectors, *self.learners)
+        if self.graphs not in (0, 1) or (self.graphs and "cpu" in (devices[1:] or devices)):
+            raise SettingsError(
+                f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
+                "inline,device=0,graphs=1 or a0-l0,graphs=1."
+            )
+        for device in devices:
+            if not (device == "cpu" or device.isdecimal()):
+                raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
+        if self.device != "cpu" and self.split:
+            raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
+        if (
+            self.workers < 1
+            or (self.backend != "ray" and (self.backend == "split") != self.split)
+            or bool(self.collectors) != bool(self.learners)
+        ):
+            raise SettingsError(f"Layout {self} does not state its processes correctly. {_HELP}")
+        if self.backend == "ray":
+            if self.device != "cpu" or self.pin:
+                raise SettingsError(
+                    f"Layout {self}: on Ray, processes compute on the CPU and Ray says where, so leave device= and "
+                    "pin= out. On the GPUs of one machine use a0-l1."
+                )
+            if self.restarts < 0 or self.compress not in (0, 1):
+                raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
+        elif self.restarts != Layout.restarts or self.compress:
+            raise SettingsError(
+                f"Layout {self}: restarts and compress are for ray:N and ray:aC-lL. Elsewhere nothing is replaced, and "
+                "rollouts stay in memory that is shared: leave them out."
+            )
+
+    def check(self, shards: int) -> None:
+        """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
+        self.validate()
+        if self.backend == "ray":
+            otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
+            require("ray", "ray", f"Layout {self}", otherwise)
+        for count, role in (
+            (self.workers, "processes"),
+            (len(self.collectors), "collectors"),
+            (len(self.learners), "learners"),
+        ):
+            if count > shards:
+                raise SettingsError(
+                    f"Layout {self} has {count} {role} for scheme.shards={shards}. Each needs at least one shard: use "
+                    f"{shards} or fewer, or more --scheme.shards (another result)."
+                )
+        gpus = {int(device) for device in (self.device, *self.collectors, *self.learners) if device != "cpu"}
+        if gpus:
+            from torch import cuda
+
+            if max(gpus) >= cuda.device_count():
+                raise SettingsError(
+                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {cuda.device_count()} that torch can "
+                    "use (numbers start at 0; see lockstep doctor). On the CPU the same is cpu:aC-lL, with C "
+                    "collectors and L learners."
+                )
+
+
+def _head(head: str, text: str) -> Layout:
+    """What stands before the options."""
+    if head in ("inline", "torchrun"):
+        return Layout(backend=head)  # type: ignore[arg-type]
+    backend, _, rest = head.partition(":")
+    if backend in ("processes", "ray") and rest.isdecimal() and int(rest):
+        return Layout(backend=backend, workers=int(rest))  # type: ignore[arg-type]
+    cpu = backend in ("cpu", "ray") and bool(rest)
+    split = _SPLIT.fullmatch(rest if cpu else head)
+    if split is None:
+        if backend in ("processes", "inline", "torchrun", "cpu", "ray"):
+            raise SettingsError(f"Layout {text!r} does not state its processes correctly. {_HELP}")
+        raise SettingsError(f"Unknown layout {text!r}. {_HELP}")
+    collectors, learners = (_devices(split[role], cpu, text) for role in ("collectors", "learners"))
+    copies = int(split["copies"] or 1)
+    if copies < 1:
+        raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {_HELP}")
+    gpus = [int(device) for device in collectors + learners if device != "cpu"]
+    step = max(gpus) + 1 if gpus else 0
+    return Layout(
+        backend="ray" if backend == "ray" else "split",
+        collectors=tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
+        learners=tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
+    )
+
+
+def _devices(listed: str, cpu: bool, text: str) -> tuple[str, ...]:
+    """`2` behind `cpu:` or `ray:` is a count; elsewhere `0,1,cpu` are devices."""
+    if cpu:
+        if not listed.isdecimal() or not int(listed):
+            raise SettingsError(
+                f"Layout {text!r}: behind cpu: and ray: stand numbers of processes, as in cpu:a2-l2. {_HELP}"
+            )
+        return ("cpu",) * int(listed)
+    devices = tuple(listed.split(","))
+    if not all(device == "cpu" or device.isdecimal() for device in devices):
+        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, with commas between. {_HELP}")
+    return devices
+
+
+def _shifted(device: str, by: int) -> str:
+    """The same place in a further copy, which has GPUs of its own."""
+    return device if device == "cpu" else str(int(device) + by)

@@ -1,0 +1,81 @@
+"""Names of settings' classes in files and identities. A class may move to another module; its name stays."""
+
+from __future__ import annotations
+
+from lockstep.config.user_code import reference_to
+
+_CLASSES = {
+    "Experiment": "lockstep.experiment:Experiment",
+    "Normalize": "lockstep.experiment:NormalizeConfig",
+    "WarmStart": "lockstep.experiment:WarmStart",
+    "Scheme": "lockstep.scheme:Scheme",
+    "Env": "lockstep.envs.base:EnvConfig",
+    "StandardModel": "lockstep.models.policy:StandardModelConfig",
+    "QModel": "lockstep.models.q:QModelConfig",
+    "ActorCritic": "lockstep.models.actor_critic:ActorCriticConfig",
+    "Dynamics": "lockstep.models.dynamics:DynamicsConfig",
+    "RND": "lockstep.models.rnd:RNDConfig",
+    "Optimizer": "lockstep.algorithms.base:OptimizerConfig",
+    "Replay": "lockstep.algorithms.offpolicy:ReplayConfig",
+    "A2C": "lockstep.algorithms.a2c:A2CConfig",
+    "PPO": "lockstep.algorithms.ppo:PPOConfig",
+    "IMPALA": "lockstep.algorithms.impala:IMPALAConfig",
+    "APPO": "lockstep.algorithms.appo:APPOConfig",
+    "DQN": "lockstep.algorithms.dqn:DQNConfig",
+    "R2D2": "lockstep.algorithms.r2d2:R2D2Config",
+    "DDPG": "lockstep.algorithms.ddpg:DDPGConfig",
+    "TD3": "lockstep.algorithms.td3:TD3Config",
+    "SAC": "lockstep.algorithms.sac:SACConfig",
+    "MPO": "lockstep.algorithms.mpo:MPOConfig",
+    "MPC": "lockstep.algorithms.mpc:MPCConfig",
+}
+"""Where each class is now. Names are hashed into identities, so none may change."""
+FORMER = {
+    "Experiment": "lockstep.experiment:Experiment",
+    "Normalize": "lockstep.experiment:NormalizeConfig",
+    "WarmStart": "lockstep.experiment:WarmStart",
+    "Scheme": "lockstep.scheme:Scheme",
+    "Env": "lockstep.envs.base:EnvConfig",
+    "StandardModel": "lockstep.models.policy:StandardModelConfig",
+    "QModel": "lockstep.models.q:QModelConfig",
+    "ActorCritic": "lockstep.models.actor_critic:ActorCriticConfig",
+    "Dynamics": "lockstep.models.dynamics:DynamicsConfig",
+    "RND": "lockstep.models.rnd:RNDConfig",
+    "Optimizer": "lockstep.algorithms.base:OptimizerConfig",
+    "Replay": "lockstep.algorithms.offpolicy:ReplayConfig",
+    "A2C": "lockstep.algorithms.a2c:A2CConfig",
+    "PPO": "lockstep.algorithms.ppo:PPOConfig",
+    "IMPALA": "lockstep.algorithms.impala:IMPALAConfig",
+    "APPO": "lockstep.algorithms.appo:APPOConfig",
+    "DQN": "lockstep.algorithms.dqn:DQNConfig",
+    "R2D2": "lockstep.algorithms.r2d2:R2D2Config",
+    "DDPG": "lockstep.algorithms.ddpg:DDPGConfig",
+    "TD3": "lockstep.algorithms.td3:TD3Config",
+    "SAC": "lockstep.algorithms.sac:SACConfig",
+    "MPO": "lockstep.algorithms.mpo:MPOConfig",
+    "MPC": "lockstep.algorithms.mpc:MPCConfig",
+}
+"""Where the classes were when files and identities named them so. Never changes, and new classes have no place here."""
+_NAMES = {where: name for name, where in _CLASSES.items()}
+_SINCE = {where: name for name, where in FORMER.items()}
+
+
+def name_of(cls: type) -> str:
+    """What a settings class is called in files: a short name, or `file.py:Name` for a user's class."""
+    reference = reference_to(cls)
+    return _NAMES.get(reference, reference)
+
+
+def current_name(name: str) -> str:
+    """The name that a class has today, from the one that a file of any version gives it."""
+    return _SINCE.get(name, name)
+
+
+def is_registered(name: str) -> bool:
+    """Whether this is the name, of today or of an earlier version, of one of lockstep's own classes."""
+    return current_name(name) in _CLASSES
+
+
+def reference_of(name: str) -> str:
+    """Where the class with this name is, as `module:Name` or `file.py:Name`."""
+    return _CLASSES.get(current_name(name), name)

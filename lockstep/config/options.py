@@ -1,0 +1,80 @@
+"""How a run is kept and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.config.settings import SettingsError, check_values, require
+
+_MOST_EPISODES = 1_000_000
+"""Of an evaluation."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the run is kept and shown. Nothing here can change a bit of the result."""
+
+    run: str | None = None
+    """Folder of the run; it must not exist yet, or be empty. Without it a unique folder below runs/ is made."""
+    checkpoint_every: int = 50
+    """Iterations between checkpoints. Fewer lose less work when a machine dies; more write less to disk."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept; the best one is kept beside them."""
+    eval_every: int = 0
+    """Iterations between evaluations on environments of their own; 0 switches them off."""
+    eval_episodes: int = 10
+    """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
+    eval_greedy: bool = False
+    """Have evaluations take the most likely action, as published scores of SAC and MPO do, instead of drawing one."""
+    eval_opponents: tuple[str, ...] = ()
+    """Who plays the other agents in evaluations, as env.opponents has it; by default, who plays them in training."""
+    on_nonfinite: Literal["stop", "continue"] = "stop"
+    """What to do when an environment returns NaN or an infinity, or when learning has diverged: parameters are not
+    finite, or losses have not been for 5 iterations. stop ends the run with exit code 1, and names the environment or
+    the last finite checkpoint; continue warns once, and keeps that checkpoint. No effect on runs that stay finite."""
+    display: Literal["auto", "live", "plain", "none"] = "auto"
+    """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run's folder."""
+    check_env: bool = True
+    """Play an environment of your own for a moment before a new run, and warn if resume or verify could not repeat it
+    (the short form of lockstep check-env). Off saves a few seconds where environments are slow."""
+    wandb: str | None = None
+    """Weights & Biases project that also receives the metrics (needs the extra wandb)."""
+    trackio: str | None = None
+    """trackio project that also receives the metrics (needs the extra trackio)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.eval_opponents, list):  # as JSON has it
+            object.__setattr__(self, "eval_opponents", tuple(self.eval_opponents))
+
+    @staticmethod
+    def of(given: RunOptions | str | Path | None) -> RunOptions:
+        """Options, or those of a run in the folder that is given; None is the default."""
+        if isinstance(given, (str, Path)):
+            return RunOptions(run=str(given))
+        if not (given is None or isinstance(given, RunOptions)):
+            raise SettingsError(f"{given!r} is neither RunOptions nor a folder: write RunOptions(run='runs/pong').")
+        return given or RunOptions()
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range, and for trackers that are not installed."""
+        check_values(dataclasses.replace(self, run=str(self.run) if isinstance(self.run, Path) else self.run))
+        for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise SettingsError(f"--{flag} {getattr(self, name)} is out of range: it must be at least {least}.")
+        check_episodes(self.eval_episodes, "--eval-episodes")
+        for tracker in ("wandb", "trackio"):
+            if project := getattr(self, tracker):
+                otherwise = f"Or leave --{tracker} out: metrics.jsonl and TensorBoard are written in any case."
+                require(tracker, tracker, f"--{tracker} {project}", otherwise)
+
+
+def check_episodes(episodes: int, flag: str) -> None:
+    """Raise SettingsError for a number of episodes that no evaluation has; flag: by which it was given."""
+    if not 1 <= episodes <= _MOST_EPISODES:
+        raise SettingsError(f"{flag} {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")

@@ -1,0 +1,157 @@
+"""Settings, which are frozen dataclasses, to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.config.names import FORMER, current_name, name_of, reference_of
+from lockstep.config.settings import SettingsError, default_of
+from lockstep.config.user_code import load_object
+
+_TYPE = "$type"
+"""Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
+_TUPLE = "$tuple"
+"""Key under which JSON has the elements of a tuple, where lists and tuples have to be kept apart."""
+
+
+def to_json(value: Any, *, whole: bool = False) -> Any:
+    """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
+
+    Settings that a class lists as `later` are left out while they have their default value: they came when there were
+    runs already, whose experiments stay what they were. Those that it lists as `free` hold values for code that is not
+    ours, so that lists and tuples are kept apart in them.
+
+    Args:
+        whole: leave out none.
+
+    Raises:
+        SettingsError: a value is of a type that JSON does not have.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        later = getattr(type(value), "later", frozenset())
+        present = {f.name: (getattr(value, f.name), default_of(f)) for f in dataclasses.fields(value)}
+        given = {name: x for name, (x, default) in present.items() if whole or name not in later or x != default}
+        free = getattr(type(value), "free", frozenset())
+        fields = {name: _marked(x) if name in free else to_json(x, whole=whole) for name, x in given.items()}
+        return {_TYPE: name_of(type(value)), **fields}
+    if isinstance(value, dict):
+        return {str(key): to_json(item, whole=whole) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item, whole=whole) for item in value]
+    if not (value is None or isinstance(value, (str, int, float, bool))):
+        raise SettingsError(
+            f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "
+            "False, None, and tuples, dicts and dataclasses of these: convert it, as by int() or str()."
+        )
+    return value
+
+
+def _marked(value: Any) -> Any:
+    """A free value in JSON, its tuples marked."""
+    if isinstance(value, dict):
+        return {str(key): _marked(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_marked(item) for item in value]
+        return items if isinstance(value, list) else {_TUPLE: items}
+    return to_json(value)
+
+
+def _unmarked(value: Any) -> Any:
+    """The inverse of _marked."""
+    if isinstance(value, dict) and value.keys() == {_TUPLE}:
+        return tuple(_unmarked(item) for item in value[_TUPLE])
+    if isinstance(value, dict):
+        return {key: _unmarked(item) for key, item in value.items()}
+    return [_unmarked(item) for item in value] if isinstance(value, list) else value
+
+
+def without_marks(value: Any) -> Any:
+    """What to_json wrote, with tuples as lists: what identities are made of, which are older than the marks."""
+    if isinstance(value, dict):
+        return (
+            without_marks(value[_TUPLE])
+            if value.keys() == {_TUPLE}
+            else {k: without_marks(x) for k, x in value.items()}
+        )
+    return [without_marks(item) for item in value] if isinstance(value, list) else value
+
+
+def with_current_names(value: Any) -> Any:
+    """What to_json of any version wrote, with the names that classes have today."""
+    return _renamed(value, current_name)
+
+
+def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: rename(item) if key == _TYPE and isinstance(item, str) else _renamed(item, rename)
+            for key, item in value.items()
+        }
+    return [_renamed(item, rename) for item in value] if isinstance(value, list) else value
+
+
+def identities_of(settings: dict[str, Any]) -> tuple[str, str]:
+    """Two SHA-256 hashes over the canonical JSON of an experiment that to_json of any version wrote: its identity, and
+    the one that earlier versions recorded, in which a class has its module's name."""
+    plain = with_current_names(without_marks(settings))
+    return _hash(plain), _hash(_renamed(plain, lambda name: FORMER.get(name, name)))
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What to_json wrote, by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
+    lines: dict[str, Any] = {}
+    for name, value in without_marks(with_current_names(settings)).items():
+        if isinstance(value, dict):
+            lines |= flat(value, f"{prefix}{name}.") or {prefix + name: {}}
+        elif prefix or name != _TYPE:
+            lines[prefix + name] = value
+    return lines
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def from_json(value: Any) -> Any:
+    """Rebuild what to_json wrote. Sequences come back as tuples.
+
+    Raises:
+        SettingsError: a type no longer exists, or has no such setting.
+    """
+    if isinstance(value, dict) and _TYPE in value:
+        named = value[_TYPE]
+        cls = load_object(reference_of(named)) if isinstance(named, str) else None
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            raise SettingsError(
+                f"{_TYPE} {named!r} is not the name of settings: this file is damaged. Restore it from a copy."
+            )
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = set(value) - known - {_TYPE}
+        if unknown:
+            raise SettingsError(
+                f"{value[_TYPE]} has no setting {', '.join(sorted(unknown))}: this run was written by another "
+                "version of lockstep. Install that version, or start a new run."
+            )
+        free = getattr(cls, "free", frozenset())
+        given = {key: item for key, item in value.items() if key != _TYPE}
+        settings = {key: _unmarked(item) if key in free else from_json(item) for key, item in given.items()}
+        lacking = [each.name for each in dataclasses.fields(cls) if each.name not in settings and _required(each)]
+        if lacking:
+            raise SettingsError(
+                f"{value[_TYPE]} needs the setting {', '.join(lacking)}, which this run does not have: its file is "
+                "damaged, or another version of lockstep, or of your own file, wrote it."
+            )
+        return cls(**settings)
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(from_json(item) for item in value)
+    return value

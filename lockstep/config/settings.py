@@ -1,0 +1,290 @@
+"""Values of settings: how they are written and checked, and the error that users' mistakes raise."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.util
+import math
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from lockstep.config.extras import install_command
+
+T = TypeVar("T", bound=Any)
+
+
+class SettingsError(ValueError):
+    """A user's mistake: says in one paragraph what was given, what is allowed and what to do."""
+
+    exit_code = 2
+    """Of a command that ends with it."""
+
+    def bare(self) -> SettingsError:
+        """The same for another process: without a user's own class, which may be unknown there."""
+        return next(kind for kind in (Diverged, NotFinite, SettingsError) if isinstance(self, kind))(str(self))
+
+
+class NotFinite(SettingsError):
+    """An environment returned NaN or an infinity, or learning has diverged, and nothing can be learned from that."""
+
+    exit_code = 1
+
+
+class Diverged(NotFinite):
+    """Learning led to it, while what environments returned was finite."""
+
+
+def parse_count(text: str) -> int:
+    """Read an integer that may use k, M, B or scientific notation: `10M`, `2.5M`, `100_000`, `1e6`."""
+    scale = {"k": 10**3, "K": 10**3, "m": 10**6, "M": 10**6, "b": 10**9, "B": 10**9}
+    body, factor = (text[:-1], scale[text[-1]]) if text and text[-1] in scale else (text, 1)
+    try:
+        value = Decimal(body.replace("_", "")) * factor
+        if abs(value) > 10**18 or value != int(value):
+            raise ValueError
+    except (ArithmeticError, ValueError):
+        raise ValueError(f"{text!r} is not a whole number; write 10M, 2.5M, 500k, 1e6 or 100_000") from None
+    return int(value)
+
+
+Steps = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="COUNT",
+        instance_from_str=lambda args: parse_count(args[0]),
+        is_instance=lambda instance: isinstance(instance, int),
+        str_from_instance=lambda instance: [str(instance)],
+    ),
+]
+"""A count of steps; the command line accepts 10M-style numbers."""
+
+
+def parse_options(texts: list[str]) -> dict[str, Any]:
+    """Read `name=value` texts: see parse_option."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not name or not separator:
+            raise ValueError(f"{text!r} is not of the form name=value, as in repeat_action_probability=0.1")
+        try:
+            options[name] = parse_option(value)
+            check_free(options[name], name)
+        except ValueError as error:
+            raise ValueError(f"{text!r} cannot be read: {error}") from None
+    return options
+
+
+def parse_option(text: str) -> Any:
+    """Read a value: a number, true or false, None, or a list, tuple, dict or quoted text in Python's syntax. Anything
+    else is a text as it is.
+
+    Raises:
+        ValueError: it begins with a bracket or a quote, and is none of them.
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text == "None":
+        return None
+    if text.startswith(("[", "(", "{", "'", '"')):
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise ValueError(
+                "it begins like a list, tuple, dict or quoted text in Python, but is not a complete one. Quote texts "
+                'inside brackets, and the whole for the shell, as in \'names=["a", "b"]\'. A plain text that begins '
+                "with a bracket or a quote needs quotes of its own, as in 'name=\"(a\"'"
+            ) from None
+    if text.lower().lstrip("+-") == "nan":  # which no option can be
+        return text
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def check_free(value: Any, name: str) -> None:
+    """Raise SettingsError for a value, of whatever is called so, that JSON could not hold and give back as it was."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            check_free(each, name)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise SettingsError(f"{name} has the key {key!r}, but the keys of a dict must be texts, as in JSON.")
+            check_free(each, name)
+    elif isinstance(value, float) and math.isnan(value):
+        raise SettingsError(f"{name}={value} must be a number.")
+    elif not (value is None or isinstance(value, (bool, int, float, str))):
+        raise SettingsError(
+            f"{name} holds {value!r} of the type {type(value).__name__}. Values may be texts, numbers, True, False, "
+            "None, and lists, tuples and dicts of these: convert it, as by int() or str()."
+        )
+
+
+def write_option(value: Any) -> str:
+    """The inverse of parse_option."""
+    if not isinstance(value, str):
+        return repr(value)
+    with contextlib.suppress(ValueError):
+        if parse_option(value) == value:
+            return value
+    return repr(value)
+
+
+Options = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE",
+        instance_from_str=parse_options,
+        is_instance=lambda instance: isinstance(instance, dict),
+        str_from_instance=lambda instance: [f"{name}={write_option(value)}" for name, value in instance.items()],
+    ),
+]
+"""Free keyword arguments; the command line accepts `name=value` pairs, which replace all that were set before."""
+
+
+def require(package: str, extra: str, what: str, otherwise: str) -> None:
+    """Raise SettingsError if an optional package is not installed.
+
+    Args:
+        package: as it is imported.
+        extra: of lockstep, which installs it.
+        what: needs it.
+        otherwise: what can be done without it, in a sentence.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise SettingsError(
+            f"{what} needs the package {package}, which is not installed. Install it with: "
+            f"{install_command(extra)}. {otherwise}"
+        )
+
+
+def check_values(settings: Any, path: str = "") -> None:
+    """Check every value of nested dataclasses against its annotation, as the command line does by itself.
+
+    Raises:
+        SettingsError: one is of another kind, none of those that there are, no number (NaN), which comparisons with
+            bounds let pass, or infinite, unless it bounds something else.
+    """
+    hints = _hints(type(settings))
+    for each in dataclasses.fields(settings):
+        value, name = getattr(settings, each.name), f"{path}{each.name}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            check_values(value, f"{name}.")
+        elif isinstance(value, float) and math.isnan(value):
+            raise SettingsError(f"{name}={value} must be a number.")
+        elif isinstance(value, float) and math.isinf(value) and not _is_bound(each):
+            raise SettingsError(f"{name}={value} must be finite. Where a large number makes sense, 1e9 is one.")
+        elif each.name in hints and not _fits(value, hints[each.name]):
+            raise SettingsError(f"{name}={value!r} must be {_kinds(hints[each.name])}.")
+
+
+def changed(settings: T, changes: Mapping[str, Any]) -> T:
+    """Settings with some of them replaced, as dataclasses.replace does it, with the values' kinds checked.
+
+    Raises:
+        SettingsError: there is no such setting, or its value is of another kind.
+    """
+    kind, hints = type(settings).__name__, _hints(type(settings))
+    known = [each.name for each in dataclasses.fields(settings) if each.init]
+    for name, value in changes.items():
+        if name not in known:
+            raise SettingsError(f"{kind} has no setting {name!r}. {_instead(settings, name, known)}")
+        if name in hints and not _fits(value, hints[name]):
+            part = getattr(settings, name)
+            advice = ""
+            if dataclasses.is_dataclass(part) and isinstance(value, dict):
+                given = ", ".join(f"{key}={each!r}" for key, each in value.items())
+                advice = f" To change some of it: {name}=dataclasses.replace(experiment.{name}, {given})."
+            raise SettingsError(f"{name}={value!r} must be {_kinds(hints[name])}.{advice}")
+    return dataclasses.replace(settings, **changes)
+
+
+def _instead(settings: Any, name: str, known: list[str]) -> str:
+    """What to write in place of a setting that there is not."""
+    paths = list(_paths(settings))
+    spelled = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, n=3)
+    meant = [
+        path
+        for path in paths
+        for last in [path.rpartition(".")[2]]
+        if last in (name, *spelled) or name == "".join(word[:1] for word in last.split("_"))
+    ]
+    if not meant:
+        return f"It has {', '.join(known)}."
+    part, _, last = meant[0].rpartition(".")
+    how = f" Write {part}=dataclasses.replace(experiment.{part}, {last}=...)." if part and "." not in part else ""
+    return f"Did you mean {' or '.join(meant)}?{how}"
+
+
+def _paths(settings: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every setting."""
+    for each in dataclasses.fields(settings):
+        value = getattr(settings, each.name)
+        if dataclasses.is_dataclass(value):
+            yield from _paths(value, f"{prefix}{each.name}.")
+        else:
+            yield prefix + each.name
+
+
+def _is_bound(field: dataclasses.Field[Any]) -> bool:
+    """Whether a setting keeps something else in bounds, so that infinity means none."""
+    return field.name.startswith("max_") or field.name.endswith("clip") or default_of(field) == math.inf
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls)
+    except Exception:  # names that only a type checker sees, and whatever a text raises that is no annotation
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotation's kind; of kinds that are not settings' own, any is."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in args)
+    if origin is tuple:  # which JSON gives back as lists
+        if not isinstance(value, (tuple, list)):
+            return False
+        kinds = [args[0]] * len(value) if args[1:] == (...,) else args
+        return not args or (len(kinds) == len(value) and all(map(_fits, value, kinds)))
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(key, args[0]) for key in value)  # to_json checks the values
+    if hint in (int, float):
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    if hint in (bool, str, type(None)) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return isinstance(value, hint)
+    return True
+
+
+def _kinds(hint: Any) -> str:
+    """An annotation in words."""
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_kinds, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"a tuple, each of it {_kinds(get_args(hint)[0])}" if get_args(hint)[1:] == (...,) else "a tuple"
+    if get_origin(hint) is dict and get_args(hint):
+        return f"a dict, each key of it {_kinds(get_args(hint)[0])}"
+    return words.get(hint, f"of the kind {getattr(hint, '__name__', hint)}")
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

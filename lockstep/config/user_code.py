@@ -1,0 +1,183 @@
+"""Objects of users: `package.module:name` and `path/to/file.py:name` to what they name, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+from contextlib import AbstractContextManager
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from lockstep.config.settings import SettingsError
+
+_FOLDERS = "LOCKSTEP_USER_FILES"
+"""Environment variable, which worker processes inherit: folders where users' files are looked for after the current."""
+_NAMED = "__lockstep_file__"
+"""Attribute of a user's module: its file's path, as it was named."""
+
+
+def look_for_files_in(folder: str) -> None:
+    """Look for users' files that the current folder has not in this one, here and in worker processes, before those
+    that were named earlier."""
+    earlier = [each for each in os.environ.get(_FOLDERS, "").split(os.pathsep) if each != folder]
+    os.environ[_FOLDERS] = os.pathsep.join(filter(None, [folder, *earlier]))
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module, of the current folder too, or of one that look_for_files_in was told of."""
+    for folder in (os.getcwd(), *filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep))):
+        _import_from(folder)
+    with _environment_settings():
+        return importlib.import_module(name)
+
+
+def _environment_settings() -> AbstractContextManager[None]:
+    """What a user's module sets for the process holds for environments alone."""
+    from lockstep.envs.boundary import ENVIRONMENT_SETTINGS  # which needs torch
+
+    return ENVIRONMENT_SETTINGS.applied(thorough=True)
+
+
+def _import_from(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _found(named: str | Path) -> Path:
+    """Where a user's file is, or where it would be if there were one."""
+    folders = [Path(), *map(Path, filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep)))]
+    return next((folder / named for folder in folders if (folder / named).is_file()), Path(named)).resolve()
+
+
+def digests_of(settings: Any) -> dict[str, str]:
+    """The beginning of the SHA-256 of each file of users' that settings, as to_json wrote them, name; by its name. Of
+    modules, and of what those files import, there is none."""
+    if isinstance(settings, dict):
+        settings = list(settings.values())
+    if isinstance(settings, (list, tuple)):
+        return dict(sorted(pair for each in settings for pair in digests_of(each).items()))
+    named = re.fullmatch(r"(?:pettingzoo/)?(.+\.py):[\w.]+", settings) if isinstance(settings, str) else None
+    if named is None or not _found(named[1]).is_file():
+        return {}
+    return {named[1]: hashlib.sha256(_found(named[1]).read_bytes()).hexdigest()[:16]}
+
+
+class _AsItIsNow(SourceFileLoader):
+    """Compiles a file each time. Python's own loader keeps what it has compiled beside the file, and takes that for the
+    file as long as it has the same length and was changed in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """Import a user's Python file under a name derived from its path, once per process. It may import its neighbors."""
+    named, path = Path(path), _found(path)
+    readable = re.sub(r"\W", "_", "_".join(path.with_suffix("").parts[1:]))
+    name = f"lockstep_user_{readable}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # a/b.py is not a_b.py
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file() or path.suffix != ".py":
+        raise SettingsError(f"There is no Python file {path}. Give the path of a .py file, as in my_file.py:name.")
+    loader = _AsItIsNow(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, _NAMED, str(named))
+    sys.modules[name] = module
+    _import_from(str(path.parent))
+    try:
+        with _environment_settings():
+            loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_object(reference: str) -> Any:
+    """Return what `package.module:name` or `path/to/file.py:name` refers to.
+
+    Raises:
+        SettingsError: the file, module or name does not exist.
+    """
+    source, _, name = reference.rpartition(":")
+    if source.startswith((".", "/", "~")) and not source.endswith(".py"):
+        raise SettingsError(f"Cannot load {reference!r}: a file's path ends in .py, as in {source}.py:{name}.")
+    try:
+        value: Any = load_file(source) if source.endswith(".py") else import_module(source)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        where = _raised_at(error)
+        if isinstance(error, AttributeError) and where is None:
+            known = f" It has {', '.join(names)}." if (names := _defined(source)) else ""
+            raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
+        remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
+        if "no known parent package" in str(error):
+            remedy += " A file that is named by its path is in no package: import its neighbor without the dot."
+        raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error
+    return value
+
+
+def _defined(source: str) -> list[str]:
+    """Functions and classes of a module, or a file, that was imported."""
+    module = load_file(source) if source.endswith(".py") else import_module(source)
+    return [
+        name
+        for name, x in vars(module).items()
+        if (inspect.isfunction(x) or inspect.isclass(x)) and x.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+def load_value(reference: str) -> Any:
+    """What `package.module:name` or `path/to/file.py:name` refers to; of a function, what it returns.
+
+    Raises:
+        SettingsError: it does not exist, or the function wants arguments.
+    """
+    value = load_object(reference)
+    if not callable(value):
+        return value
+    try:
+        inspect.signature(value).bind()
+    except TypeError as error:
+        raise SettingsError(
+            f"{reference} cannot be called without arguments: {error}. Give each of them a default value."
+        ) from error
+    except ValueError:  # of what has no signature
+        pass
+    return value()
+
+
+def _raised_at(error: Exception) -> str | None:
+    """The line of the code being loaded that raised an error; None if it was raised by the loading itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else None
+
+
+def reference_to(cls: type) -> str:
+    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class of a user's file.
+
+    The file is called as it was when it was loaded, and a script by its path from the current folder if it lies
+    below it: so a run's identity does not depend on where its files lie.
+    """
+    module = sys.modules[cls.__module__]
+    if hasattr(module, _NAMED):
+        return f"{getattr(module, _NAMED)}:{cls.__qualname__}"
+    if cls.__module__ in ("__main__", "__mp_main__"):
+        path, here = Path(str(module.__file__)).resolve(), Path.cwd()
+        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"

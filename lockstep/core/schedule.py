@@ -1,0 +1,178 @@
+"""The schedule: which version collects which rollout, and which rollouts an iteration learns from.
+
+Version v is the state after v iterations. A scheme's lag k says that rollout i of every shard is collected with version
+max(0, i - k), and learned from in iteration i. Nothing of that depends on time. Where timing decides instead
+(lockstep.transport.free_running), the ledger records what it decided, and a Recorded schedule says it again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.config.settings import SettingsError
+
+if TYPE_CHECKING:
+    from lockstep.agent import Version
+    from lockstep.experiment import Experiment
+
+Acting = tuple[tuple[int, int], ...]
+"""(step, version) for each version that acts in a rollout, from its first step on."""
+
+
+class RolloutId(NamedTuple):
+    """What fills a batch slot of an iteration: a shard's rollout, by its number."""
+
+    shard: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Counts iterations and names versions."""
+
+    lag: int
+    """Most versions that data may be behind."""
+    iterations: int
+    shards: int = 1
+    by_shard: bool = False
+    """Where timing decides: if True (replay), a batch slot takes any number of rollouts, all of its own shard, which
+    remembers them; if False exactly one, of any shard."""
+
+    @staticmethod
+    def of(experiment: Experiment) -> Schedule:
+        """The schedule of an experiment. Where timing decides it only counts iterations and bounds the lag."""
+        schedule = experiment.scheme.schedule(experiment)
+        if type(schedule) is not Schedule:
+            schedule.check(experiment.scheme.timing_decides)
+        return schedule
+
+    def check(self, timing_decides: bool) -> None:
+        """Raise SettingsError unless this schedule can be kept: a rollout that waits for a version that is learned from
+        itself would never begin."""
+        versions = [self.collects_with(i) for i in range(min(self.iterations, 10_000))]
+        allowed = all(max(0, i - self.lag) <= version <= i for i, version in enumerate(versions))
+        if timing_decides or not allowed or versions != sorted(versions):
+            raise SettingsError(
+                f"The schedule {type(self).__qualname__} collects rollouts with the versions {versions[:8]} …. With "
+                f"scheme.lag={self.lag}, rollout i must be collected with a version from i - {self.lag} to i, later "
+                "rollouts with no older one, and no setting may let timing decide (lag or gradient_lag async, preempt)."
+            )
+
+    def ticks(self, start: int, stop_after: int | None = None) -> range:
+        """Iterations from start to the end, or until stop_after of them exist in all."""
+        end = self.iterations if stop_after is None else min(self.iterations, stop_after)
+        return range(start, end)
+
+    def collects_with(self, rollout: int) -> int:
+        """The version that acts in a rollout, or the oldest that may."""
+        return max(0, rollout - self.lag)
+
+    def acting(self, rollout_id: RolloutId) -> Acting:
+        """The versions that act in a rollout."""
+        return ((0, self.collects_with(rollout_id.number)),)
+
+    def noise(self, rollout_id: RolloutId) -> int | None:
+        """The number by which the model's noise is drawn in a rollout. None: that of the rollout."""
+        return None
+
+    def rollout_ids(self, iteration: int) -> list[RolloutId]:
+        """What an iteration learns from, in order of batch slots."""
+        return [RolloutId(shard, iteration) for shard in range(self.shards)]
+
+    def slot(self, rollout_id: RolloutId) -> int:
+        """The batch slot that a rollout fills, whichever the iteration."""
+        return rollout_id.shard
+
+    def by_slot(self, iteration: int, slots: range) -> dict[int, list[RolloutId]]:
+        """What an iteration learns from in some batch slots, in order."""
+        rollout_ids: dict[int, list[RolloutId]] = {slot: [] for slot in slots}
+        for rollout_id in self.rollout_ids(iteration):
+            if self.slot(rollout_id) in rollout_ids:
+                rollout_ids[self.slot(rollout_id)].append(rollout_id)
+        return rollout_ids
+
+
+@dataclass(frozen=True)
+class Recorded(Schedule):
+    """A schedule that repeats what a run recorded of what timing decided."""
+
+    events: Sequence[Sequence[Mapping[str, Any]]] = ()
+    """By iteration, in order of batch slots: `shard`, `rollout`, the `versions` that acted in it, and the `noise` that
+    it was collected with if that is not its own, as in the ledger. None where the lag is a number, which says all
+    that."""
+    origin: str = ""
+    """The run's folder."""
+    cuts: Sequence[Sequence[Sequence[int]]] = ()
+    """By iteration: (shard, steps) of every rollout that was cut, as in the ledger."""
+    updates: Sequence[Sequence[tuple[int, int]]] = ()
+    """By iteration, in order: (slot, behind) of all updates, as in the ledger; none where gradients are synchronous."""
+
+    def ticks(self, start: int, stop_after: int | None = None) -> range:
+        recorded = max(len(self.events), len(self.cuts), len(self.updates))
+        return super().ticks(start, recorded if stop_after is None else min(recorded, stop_after))
+
+    def acting(self, rollout_id: RolloutId) -> Acting:
+        return self._acting[rollout_id] if self.events else super().acting(rollout_id)
+
+    def noise(self, rollout_id: RolloutId) -> int | None:
+        return self._noise.get(rollout_id)
+
+    def slot(self, rollout_id: RolloutId) -> int:
+        return self._slots[rollout_id] if self.events and not self.by_shard else rollout_id.shard
+
+    def rollout_ids(self, iteration: int) -> list[RolloutId]:
+        if not self.events:
+            return super().rollout_ids(iteration)
+        return [RolloutId(event["shard"], event["rollout"]) for event in self.events[iteration]]
+
+    @functools.cached_property
+    def cut_after(self) -> dict[RolloutId, int]:
+        """The steps of every rollout that was cut."""
+        return {RolloutId(shard, i): steps for i, cuts in enumerate(self.cuts) for shard, steps in cuts}
+
+    @functools.cached_property
+    def _slots(self) -> dict[RolloutId, int]:
+        return {
+            rollout_id: slot for i in range(len(self.events)) for slot, rollout_id in enumerate(self.rollout_ids(i))
+        }
+
+    @functools.cached_property
+    def _noise(self) -> dict[RolloutId, int]:
+        return {
+            RolloutId(event["shard"], event["rollout"]): event["noise"]
+            for slots in self.events
+            for event in slots
+            if "noise" in event
+        }
+
+    @functools.cached_property
+    def _acting(self) -> dict[RolloutId, Acting]:
+        return {
+            RolloutId(event["shard"], event["rollout"]): tuple((t, v) for t, v in event["versions"])
+            for slots in self.events
+            for event in slots
+        }
+
+
+class Versions:
+    """The versions that some coming rollout is still to be collected with, or learned with the statistics of."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._held: dict[int, Version] = {}
+
+    def __getitem__(self, number: int) -> Version:
+        return self._held[number]
+
+    def publish(self, version: Version) -> None:
+        """Add a version and forget those that no rollout from there on needs."""
+        self._held[version.number] = version
+        oldest = self._schedule.collects_with(version.number)
+        self._held = {number: held for number, held in self._held.items() if number >= oldest}
+
+    def held(self) -> dict[int, Version]:
+        """All held versions by number, oldest first."""
+        return dict(sorted(self._held.items()))

@@ -1,0 +1,65 @@
+"""What losses off-policy are given: items drawn from replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.core.arrays import ArrayTuple
+
+
+class Transitions(ArrayTuple):
+    """n items, each from a step to the one that it is bootstrapped from, with a leading time axis of length 1."""
+
+    obs: Any
+    action: Tensor
+    reward: Tensor
+    """fp32 [1, n]: discounted sum of the rewards in between."""
+    discount: Tensor
+    """fp32 [1, n]: γ to the number of steps in between; 0 where the episode terminated."""
+    next_obs: Any
+    weight: Tensor
+    """fp32 [n]: importance weight, not yet divided by the largest of the minibatch."""
+    valid: Tensor
+    """bool [1, n]: always True, since only valid steps are drawn."""
+    noise: Tensor | None
+    """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
+
+    def part(self, index: int, of: int) -> Transitions:
+        """One of so many equal parts of the items."""
+        items, numbers = len(self.weight) // of, 0 if self.noise is None else len(self.noise) // of
+        noise = None if self.noise is None else self.noise[index * numbers : (index + 1) * numbers]
+        chosen = slice(index * items, (index + 1) * items)
+        rest = self.replace(weight=None, noise=None)[:, chosen]
+        return rest.replace(weight=self.weight[chosen], noise=noise)
+
+
+class Sequences(ArrayTuple):
+    """n sequences of L + M + N steps: L that only let the core's state follow, M that are learned from, and N behind
+    them from which returns are bootstrapped."""
+
+    obs: Any
+    """[L+M+N, n, ...]"""
+    start: Tensor
+    """bool [L+M+N, n]: obs_t is the first of its episode, before which the core's state is reset."""
+    prev_action: Tensor | None
+    """[L+M+N, n, *action_shape], for models that see it."""
+    prev_reward: Tensor | None
+    """fp32 [L+M+N, n]"""
+    state: Tensor
+    """fp32 [n, K]: the core's state before the first step, as it was when the sequence was collected."""
+    action: Tensor
+    """[M, n, *action_shape]"""
+    reward: Tensor
+    """fp32 [M, n]: discounted sum of the rewards up to where the return is bootstrapped."""
+    discount: Tensor
+    """fp32 [M, n]: γ to the number of steps up to there; 0 where the episode terminated."""
+    ahead: Tensor
+    """int64 [M, n]: that number of steps, N unless the episode ended before."""
+    weight: Tensor
+    """fp32 [n]: importance weight, not yet divided by the largest of the minibatch."""
+    valid: Tensor
+    """bool [M, n]: False on steps that environments spent on resets."""
+    noise: Tensor | None
+    """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""

@@ -1,0 +1,89 @@
+"""What joins the two roles of a split layout: a pipe for each pair of processes, and memory that they share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal
+
+from lockstep.distributed.shared_memory import SharedMemory
+from lockstep.system.children import allow_files
+
+
+@dataclass(frozen=True)
+class Link:
+    """One process's ends. Messages are small: rollouts and parameters stay in shared memory."""
+
+    role: Literal["collector", "learner"]
+    index: int
+    """Among the processes of its role."""
+    peers: list[Connection]
+    """To every process of the other role."""
+    rollouts: list[SharedMemory]
+    """By collector: its buffers."""
+    versions: SharedMemory
+    """The newest versions, written by learner 0."""
+    admission: SharedMemory
+    """What free-running processes agree on, or how many shards are done where others are preempted."""
+
+    @property
+    def collectors(self) -> int:
+        return len(self.rollouts)
+
+    def send(self, message: Any, to: int) -> None:
+        """Send to one process of the other role; it does not wait unless tens of messages are unread.
+
+        Raises:
+            ConnectionError: that process is gone.
+        """
+        try:
+            self.peers[to].send(message)
+        except OSError:
+            raise self._gone(to) from None
+
+    def receive(self, origins: Sequence[int], *, block: bool = True) -> list[tuple[int, Any]]:
+        """All messages that have arrived from any of the origins, each with its sender; waits for one if it shall.
+
+        Raises:
+            ConnectionError: one of the origins is gone.
+        """
+        ready = wait([self.peers[origin] for origin in origins], timeout=None if block else 0)
+        messages = []
+        for origin in origins:
+            if self.peers[origin] in ready:
+                try:
+                    messages.append((origin, self.peers[origin].recv()))
+                    while self.peers[origin].poll():
+                        messages.append((origin, self.peers[origin].recv()))
+                except (EOFError, OSError):
+                    if not messages:  # else what was sent before counts first
+                        raise self._gone(origin) from None
+        return messages
+
+    def _gone(self, index: int) -> ConnectionError:
+        other = "learner" if self.role == "collector" else "collector"
+        return ConnectionError(f"Connection closed by peer: {other} {index}")
+
+    def close(self) -> None:
+        """Close this process's ends."""
+        for peer in self.peers:
+            with contextlib.suppress(OSError):
+                peer.close()
+        for memory in (*self.rollouts, self.versions, self.admission):
+            memory.close()
+
+
+def links(context: Any, collectors: int, learners: int) -> tuple[list[Link], list[Link]]:
+    """The ends of all learners and of all collectors, for the process that starts them."""
+    allow_files(2 * collectors * learners + collectors + 2)
+    pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
+    rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory())
+    of_learners = [
+        Link("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared) for i in range(learners)
+    ]
+    of_collectors = [
+        Link("collector", c, [pipes[c][i][1] for i in range(learners)], rollouts, *shared) for c in range(collectors)
+    ]
+    return of_learners, of_collectors

@@ -1,0 +1,165 @@
+"""The processes that compute together, and how they exchange tensors."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from lockstep.distributed.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+_PATIENCE = timedelta(days=1)
+MEETING = timedelta(minutes=15)
+"""That processes may take to find each other: one that ended before that is noticed by nobody."""
+
+
+class Group:
+    """One process alone; also the interface of larger groups."""
+
+    rank = 0
+    size = 1
+    shared: SharedMemory | None = None
+    """Memory that all map, for what learners do without waiting for each other; None if they cannot have any."""
+    collected: SharedMemory | None = None
+    """The same for what they collect (lockstep.collectors.preemption)."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+        """Seconds spent exchanging with others, transfers included, since the counter was last set to 0."""
+        self.waiting = False
+        """Whether it does so now."""
+
+    def send(self, value: Tensor, to: int) -> None:
+        raise AssertionError("a single process has nobody to send to")
+
+    def recv(self, into: Tensor, origin: int) -> None:
+        raise AssertionError("a single process has nobody to receive from")
+
+    def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
+        raise AssertionError("a single process has no peer")
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every process's value, in order of rank, at rank 0; None elsewhere."""
+        return [value]
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, at every process."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def meeting_point(host: str, port: int = 0) -> tuple[Store, tuple[str, int]]:
+    """Where the processes of a GlooGroup find each other. The first of them makes it, on its own host; the others join.
+
+    Args:
+        port: of the one to join; 0 makes one, at any port that is free.
+    """
+    store = dist.TCPStore(host, port, is_master=port == 0, wait_for_workers=False)  # type: ignore[attr-defined]
+    return store, (host, store.port)
+
+
+CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+"""What errors say whose cause is that another process is gone."""
+
+
+class PeerGone(RuntimeError):
+    """Another process of the group is gone, or cannot be reached any more."""
+
+
+@contextmanager
+def _noticing_losses() -> Iterator[None]:
+    """Raise PeerGone for what gloo says of a peer that is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(phrase in str(error) for phrase in CONSEQUENCES):
+            raise PeerGone(str(error)) from error
+        raise
+
+
+class GlooGroup(Group):
+    """Processes joined by torch.distributed's gloo backend, point to point.
+
+    Every operation fails, rather than waits on, when a peer is gone: gloo reports a closed connection at once. A peer
+    that is only slow (it evaluates, or writes to a busy disk) is waited for; whether it stands still is for the
+    supervisor to judge, who sees its progress.
+
+    Raises:
+        RuntimeError: not all of them came, within MEETING.
+        PeerGone: one of them was gone when they connected, or later.
+    """
+
+    def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
+        super().__init__()
+        if isinstance(meeting, str):
+            meeting, rank, size = next(rendezvous(meeting, rank, size, timeout=MEETING))
+            meeting.set(f"here-{rank}", "")  # torchrun's store does not wait until all have joined it
+            meeting.wait([f"here-{each}" for each in range(size)], MEETING)
+            meeting.set_timeout(_PATIENCE)
+        with _noticing_losses():
+            dist.init_process_group("gloo", None, _PATIENCE, size, rank, meeting)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def send(self, value: Tensor, to: int) -> None:
+        with self._waiting():
+            dist.send(value, to)
+
+    def recv(self, into: Tensor, origin: int) -> None:
+        with self._waiting():
+            dist.recv(into, origin)
+
+    def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
+        with self._waiting():
+            works = []
+            if value.numel():
+                works.append(dist.isend(value, peer))
+            if into.numel():
+                works.append(dist.irecv(into, peer))
+            for work in works:
+                assert work is not None
+                work.wait()
+
+    def gather(self, value: Any) -> list[Any] | None:
+        gathered: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._waiting():
+            dist.gather_object(value, gathered, dst=0)
+        return gathered
+
+    def broadcast(self, value: Any) -> Any:
+        values = [value]
+        with self._waiting():
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def barrier(self) -> None:
+        with self._waiting():
+            dist.barrier()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        self.waiting = True
+        try:
+            with _noticing_losses():
+                yield
+        finally:
+            self.waiting = False
+            self.waited += time.perf_counter() - begin

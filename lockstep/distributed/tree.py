@@ -1,0 +1,128 @@
+"""Sums over all shards with one binary tree, whose shape depends on the number of shards alone.
+
+Floating-point addition is commutative but not associative: a sum's bits depend on its parentheses, not on who
+computes it. Fixing the parentheses to a complete binary tree over the S slots makes the sum the same on 1, 2, … S
+processes. A process adds up the complete subtrees inside its block; only those partial sums travel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.core.shards import block, holder
+from lockstep.distributed.groups import Group
+
+
+def partners(shards: int, workers: int) -> set[tuple[int, int]]:
+    """Pairs of workers that exchange partial sums."""
+    if _halves(shards, workers):
+        return {(rank, rank ^ (1 << level)) for rank in range(workers) for level in range(workers.bit_length() - 1)}
+    pairs, size = set(), 2
+    while size <= shards:
+        for start in range(0, shards, size):
+            pairs.add((holder(shards, workers, start), holder(shards, workers, start + size // 2)))
+        size *= 2
+    return {(a, b) for a, b in pairs if a != b}
+
+
+def _halves(shards: int, workers: int) -> bool:
+    """Whether blocks are equal and their number is a power of two, so that partners can swap halves."""
+    return shards % workers == 0 and workers & (workers - 1) == 0
+
+
+class TreeSum:
+    """Reduces one tensor a shard to their global sum, known to every process of the group."""
+
+    def __init__(self, shards: int, group: Group) -> None:
+        self.shards, self.group = shards, group
+        self.kept: dict[int, Tensor] = {}
+        """By shard: what a tree that does more than add remembers of it. Checkpoints hold it; here it is empty."""
+        self._block = block(shards, group.size, group.rank)
+        self._subtrees: list[tuple[int, int, Tensor]] = []
+        self._halving = _halves(shards, group.size)
+
+    def push(self, shard: int, value: Tensor) -> None:
+        """Add one shard's tensor, in the order of this process's shards. The tensor is given away: it may change."""
+        assert shard in self._block
+        self._subtrees.append((shard, 1, value))
+        while len(self._subtrees) > 1:
+            (left, size, a), (right, other, b) = self._subtrees[-2:]
+            if size != other or left % (2 * size) or left + size != right:
+                break
+            self._subtrees[-2:] = [(left, 2 * size, a.add_(b))]
+
+    def finish(self) -> Tensor:
+        """Exchange the partial sums and return the total."""
+        subtrees = {(start, size): value for start, size, value in self._subtrees}
+        self._subtrees = []
+        if self.group.size == 1:
+            return subtrees[0, self.shards]
+        subtrees = {place: value.cpu() for place, value in subtrees.items()}
+        if self._halving:
+            (total,) = subtrees.values()
+            return self._halve_and_double(total)
+        like = next(iter(subtrees.values()))
+        total = self._climb(0, self.shards, subtrees, like)
+        return self._broadcast(torch.empty_like(like) if total is None else total)
+
+    def sum(self, values: dict[int, Tensor]) -> Tensor:
+        """Reduce one tensor for each shard of this process."""
+        for shard in self._block:
+            self.push(shard, values[shard])
+        return self.finish()
+
+    def _halve_and_double(self, total: Tensor) -> Tensor:
+        """Equal power-of-two blocks: at each level of the tree partners swap halves, so 2N numbers travel in all."""
+        group, flat = self.group, total.view(-1)
+        low, high = 0, flat.numel()
+        spans = []
+        distance = 1
+        while distance < group.size:
+            middle = (low + high) // 2
+            lower, upper = (low, middle), (middle, high)
+            keep, give = (upper, lower) if group.rank & distance else (lower, upper)
+            incoming = torch.empty(keep[1] - keep[0], dtype=flat.dtype)
+            group.exchange(flat[give[0] : give[1]], incoming, group.rank ^ distance)
+            own = flat[keep[0] : keep[1]]
+            left, right = (incoming, own) if group.rank & distance else (own, incoming)
+            torch.add(left, right, out=own)  # of two NaNs it is the left one that remains
+            spans.append((keep, give, distance))
+            low, high = keep
+            distance *= 2
+        for keep, give, distance in reversed(spans):
+            group.exchange(flat[keep[0] : keep[1]], flat[give[0] : give[1]], group.rank ^ distance)
+        return total
+
+    def _climb(self, start: int, size: int, subtrees: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor | None:
+        """Any blocks: every node's sum is formed by the holder of its first shard. All processes walk the same tree
+        in the same order, so that no two can wait for each other."""
+        if (start, size) in subtrees:
+            return subtrees[start, size]
+        workers = self.group.size
+        holders = {holder(self.shards, workers, shard) for shard in range(start, start + size)}
+        if len(holders) == 1:
+            return None
+        half = size // 2
+        left = self._climb(start, half, subtrees, like)
+        right = self._climb(start + half, half, subtrees, like)
+        to, origin = holder(self.shards, workers, start), holder(self.shards, workers, start + half)
+        if to != origin:
+            if self.group.rank == origin:
+                assert right is not None
+                self.group.send(right, to)
+            elif self.group.rank == to:
+                right = torch.empty_like(like)
+                self.group.recv(right, origin)
+        if self.group.rank != to:
+            return None
+        assert left is not None and right is not None
+        return left.add_(right)
+
+    def _broadcast(self, total: Tensor) -> Tensor:
+        for rank in range(1, self.group.size):
+            if self.group.rank == 0:
+                self.group.send(total, rank)
+            elif self.group.rank == rank:
+                self.group.recv(total, 0)
+        return total

@@ -1,0 +1,1 @@
+"""Environments of several agents, and who plays those that do not learn."""

@@ -1,0 +1,312 @@
+"""Environments of several agents (PettingZoo): each agent of a match is one environment of the shard.
+
+Shape legend: N agents of a match, B environments of a shard, B / N matches.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.config.settings import SettingsError
+from lockstep.envs import gym
+from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
+from lockstep.envs.base import EnvConfig, StepResult
+from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
+from lockstep.envs.closing import close_all
+from lockstep.envs.multiagent.opponents import Opponents
+from lockstep.models.observations import ACTION_MASK
+
+PREFIX = "pettingzoo/"
+"""How the ids of environments with several agents begin, before an id of PettingZoo's or a callable."""
+TURN = "turn"
+"""The entry of an observation that says whether it is the agent's turn."""
+_agents: dict[str, int] = {}
+"""What agents_of found, by id and options."""
+
+
+def ids() -> list[str]:
+    """PettingZoo's own environments, installed libraries or not."""
+    import pettingzoo
+
+    return [PREFIX + name for name in sorted({*pettingzoo.aec_registry, *pettingzoo.parallel_registry})]
+
+
+def construct(env_id: str, options: dict[str, Any]) -> Any:
+    """One of PettingZoo's own environments: its parallel form if it has one.
+
+    Raises:
+        ImportError: it, or a library that it needs, is not installed.
+    """
+    import pettingzoo
+    from pettingzoo.env_registry.exceptions import FailedToImport
+
+    name = env_id.removeprefix(PREFIX)
+    try:
+        return pettingzoo.make("parallel" if name in pettingzoo.parallel_registry else "aec", name, **options)
+    except FailedToImport as error:
+        raise ImportError(f"{error.__cause__} (pip install '{PREFIX[:-1]}[{name.partition('/')[0]}]')") from error
+
+
+def has_agents(env: Any) -> bool:
+    """Whether it is an environment of PettingZoo's kinds."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    return pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv))
+
+
+def agents_of(config: EnvConfig) -> int:
+    """Environments of the shard that a match takes: N, or 1 with opponents; 0 for environments that have no agents."""
+    if not config.id.startswith(PREFIX):
+        return 0
+    key = f"{config.id} {sorted(config.options.items())}"
+    if key not in _agents:
+        from lockstep.envs.registry import resolve
+
+        env = gym.construct(resolve(config))
+        _agents[key] = len(env.possible_agents)
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([env])
+    return min(1, _agents[key]) if config.opponents else _agents[key]
+
+
+class Match:
+    """A PettingZoo environment in which all agents act at every step, and stay until the match is over.
+
+    Where agents take turns (AECEnv), all are asked, and only the action of the one whose turn it is counts: the action
+    masks of the others allow the first action alone, so that nothing is learned from it. The entry `turn` tells them
+    apart. An agent that has terminated sees zeros, one that was truncated what it saw last; neither earns anything or
+    comes back, and their actions are ignored.
+
+    With opponents, the policy plays one agent. Where agents take turns, a step then goes on until it is the policy's
+    turn again; and the match is over for it when that agent is out.
+
+    Args:
+        env: a ParallelEnv, or an AECEnv whose actions are discrete.
+        config: whence it came.
+
+    Raises:
+        SettingsError: its agents differ in their spaces, or take turns with actions that cannot be masked.
+    """
+
+    def __init__(self, env: Any, config: EnvConfig) -> None:
+        import pettingzoo
+
+        self.env = env
+        self._names = list(env.possible_agents)
+        self._turns = isinstance(env, pettingzoo.AECEnv)
+        seen, self.action_space = (_common(env, self._names, kind, config.id) for kind in ("observation", "action"))
+        self._entries: dict[str, Any] = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {}
+        """Of the observation, if it has any."""
+        if self._turns:
+            seen = self._of_turns(seen, config.id)
+        self.observation_space = seen
+        self._blank = _zeros(seen)
+        if isinstance(self._blank, dict) and ACTION_MASK in self._blank:
+            sizes = _choices(self.action_space)
+            self._blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes if len(sizes) else slice(None)] = 1
+        others = len(self._names) - 1
+        self._opponents = Opponents(config.opponents, seen, self.action_space, others) if config.opponents else None
+        self._own, self._others = self._names, []
+        """Agents that the policy plays, and those that opponents play."""
+        self.over = True
+        """Whether the next step has to begin another match."""
+        self._told: dict[Any, Any] = {}
+        """What agents have seen last that cannot be asked of the environment: all of them where nobody takes turns,
+        else those who are out."""
+        self._reward: dict[Any, float] = {}
+        self._out: dict[Any, bool] = {}
+        """Who is out, and whether it has terminated."""
+        self._fresh = True
+        """Whether the policy has not acted yet."""
+
+    def reset(self, seed: int, draw: np.random.Generator, own: int) -> None:
+        """Begin another match.
+
+        Args:
+            draw: what is random about opponents.
+            own: the number of the agent that the policy plays, if opponents play the others.
+        """
+        if self._opponents is not None:
+            self._own = [self._names[own]]
+            self._others = [name for name in self._names if name not in self._own]
+        answer = self.env.reset(seed=seed)
+        self._fresh, self.over = True, False
+        self._reward, self._out = dict.fromkeys(self._own, 0.0), {}
+        self._told = {} if self._turns else dict(answer[0])
+        if self._opponents is not None:
+            self._opponents.begin(draw)
+            self._answer()
+
+    def step(self, actions: list[Any]) -> None:
+        """Play the actions of the policy's agents."""
+        if not self._fresh:
+            self._reward = dict.fromkeys(self._own, 0.0)
+        self._fresh = False
+        if self.over:  # opponents have ended it before anybody else came to act
+            return
+        self._told |= {name: self._blank for name, terminated in self._out.items() if terminated}
+        by_agent = dict(zip(self._own, actions, strict=True))
+        if self._turns:
+            self._move(by_agent[self.env.agent_selection])
+            self._answer()
+        else:
+            by_agent |= self._asked([name for name in self._others if name in self.env.agents])
+            obs, rewards, *ends, _ = self.env.step({name: by_agent[name] for name in self.env.agents})
+            self._told |= {name: seen for name, seen in obs.items() if name not in self._out}
+            self._count(rewards, *ends)
+
+    def observations(self) -> list[Any]:
+        """What the policy's agents see."""
+        return self._seen(self._own)
+
+    def rewards(self) -> list[float]:
+        """What they have earned in the last step."""
+        return [self._reward[name] for name in self._own]
+
+    def terminated(self) -> np.ndarray:
+        """bool: which of them are out, and not for time."""
+        return np.array([self._out.get(name, False) for name in self._own])
+
+    def _answer(self) -> None:
+        """Let opponents act until it is the policy's turn."""
+        while self._opponents and self._turns and not self.over and self.env.agent_selection not in self._own:
+            mover = self.env.agent_selection
+            self._move(self._asked([mover])[mover])
+
+    def _asked(self, movers: list[Any]) -> dict[Any, Any]:
+        """What opponents do."""
+        if self._opponents is None or not movers:
+            return {}
+        asked = [self._others.index(name) for name in movers]
+        return dict(zip(movers, self._opponents.act(self._seen(self._others), asked), strict=True))
+
+    def _move(self, action: Any) -> None:
+        """The one whose turn it is acts."""
+        env = self.env
+        env.step(action)
+        self._count(env.rewards, env.terminations, env.truncations)
+        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            self._told[env.agent_selection] = self._shown(env.observe(env.agent_selection), acting=False)
+            env.step(None)  # takes the agent out
+        self.over |= not env.agents
+
+    def _count(self, rewards: dict[Any, Any], terminations: dict[Any, bool], truncations: dict[Any, bool]) -> None:
+        for name in self._own:
+            if name not in self._out:
+                reward = rewards.get(name, 0.0)
+                self._reward[name] += float(reward) if isinstance(reward, NUMBERS) else number(reward)
+        for name in self._names:
+            if name not in self._out:
+                terminated = _flag("terminations", terminations, name)
+                if terminated or _flag("truncations", truncations, name):
+                    self._out[name] = terminated
+        self.over = all(name in self._out for name in self._own) or not self.env.agents
+
+    def _seen(self, names: list[Any]) -> list[Any]:
+        """What agents see now."""
+        if not self._turns:
+            return [self._told.get(name, self._blank) for name in names]
+        env, live, mover = self.env, self.env.agents, self.env.agent_selection
+        return [
+            self._shown(env.observe(name), name == mover) if name in live else self._told.get(name, self._blank)
+            for name in names
+        ]
+
+    def _of_turns(self, seen: spaces.Space[Any], name: str) -> spaces.Dict:
+        """The observation space of agents that take turns."""
+        entries = self._entries or {"observation": seen}
+        if not isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+            raise SettingsError(
+                f"The agents of env.id={name} take turns, but their actions {self.action_space} are not Discrete, and "
+                "cannot be masked: those who wait could not be kept from learning of actions that do nothing. Use the "
+                "environment's parallel form, as its parallel_env or pettingzoo.utils.aec_to_parallel."
+            )
+        if ACTION_MASK not in entries:
+            entries = {**entries, ACTION_MASK: spaces.MultiBinary(int(np.sum(_choices(self.action_space))))}
+        # A board looks the same to who is to move and to who waits on the other side of one with colors exchanged: the
+        # value of both would be learned as one number.
+        return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
+
+    def _shown(self, obs: Any, acting: bool) -> Any:
+        """What an agent sees where they take turns, with a mask that only lets those act who are to."""
+        shown = dict(obs) if self._entries else {"observation": obs}
+        if not acting:
+            shown[ACTION_MASK] = self._blank[ACTION_MASK]
+        elif ACTION_MASK not in shown:
+            shown[ACTION_MASK] = np.ones_like(self._blank[ACTION_MASK])
+        shown[TURN] = np.array([acting], np.int8)
+        return shown
+
+
+def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
+    """The space of all agents."""
+    found = [getattr(env, f"{kind}_space")(agent) for agent in names]
+    for agent, space in zip(names, found, strict=True):
+        if space != found[0]:
+            raise SettingsError(
+                f"The agents of env.id={name} differ in their {kind} spaces: {names[0]} has {found[0]}, and {agent} "
+                f"{space}. One policy plays all of them, so wrap the environment, as SuperSuit's "
+                f"pad_{kind}{'s' if kind == 'observation' else '_space'}_v0 does, and give that as --env.id "
+                "file.py:make."
+            )
+    return found[0]
+
+
+def _flag(kind: str, flags: dict[Any, Any], name: Any) -> bool:
+    """What an environment says of one agent's end; those that it says nothing of play on."""
+    value = flags.get(name, False)
+    return bool(value) if isinstance(value, BOOLS) else flag(f"{kind}[{name!r}]", value)
+
+
+def _choices(space: spaces.Space[Any]) -> np.ndarray:
+    """How many choices each part of a discrete action has, of which the first is one that may do nothing."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.ravel(space.nvec)
+    return np.array([space.n] if isinstance(space, spaces.Discrete) else [], int)
+
+
+def _zeros(space: spaces.Space[Any]) -> Any:
+    """An observation of who sees nothing."""
+    if isinstance(space, spaces.Dict):
+        return {key: _zeros(entry) for key, entry in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_zeros(entry) for entry in space.spaces)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return np.array(space.start)
+    return np.zeros(space.shape or (), space.dtype)
+
+
+class MatchShard(gym.GymShard):
+    """Matches in a Python loop. Without opponents, environment j of the shard is agent j % N of match j // N, whose
+    seed is that of its first agent's environment; the episodes of its agents begin and end together. With opponents,
+    environment j is one agent of match j, another one in every episode."""
+
+    def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        self._agents = agents_of(config)
+        assert self.num_envs % self._agents == 0, f"{self.num_envs} environments are no matches of {self._agents}"
+        self._matches = [Match(gym.construct(config, render), config) for _ in range(self.num_envs // self._agents)]
+        self._envs = [match.env for match in self._matches]
+        self.frames_per_step = 1
+        return self._matches[0].observation_space, self._matches[0].action_space
+
+    def _reset_one(self, j: int, seed: int) -> None:
+        match = self._matches[j // self._agents]
+        episode = int(self._episode[j])
+        own = (self._seeds.first_index + j + episode) % len(match.env.possible_agents)
+        match.reset(seed, self._seeds.stream("opponent", j, episode), own)
+        self._obs[j : j + self._agents] = match.observations()
+        self._gone[j : j + self._agents] = False
+
+    def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
+        rows = range(j, j + self._agents)
+        match = self._matches[j // self._agents]
+        match.step([gym.single_action(self.action_space, action, row) for row in rows])
+        self._obs[j : rows.stop] = match.observations()
+        step.reward[j : rows.stop] = match.rewards()
+        self._gone[j : rows.stop] = match.terminated()
+        if match.over:
+            step.terminated[j : rows.stop] = self._gone[j : rows.stop]
+            step.truncated[j : rows.stop] = ~self._gone[j : rows.stop]

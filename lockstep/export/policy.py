@@ -1,0 +1,395 @@
+"""`lockstep export`: a trained policy as a file for torch.export, TorchScript or ONNX, and how alike it acts.
+
+Shape legend: B environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import lockstep
+from lockstep.config.extras import install_command
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import map_structure
+from lockstep.core.rng import stream
+from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
+from lockstep.export.step import FEEDBACK, ExportedPolicy, normal_quantile
+from lockstep.models.base import ActionDistribution
+from lockstep.run.files import writing
+from lockstep.run.folder import RunFolder
+from lockstep.system.numerics import settled
+
+Format = Literal["torch", "torchscript", "onnx"]
+SUFFIXES: dict[Format, str] = {"torch": ".pt2", "torchscript": ".ts", "onnx": ".onnx"}
+Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""One step of a policy, from named inputs [B, ...] to named outputs [B, ...]."""
+
+_ROWS = 8
+"""Environments that are played to compare actions."""
+_TOLERANCE = 1e-4
+"""By how much numbers of two fp32 programs may differ, relative to numbers above 1."""
+_MEANING = {
+    "start": "whether this is the first observation of an episode (or of a new life, where the protocol says so)",
+    "state": "the core's state: next_state of the step before; any numbers at a start",
+    "prev_action": "next_prev_action of the step before; anything at a start",
+    "prev_reward": "the reward that came with the observation, as training saw it; anything at a start",
+    "noise": "fresh numbers at every step, uniform in [0, 1): what the action is drawn by",
+    "action": "as the environment takes it",
+    "policy": "parameters of the action distribution",
+    "value": "the state's value, in the units that training scaled rewards to",
+    "next_state": "to be given as state at the next step",
+    "next_prev_action": "to be given as prev_action at the next step",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """How an exported policy acted on observations of the run's own environments."""
+
+    observations: int
+    """How many were compared."""
+    equal: int
+    """On how many of them it took the action of the run's model in fp32."""
+    difference: float
+    """The largest difference between the numbers of these two about their policies."""
+    equal_in_training: int
+    """On how many the run's model in fp32 takes the action of the same model in the precision of training."""
+    as_alone: bool
+    """Whether it acts for one environment as for the same one beside others."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file that was written, and how it compares."""
+
+    path: Path
+    description: Path
+    """JSON beside it: names, shapes and meaning of inputs and outputs."""
+    iteration: int
+    """Of the checkpoint."""
+    precision: str
+    """Of training."""
+    check: Check
+    acting: str = "greedy"
+    """How it chooses actions: greedy takes the most likely one, sampled draws one, …"""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it acts as the run's model does."""
+        check = self.check
+        same = check.equal_in_training == check.observations or self.precision != "fp32"
+        return check.equal == check.observations and same and check.as_alone
+
+    def __str__(self) -> str:
+        check, count = self.check, f"{self.check.observations:,}"
+        told = [f"wrote {self.path} (checkpoint of iteration {self.iteration}, fp32) and {self.description.name}"]
+        if self.acting == "greedy":
+            told.append("it takes the most likely actions, as eval --greedy does; export --sample has it draw them")
+        elif self.acting != "deterministic":
+            told.append(f"its actions are {self.acting} by the noise that it is given, as those of eval are")
+        apart = f"numbers differ by at most {check.difference:.1g}"
+        told.append(f"actions: {check.equal:,} of {count} equal to the model's, {apart}")
+        if not check.as_alone:
+            told.append("for a single environment it takes another action than for the same one beside others")
+        if self.precision != "fp32":
+            same = f"{check.equal_in_training:,} of {count}"
+            told.append(f"training computed in {self.precision}, in which {same} actions are the same")
+        return "\n".join(told)
+
+
+def export(
+    run: Path | str,
+    out: Path | str | None = None,
+    *,
+    format: Format = "torch",
+    checkpoint: str | int | None = None,
+    observations: int = 1000,
+    sample: bool = False,
+) -> Export:
+    """Write a run's policy as one file, its normalizers inside, and compare its actions with the model's.
+
+    It computes in fp32, whatever training did, takes one step of any number of environments, and chooses the most
+    likely action, or draws one. See ExportedPolicy for its inputs and outputs, which the JSON file beside it lists.
+
+    Args:
+        run: folder of the run.
+        out: file to write; None takes policy.pt2, policy.ts or policy.onnx in the run's folder.
+        format: torch (torch.export), torchscript or onnx.
+        checkpoint: latest (also None), best, or an iteration.
+        observations: of the run's environments, to compare actions on; rounded up to whole steps.
+        sample: draw actions from the policy, as evaluate does unless it is greedy. The file then takes noise, too.
+
+    Raises:
+        SettingsError: there is no such run or checkpoint, a library is not installed, or the model cannot be exported.
+    """
+    if format not in SUFFIXES:
+        raise SettingsError(f"Unknown format {format!r}. Choose one of {', '.join(SUFFIXES)}.")
+    if observations < 1:
+        raise SettingsError(f"--observations {observations} is out of range: actions are compared on at least one.")
+    folder = RunFolder.open(run)
+    out = Path(out) if out else folder.path / f"policy{SUFFIXES[format]}"
+    if out.suffix != SUFFIXES[format]:
+        raise SettingsError(f"Cannot write {format} to {out}: end its name in {SUFFIXES[format]}, or use --format.")
+    trained, plain = load_policy(folder.path, checkpoint), load_policy(folder.path, checkpoint, precision="fp32")
+    acting = acting_of(trained.model, greedy=not sample)
+    if acting_of(trained.model, greedy=False) == "deterministic":
+        acting = "deterministic"
+    if sample and acting == "deterministic":
+        raise SettingsError(
+            f"--sample: the policy of {run} gives a single action, from which nothing is drawn. Leave it out."
+        )
+    with settled(trained.experiment.torch_threads):
+        player = Player(
+            trained.model,
+            trained.experiment,
+            num_envs=_ROWS,
+            greedy=False,
+            seed=trained.experiment.seed,
+            purpose="export",
+        )
+        try:
+            space = player.env.observation_space
+            module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous, sample)
+            example = module.example(space, 2)
+            with writing(out):
+                out.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as scratch:
+                partial = Path(scratch) / out.name
+                outputs = _write(module, example, partial, format)
+                check = _compare(player, plain, list(example), load(partial), observations)
+                description = _describe(trained, folder, player, example, outputs, check, out.name, format, acting)
+                beside = Path(scratch) / f"{out.name}.json"
+                beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+                os.replace(partial, out)
+                os.replace(beside, out.with_name(beside.name))
+        finally:
+            player.close()
+    return Export(
+        out, out.with_name(f"{out.name}.json"), trained.iteration, trained.experiment.precision, check, acting
+    )
+
+
+def load(path: Path | str) -> Run:
+    """An exported file as a function."""
+    path = Path(path)
+    if path.suffix == SUFFIXES["torch"]:
+        return torch.export.load(path).module()
+    if path.suffix == SUFFIXES["torchscript"]:
+        with _quiet():
+            return torch.jit.load(path)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        given = {name: x.numpy() for name, x in inputs.items()}
+        return {name: torch.from_numpy(np.array(x)) for name, x in zip(names, session.run(None, given), strict=True)}
+
+    return run
+
+
+# ----------------------------------------------------------------------------------------------------- writing
+
+
+@torch.no_grad()
+def _write(module: ExportedPolicy, example: dict[str, Tensor], path: Path, format: Format) -> dict[str, Tensor]:
+    """Write a file; returns the outputs for the example."""
+    outputs = module(example)
+    absent = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if format == "onnx" and absent:
+        raise SettingsError(
+            f"Writing ONNX and comparing it needs {' and '.join(absent)}, not installed here. Install everything for "
+            f"it with: {install_command('export')}. Or use --format torch."
+        )
+    try:
+        with _quiet():
+            if format == "torchscript":
+                torch.jit.save(torch.jit.trace(module, (example,), strict=False, check_trace=False), path)
+                return outputs
+            batch = torch.export.Dim("batch", min=1)
+            shapes = ({name: {0: batch} for name in example},)
+            program = torch.export.export(module, (example,), dynamic_shapes=shapes, strict=False)
+            if format == "torch":
+                torch.export.save(program, path)
+                return outputs
+            names: dict[str, Any] = {"input_names": list(example), "output_names": list(outputs)}
+            if module.sample:
+                program = program.run_decompositions({torch.ops.aten.special_ndtri.default: normal_quantile})
+            names["dynamic_shapes"] = shapes  # else the batch would have a name such as s29
+            torch.onnx.export(program, (), path, **names, dynamo=True, external_data=False, verbose=False)
+    except Exception as error:  # whatever a compiler raises
+        others = " or ".join(other for other in SUFFIXES if other != format)
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the innermost one names what is not known
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0].rstrip('.')}"
+        raise SettingsError(
+            f"The model cannot be exported to {format}: {reason}. "
+            f"Try --format {others}. A model of your own must be built from operations that {format} knows."
+        ) from error
+    return outputs
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress and the deprecations that exporters tell; what fails raises."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+# ---------------------------------------------------------------------------------------------------- comparing
+
+
+@torch.inference_mode()
+def _compare(player: Player, plain: Policy, names: list[str], exported: Run, observations: int) -> Check:
+    """Let the trained policy play, and ask the model in fp32 and the exported file what they would have done. Each
+    keeps its own core state."""
+    model, distribution = plain.model.for_acting(), plain.model.distribution
+    random = stream(plain.experiment.seed, "action-export")
+    count = equal = in_training = 0
+    as_alone = True
+    difference, state = 0.0, torch.zeros(player.env.num_envs, model.state_size)
+    fed: dict[str, Tensor] = {"state": state}
+    while count < observations:
+        obs, start, _, *previous = _copied(player.inputs)
+        output, state = model(obs, start, state, *previous)
+        if output.policy.isnan().any():
+            raise SettingsError(
+                f"The policy after iteration {plain.iteration} gives no numbers (NaN) for the environment's own "
+                "observations: the run has diverged. Nothing was written: choose an earlier --checkpoint."
+            )
+        noise = torch.from_numpy(random.random((player.env.num_envs, distribution.noise_size), np.float32))
+        drawn = noise if "noise" in names else None
+        action = _chosen(distribution, output.policy[0], drawn)
+        expected = _batches(distribution.to_env(action.numpy()))
+        player.step()
+        assert player.output is not None
+        in_precision = _chosen(distribution, player.output.policy[0], drawn)
+        in_training += _equal(_batches(distribution.to_env(in_precision.numpy())), expected)
+        inputs = {
+            name: x.clone()
+            for name, x in _named(obs, start, previous, {**fed, "noise": noise}).items()
+            if name in names
+        }
+        result = exported(inputs)
+        if not count:  # alone, an environment is answered as beside others
+            alone = exported({name: x[:1].clone() for name, x in inputs.items()})
+            difference = _apart(alone["policy"], result["policy"][:1])
+            as_alone = _equal(_actions(alone), [x[:1] for x in expected]) == 1
+        equal += _equal(_actions(result), expected)
+        difference = max(difference, _apart(result["policy"], output.policy[0]))
+        fed = {into: result[out] for out, into in FEEDBACK.items() if out in result}
+        count += player.env.num_envs
+    return Check(count, equal, difference, in_training, as_alone)
+
+
+def _chosen(distribution: ActionDistribution, policy: Tensor, noise: Tensor | None) -> Tensor:
+    """The most likely action, or one that noise draws."""
+    return distribution.mode(policy) if noise is None else distribution.sample(policy, noise)
+
+
+def _actions(result: dict[str, Tensor]) -> list[np.ndarray]:
+    """What an exported model answers that an environment takes."""
+    return [x.numpy() for name, x in result.items() if name.startswith("action")]
+
+
+def _copied(inputs: tuple[Any, ...]) -> list[Any]:
+    """A copy of what a model sees, which the next step does not overwrite."""
+    return [None if x is None else map_structure(torch.clone, x) for x in inputs]
+
+
+def _named(obs: Any, start: Tensor, previous: list[Any], fed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's inputs [1, B, ...] under the names of the exported one's [B, ...]."""
+    named = {f"obs.{key}": x[0] for key, x in obs.items()} if isinstance(obs, dict) else {"obs": obs[0]}
+    named["start"] = start[0]
+    action, reward = previous
+    if reward is not None:
+        named |= {"prev_action": action[0], "prev_reward": reward[0]}
+    return {**named, **{name: x for name, x in fed.items() if name in ("state", "noise")}}
+
+
+def _batches(action: Any) -> list[np.ndarray]:
+    """An environment's action batch as a list of arrays [B, ...]."""
+    return [np.asarray(part) for part in action] if isinstance(action, tuple) else [np.asarray(action)]
+
+
+def _equal(actions: list[np.ndarray], expected: list[np.ndarray]) -> int:
+    """In how many rows all parts agree: whole numbers exactly, real ones up to rounding."""
+    rows = np.ones(len(expected[0]), np.bool_)
+    for a, b in zip(actions, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{a.shape} is not {b.dtype}{b.shape}"
+        close = np.isclose(a, b, _TOLERANCE, _TOLERANCE) if np.issubdtype(b.dtype, np.floating) else a == b
+        rows &= close.reshape(len(rows), -1).all(-1)
+    return int(rows.sum())
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+# --------------------------------------------------------------------------------------------------- describing
+
+
+def _describe(
+    policy: Policy,
+    folder: RunFolder,
+    player: Player,
+    example: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    check: Check,
+    file: str,
+    format: Format,
+    acting: str,
+) -> dict[str, Any]:
+    experiment, distribution = policy.experiment, policy.model.distribution
+    env = experiment.env
+
+    def table(tensors: dict[str, Tensor]) -> dict[str, Any]:
+        return {
+            name: {
+                "dtype": str(x.dtype).removeprefix("torch."),
+                "shape": ["batch", *x.shape[1:]],
+                "meaning": _MEANING.get(name.partition(".")[0], "observation, as lockstep's models see it, raw"),
+            }
+            for name, x in tensors.items()
+        }
+
+    return {
+        "file": file,
+        "format": format,
+        "versions": {"lockstep": lockstep.__version__, "torch": str(torch.__version__)},
+        "run": {"name": folder.path.resolve().name, "experiment": experiment.identity(), "iteration": policy.iteration},
+        "environment": {"id": env.id, "adapter": env.adapter, "protocol": env.protocol, "options": dict(env.options)},
+        "observation_space": str(player.env.observation_space),
+        "action_space": str(player.env.action_space),
+        "inputs": table(example),
+        "outputs": table(outputs),
+        "actions": acting,
+        "feedback": {out: into for out, into in FEEDBACK.items() if out in outputs},
+        "policy": " ".join((type(distribution).__doc__ or "").split("\n\n")[0].split()),
+        "reward_clip": env.reward_clip,
+        "precision": {"file": "fp32", "training": experiment.precision},
+        "check": asdict(check),
+    }

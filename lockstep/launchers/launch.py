@@ -1,0 +1,151 @@
+"""Starting runs: train() makes a run's folder, resume() goes on in one, and both start processes as the layout says."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.core.schedule import Recorded
+from lockstep.experiment import Experiment
+from lockstep.launchers.ray.launcher import run_ray
+from lockstep.launchers.supervisor import is_unattended, run_inline, run_processes, run_torchrun
+from lockstep.run.checkpoint import iteration_of
+from lockstep.run.folder import RunFolder
+from lockstep.system.output import tell
+from lockstep.training import warm_start
+from lockstep.training.job import Job, Result
+from lockstep.training.loops import work
+from lockstep.training.prepare import check_model, leads, prepare_run, warn_before_run
+from lockstep.training.resuming import other_platform, resumable
+
+
+def train(
+    experiment: Experiment,
+    layout: Layout | str | None = None,
+    options: RunOptions | str | Path | None = None,
+    *,
+    stop_after: int | None = None,
+) -> Result:
+    """Train from the beginning.
+
+    Args:
+        experiment: what to learn.
+        layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: inline.
+        options: where the run is kept and how it is shown; a text or a path is the run's folder.
+        stop_after: end after so many iterations, without changing the schedules that total_steps defines.
+
+    Raises:
+        SettingsError: settings contradict each other, or something that they need is missing.
+        NotFinite: an environment returned NaN or an infinity, or learning has diverged; also a SettingsError.
+        WorkerError: a worker process raised, died or stalled.
+    """
+    return launch(experiment, Layout.of(layout), RunOptions.of(options), stop_after=stop_after)
+
+
+def launch(
+    experiment: Experiment,
+    layout: Layout,
+    options: RunOptions,
+    *,
+    stop_after: int | None = None,
+    recorded: Recorded | None = None,
+    weights: Path | None = None,
+) -> Result:
+    """Train from the beginning, or repeat a run.
+
+    Args:
+        recorded: what that run recorded of what timing decided, to do the same again (see lockstep.replay).
+        weights: its copy of the weights that it began with, read in place of the run that the warm start names.
+    """
+    _check_stop(stop_after)
+    experiment, options = prepare_run(experiment, layout, options, recorded)
+    begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
+    here = layout.backend == "inline" and recorded is None and not is_unattended()
+    if here or begun_with:  # as learn does, but before there is a folder
+        check_model(experiment, begun_with, new=here)
+    if leads(layout) and weights is None and recorded is None:  # no repetition
+        warn_before_run(experiment, options)
+    repeats = None if recorded is None else recorded.origin
+    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
+    try:
+        with _writing(folder, layout):
+            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
+    except SettingsError:
+        if leads(layout):
+            folder.remove_unbegun()  # else the same command, once corrected, would be refused for that folder
+        raise
+
+
+def resume(
+    run: str | Path,
+    layout: Layout | str | None = None,
+    options: RunOptions | None = None,
+    *,
+    checkpoint: str | int | None = None,
+    stop_after: int | None = None,
+) -> Result:
+    """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the digest and the ledger
+    that it would have had without the interruption. The layout may differ from before.
+
+    Args:
+        checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
+
+    Raises:
+        SettingsError: there is no run or no checkpoint there.
+        CheckpointError: the checkpoint is damaged; the text offers the one before.
+    """
+    if not (options is None or isinstance(options, RunOptions)):
+        raise SettingsError(f"resume(..., options={options!r}) must be RunOptions: the run stays in its folder.")
+    _check_stop(stop_after)
+    folder = RunFolder.open(run)
+    if (folder.path / "replay.json").exists():
+        raise SettingsError(
+            f"{folder.path} repeats another run, and ended where that one did: there is nothing to resume. Resume "
+            "the run that replay.json in it names."
+        )
+    layout = folder.layout() if layout is None else Layout.of(layout)
+    experiment, options = prepare_run(folder.experiment(), layout, options or folder.options())
+    with _writing(folder, layout):
+        path = resumable(folder, checkpoint, experiment) if leads(layout) else None
+        begin = iteration_of(path)
+        if leads(layout) and begin == experiment.iterations:
+            tell(
+                f"{folder.path} has all of its {begin} iterations. To learn on from what it has learned: lockstep "
+                f"train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
+                sys.stderr,
+            )
+        elif leads(layout):
+            here = layout.backend != "ray"  # which computes elsewhere
+            differs = other_platform(folder) if begin and here else ()
+            folder.note_resumption(begin, layout, options, differs)
+        return _start(Job(folder, experiment, layout, options, path, stop_after))
+
+
+def _check_stop(stop_after: int | None) -> None:
+    if stop_after is not None and not (isinstance(stop_after, int) and stop_after >= 1):
+        raise SettingsError(f"stop_after={stop_after!r} must be a number of iterations, at least 1, or None.")
+
+
+def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
+    """Hold the run's lock, in the one process that prepares its folder."""
+    return folder.locked() if leads(layout) else contextlib.nullcontext()
+
+
+def _start(job: Job) -> Result:
+    runners = {
+        "inline": run_inline,
+        "processes": run_processes,
+        "split": run_processes,
+        "torchrun": run_torchrun,
+        "ray": run_ray,
+    }
+    place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # should anybody go elsewhere
+    job = dataclasses.replace(job, folder=RunFolder(place.absolute()), checkpoint=checkpoint)
+    result = runners[job.layout.backend](work, job)
+    return dataclasses.replace(result, run=place) if leads(job.layout) else result

@@ -1,0 +1,118 @@
+"""The processes of a run on a Ray cluster, as actors (lockstep.launchers.ray.driver tells them what to do)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from lockstep.config.settings import SettingsError
+from lockstep.distributed.groups import GlooGroup, Group, meeting_point
+from lockstep.launchers.supervisor import StopRequest, Work, WorkerContext
+from lockstep.run.folder import is_run
+from lockstep.system import children
+from lockstep.transport.messages import Collection, Inbox, Published, RolloutMessage, State
+
+if TYPE_CHECKING:
+    from lockstep.training.job import Job, Result
+
+
+class _Process:
+    """What the driver can ask every process for, at any time."""
+
+    def __init__(self, job: Job, directory: str) -> None:
+        self._job, self._stop, self._thread = job, StopRequest(), 0
+        if threading.current_thread() is threading.main_thread():
+            children.ignore((signal.SIGINT,))
+        with contextlib.suppress(OSError):  # files that settings name are looked for from where the run was started
+            os.chdir(directory)
+
+    def _works(self) -> None:
+        """The calling thread does the work. Ray has it block Ctrl-C, as would the programs that environments start."""
+        self._thread = threading.get_ident()
+        if children.ignores(signal.SIGINT):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+
+    def progress(self) -> int:
+        """Steps so far."""
+        return self._stop.steps()
+
+    def stack(self) -> str:
+        """Where the thread stands that works."""
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "not at work\n"
+
+
+class RayLearner(_Process):
+    """A process that learns, and also collects unless collectors have processes of their own."""
+
+    def __init__(self, job: Job, directory: str, rank: int) -> None:
+        super().__init__(job, directory)
+        self._rank, self._inbox, self._store = rank, Inbox(job.schedule.lag + 1), None
+
+    def meeting(self) -> tuple[str, int]:
+        """Host and port where learners find each other."""
+        import ray
+
+        self._store, place = meeting_point(ray.util.get_node_ip_address())
+        return place
+
+    def work(self, work: Work, meeting: tuple[str, int] | None) -> Result | None:
+        """Take part in the run from beginning to end."""
+        self._works()
+        layout, folder = self._job.layout, self._job.folder.path
+        if not is_run(folder):
+            raise SettingsError(
+                f"The run's folder {folder} is not there on {socket.gethostname()}, which is to learn. On several "
+                "machines put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."
+            )
+        group = Group()
+        if meeting is not None:
+            group = GlooGroup(self._store or meeting_point(*meeting)[0], self._rank, layout.learning)
+        try:
+            return work(self._job, WorkerContext(group, inbox=self._inbox if layout.split else None), self._stop)
+        finally:
+            group.close()
+
+    def stop(self) -> None:
+        """End after this iteration, with a checkpoint."""
+        self._stop.request()
+
+    def deliver(self, message: RolloutMessage) -> None:
+        self._inbox.deliver(message)
+
+    def states(self, shards: list[int], number: int) -> dict[int, State]:
+        return self._inbox.states(shards, number)
+
+    def version(self, number: int) -> Published:
+        return self._inbox.version(number)
+
+    def started(self, collector: int, ready: tuple[int, int]) -> None:
+        self._inbox.started(collector, ready)
+
+
+class RayCollector(_Process):
+    """A process that collects what it is asked for."""
+
+    def __init__(self, job: Job, directory: str, index: int) -> None:
+        super().__init__(job, directory)
+        self._index = index
+        self._collection: Collection | None = None
+
+    def start(self, *states: dict[int, State]) -> tuple[int, int]:
+        from lockstep.training.loops import collection
+
+        self._works()
+        self._collection = collection(self._job, self._index, self._stop.alive)
+        return self._collection.start({shard: state for some in states for shard, state in some.items()})
+
+    def collect(self, number: int, version: Published, before: Any) -> list[RolloutMessage | None]:
+        """A message for each shard, and something that the next call can wait for."""
+        assert self._collection is not None
+        self._works()
+        return [*self._collection.collect(number, version), None]

@@ -1,0 +1,166 @@
+"""Runs on a Ray cluster: every process is an actor in a place of its own (lockstep.launchers.ray.driver)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.ray.driver import Lost, RayDriver, allow, cpus, say
+from lockstep.launchers.supervisor import StopRequest, Work, stopping_on_signals
+from lockstep.run.checkpoint import iteration_of
+from lockstep.run.files import locked
+from lockstep.system.machine import cores
+
+if TYPE_CHECKING:
+    from lockstep.training.job import Job, Result
+
+_PREFIX, _LOCK = "lockstep-ray-", "lock"
+_PATIENCE = 10.0
+"""Seconds in which a cluster has to take a connection."""
+
+
+def run_ray(work: Work, job: Job) -> Result:
+    """Workers, or learners and collectors, as actors of a Ray cluster: of the one that RAY_ADDRESS names, or that this
+    process is connected to, else of one on this machine that is started for the run.
+
+    Raises:
+        SettingsError: the cluster is too small.
+        WorkerError: a process raised or stalled, or more were lost than the layout allows.
+    """
+    from lockstep.training.resuming import resumable
+
+    stop, losses = StopRequest(), 0
+    stop.begin()  # this process does not know when its actors do
+    told = dataclasses.replace(
+        job,
+        folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
+        # What an actor prints, Ray prints here, line by line.
+        options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
+    )
+    needed = job.layout.processes * cpus(job)
+    with connected(needed) as ray, stopping_on_signals(stop):
+        _require(ray, job.layout, needed)
+        while True:
+            driver = RayDriver(ray, work, told, stop, losses)
+            try:
+                return dataclasses.replace(driver.run(), run=job.folder.path)
+            except Lost as lost:
+                losses = driver.losses + 1
+                allow(losses, job.layout, str(lost))
+                bound = f"{losses} of restarts={job.layout.restarts}"
+                say(f"{lost}. All begin again from the newest checkpoint ({bound}).")
+                path = resumable(told.folder, None, told.experiment)
+                told.folder.note_resumption(iteration_of(path), told.layout, told.options, ())
+                told = dataclasses.replace(told, checkpoint=path)
+
+
+def _library() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else it would leave out the lines of most iterations
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of what lost processes owed; they are reported anyway
+    import ray
+    import ray.util.scheduling_strategies
+
+    return ray
+
+
+@contextlib.contextmanager
+def connected(least: int) -> Iterator[Any]:
+    """Ray, connected to the cluster that this process is connected to, or that RAY_ADDRESS names; else to one on
+    this machine with at least so many CPUs, which is started for it."""
+    ray = _library()
+    if ray.is_initialized():
+        yield ray
+        return
+    with contextlib.ExitStack() as stack:
+        here = None if os.environ.get("RAY_ADDRESS") else stack.enter_context(temporary_folder())
+        stack.callback(ray.shutdown)
+        if here is None:
+            with _answering(os.environ["RAY_ADDRESS"]):
+                ray.init(logging_level="WARNING")
+        else:
+            with _starting():
+                ray.init(
+                    "local",
+                    num_cpus=max(cores(), least),
+                    include_dashboard=False,
+                    logging_level="WARNING",
+                    _temp_dir=str(here),
+                    _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
+                )
+        yield ray
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Explain why a cluster on this machine does not start.
+
+    Raises:
+        SettingsError: it does not. Ray itself raises errors of many kinds, a plain Exception among them.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise SettingsError(
+            f"Ray could not be started on this machine: {error} It gives up after about half a minute, which a busy "
+            "machine may exceed: try again, start a cluster first (ray start --head) and set RAY_ADDRESS to its "
+            "address, or use --layout processes:N or cpu:aC-lL, which need no Ray and give the same result."
+        ) from error
+
+
+@contextlib.contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """Explain why nothing answers at the address of a cluster. Ray itself would try for minutes.
+
+    Raises:
+        SettingsError: it does not.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdecimal():  # and not "auto", which Ray knows the place of
+            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+        yield
+    except (OSError, OverflowError) as error:
+        raise SettingsError(
+            f"No Ray cluster answers at RAY_ADDRESS={address}: {error}. Start one (ray start --head), correct the "
+            "address, or unset it for a cluster on this machine."
+        ) from error
+
+
+@contextlib.contextmanager
+def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
+    """A folder for a local cluster's sockets and logs, removed at the end; and so are those whose process was killed.
+
+    Below /tmp, since the names of sockets can have a hundred characters, and Ray adds seventy.
+    """
+    for left in below.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (left / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=below))
+    try:
+        unfinished = folder / "unfinished"
+        with unfinished.open("w") as file, locked(file, 0.0):
+            unfinished.rename(folder / _LOCK)  # locked before anybody can look for it
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require(ray: Any, layout: Layout, needed: int) -> None:
+    there = int(ray.cluster_resources().get("CPU", 0))
+    if there < needed:
+        raise SettingsError(
+            f"Layout {layout} needs {needed} CPUs, and the Ray cluster has {there} in all. Add nodes to it, or use "
+            "fewer processes (the result is the same). Without RAY_ADDRESS a local one is started that has enough."
+        )

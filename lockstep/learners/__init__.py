@@ -1,0 +1,1 @@
+"""Learning: from rollouts to gradients, and from gradients to the next version."""

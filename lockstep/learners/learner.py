@@ -1,0 +1,244 @@
+"""Learners: from rollouts to gradients of the global batch, and from those to the next version.
+
+Shape legend: T time, B environments of a shard, n items of a shard's slice of a minibatch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent, below
+from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
+from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.core.digests import fast_digest
+from lockstep.distributed.tree import TreeSum
+from lockstep.learners.optimizer import Optimizer
+from lockstep.models.normalize import Normalizers
+from lockstep.system.graphs import Capture, Graph
+
+
+class Applied(NamedTuple):
+    """A gradient's way into the parameters."""
+
+    slot: int | None
+    """The batch slot whose gradient it was; None if it was the global one."""
+    behind: int
+    """Updates between the parameters that it was computed with and those that it changed."""
+
+
+class Computed(NamedTuple):
+    """A global gradient that is not applied yet."""
+
+    gradient: Tensor
+    iteration: int
+    step: int
+    """Its number, as Algorithm.groups counts."""
+    groups: tuple[ParameterGroup, ...]
+    """What it moves, and how far: as of when it was computed."""
+
+
+@dataclass(frozen=True)
+class LearningReport:
+    """What one iteration's gradient steps did; equal on every process, except the shards' own digests."""
+
+    metrics: dict[str, float]
+    updates: int
+    gradient_digests: dict[int, str]
+    """By batch slot: digest of its gradient in the iteration's first step, before the reduction. Later steps follow
+    from that, and hashing all of them would cost as much as a tenth of small minibatches' learning."""
+    applied: dict[int, Applied]
+    """By place among the iteration's updates: those of this process."""
+    seconds: float
+    """Spent learning, waiting for other processes left out."""
+
+
+class Learner:
+    """Computes the gradients of a block of batch slots and applies the global ones. In slot s is shard s's rollout,
+    unless timing decides.
+
+    All values are sums over the global minibatch, reduced by the tree, and divided afterwards. So they cannot depend
+    on how slots are spread over processes.
+
+    Args:
+        capture: makes CUDA graphs of losses with their backward passes, where these have fixed shapes.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        slots: range,
+        tree: TreeSum,
+        *,
+        alive: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
+    ) -> None:
+        self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
+        self._slots, self._tree, self._alive = slots, tree, alive
+        self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
+        self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
+        self.optimizer = Optimizer(agent.experiment, agent.flat)
+        lag = agent.experiment.scheme.gradient_lag
+        self._lag = 0 if lag == "async" else lag
+        self._in_flight: deque[Computed] = deque()
+        self._capture = capture if _fixed(agent) else None
+        self._graphs: dict[Any, Graph] = {}
+        """By the shapes of a slice."""
+        self._known_to_fit = False
+        """Whether a loss was looked at: those that follow are like it."""
+        self._applied: Normalizers | None = None
+        """The statistics that the model normalizes with at present."""
+
+    def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
+        """Take all gradient steps of an iteration; rollouts: the new ones, by batch slot of this learner."""
+        begin, waited = time.perf_counter(), self._tree.group.waited
+        agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
+        hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
+        steps = self.batches.begin(iteration, rollouts, hyper)
+        before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
+        digests: dict[int, str] = {}
+        applied: dict[int, Applied] = {}
+        sums, updates, norms, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0, 0
+        for step in range(steps):
+            numbered = {**hyper, "update": before + step + 1}
+            for slot in self._slots:
+                gradient = self._gradient(slot, step, numbered)
+                if step == 0:
+                    digests[slot] = fast_digest(gradient)
+                self.reduction.push(slot, gradient)
+                self._alive()
+            gradient, added = self._split(self.reduction.finish().to(agent.device))
+            applied[updates] = Applied(None, len(self._in_flight))
+            updates += 1
+            groups = algorithm.groups(before + updates, hyper)
+            self._in_flight.append(Computed(gradient, iteration, before + updates, groups))
+            if len(self._in_flight) > self._lag:
+                norms, moved = norms + self._apply(self._in_flight.popleft()), moved + 1
+            sums += added
+            if self._stops(added):
+                break
+        metrics = self._metrics(hyper, sums, updates, norms, moved)
+        seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
+        return LearningReport(metrics, updates, digests, applied, seconds)
+
+    def _apply(self, computed: Computed) -> float:
+        """Change the parameters; returns the gradient's norm."""
+        norm = self.optimizer.step(computed.gradient, computed.groups)
+        self._agent.follow(computed.step)
+        return norm
+
+    def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Split what was summed over slices into the mean gradient and, on the CPU, the number of valid samples
+        followed by the sum of every metric. With prioritized replay the gradient and the sums of losses are divided by
+        the largest importance weight."""
+        algorithm = self._algorithm
+        gradient, tail = self._flat.split(total)
+        tail = tail.cpu()
+        count = 1 + len(algorithm.metric_names)
+        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
+        if algorithm.weighted:
+            largest = float(tail[count:].max())
+            scale *= largest
+            for place, name in enumerate(algorithm.metric_names, start=1):
+                if name.startswith("loss/"):
+                    tail[place] /= largest
+        if scale != 1.0:
+            gradient /= scale
+        return gradient, tail[:count]
+
+    def _stops(self, sums: Tensor) -> bool:
+        """Whether the algorithm skips the steps that are left, after one with these sums."""
+        valid, *values = sums.tolist()
+        count, names = max(valid, 1.0), self._algorithm.metric_names
+        return self._algorithm.stop_early({name: value / count for name, value in zip(names, values, strict=True)})
+
+    def _metrics(
+        self, hyper: dict[str, float], sums: Tensor, updates: int, norms: float, moved: int
+    ) -> dict[str, float]:
+        """Of an iteration with so many gradient steps; norms: sum over the `moved` gradients that were applied."""
+        count, names = max(float(sums[0]), 1.0), self._algorithm.metric_names
+        metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
+        metrics = self._algorithm.summarize(metrics) if updates else {}
+        if moved:
+            metrics["gradient_norm"] = norms / moved
+        return metrics | {f"hyper/{name}": value for name, value in hyper.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors and the gradients in flight, by name."""
+        tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        for place, each in enumerate(self._in_flight):
+            tensors[f"in_flight.{place}.gradient"] = each.gradient
+            tensors[f"in_flight.{place}.of"] = torch.tensor([each.iteration, each.step])
+        return tensors
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned; further tensors may be among them."""
+        self.optimizer.load(below("optimizer.", tensors))
+        self._in_flight.clear()
+        iterations = self._agent.experiment.iterations
+        while f"in_flight.{len(self._in_flight)}.of" in tensors:
+            saved = below(f"in_flight.{len(self._in_flight)}.", tensors)
+            iteration, step = saved["of"].tolist()
+            groups = self._algorithm.groups(step, self._algorithm.hyperparameters(iteration / iterations))
+            self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
+
+    def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
+        """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""
+        batch, normalizers = self.batches.slice(slot, step)
+        if normalizers is not self._applied:
+            normalizers.apply(self._agent.model)
+            if self._agent.target is not None:
+                normalizers.apply(self._agent.target)
+            self._applied = normalizers
+        if self._capture is not None:
+            return self._from_graph(batch, hyper, self._capture)
+        loss = self._differentiate(batch, hyper)
+        self.batches.learned(slot, loss.priorities)
+        numbers = self._numbers(batch, loss)
+        if self._algorithm.weighted:
+            # One number for every slot, so that the sum holds each slot's largest weight.
+            largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
+            numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
+        return self._flat.gather_gradient(numbers)
+
+    def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> LossOutput:
+        self._flat.forget_gradient()
+        loss = self._algorithm.loss(self._agent.networks, batch, hyper)
+        if not self._known_to_fit:
+            check_loss(self._algorithm, loss)
+            self._known_to_fit = True
+        loss.total.backward()
+        return loss
+
+    def _numbers(self, batch: Any, loss: LossOutput) -> list[Tensor]:
+        """What is reduced together with the gradient."""
+        return [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
+
+    def _from_graph(self, batch: Any, hyper: dict[str, float], capture: Capture) -> Tensor:
+        leaves: list[Tensor] = []
+        batch.map(lambda leaf: leaves.append(leaf) or leaf)
+        # As tensors, since a graph would keep numbers as they were; of 64 bits, like the floats that they replace.
+        numbers = [torch.tensor(value, dtype=torch.float64, device=self._agent.device) for value in hyper.values()]
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if shapes not in self._graphs:
+
+            def gradient(*inputs: Tensor) -> tuple[Tensor]:
+                given = iter(inputs)
+                named = {name: next(given) for name in hyper}
+                held = batch.map(lambda leaf: next(given))
+                return (self._flat.gather_gradient(self._numbers(held, self._differentiate(held, named))),)
+
+            self._graphs[shapes] = Graph(gradient, [*numbers, *leaves], capture)
+        return self._graphs[shapes](*numbers, *leaves)[0]
+
+
+def _fixed(agent: Agent) -> bool:
+    """Whether a slice's gradient is the same list of kernels on the same memory every time: recurrent cores look at
+    where episodes begin, and replayed batches have priorities and weights."""
+    return isinstance(agent.algorithm, OnPolicy) and not agent.experiment.model.recurrent

@@ -1,0 +1,153 @@
+"""A learner's process: its agent, its batch slots, the rollouts that fill them, and the tree between learners."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.agent import Agent, Version, below
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rnd import RND
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.core.schedule import Recorded
+from lockstep.core.shards import block
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.learners.asynchronous import AsyncLearner
+from lockstep.learners.learner import Learner, LearningReport
+from lockstep.models.observations import precision_warning
+from lockstep.run.checkpoint import Checkpoint, write_part
+from lockstep.system.graphs import Capture
+from lockstep.system.output import tell
+from lockstep.training import warm_start
+from lockstep.transport.rollouts import Rollouts
+
+
+class Worker:
+    """What a learner process holds: its agent, its rollouts and its learner, with the statistics that learners agree on
+    and its parts of a checkpoint. What it computes does not depend on the layout."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        rollouts: Rollouts,
+        group: Group,
+        alive: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
+        recorded: Recorded | None = None,
+    ) -> None:
+        scheme = agent.experiment.scheme
+        shards = scheme.shards
+        self.agent, self.rollouts, self.group = agent, rollouts, group
+        self._alive = alive
+        self.slots = block(shards, group.size, group.rank)
+        self._tree = TreeSum(shards, group)
+        if scheme.gradient_lag == "async":
+            updates = () if recorded is None else recorded.updates
+            self._learner = AsyncLearner(agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates)
+        else:
+            self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
+        self._begun = _numbers(agent.algorithm)
+        self._told: set[str] = set()
+
+    def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
+        """Take the iteration's gradient steps."""
+        if iteration == 0 and self.group.rank == 0:
+            self._warn_of_lost_precision(rollouts[self.slots[0]])
+        return self._learner.learn(iteration, rollouts)
+
+    def merge_statistics(self, rollouts: dict[int, list[CollectedRollout]], *, stop: bool) -> tuple[bool, int]:
+        """Add the rollouts' moments to the normalizers, in tree order, and agree on whether to stop.
+
+        Returns:
+            Whether any learner was asked to stop, and how many rollouts all of them took.
+        """
+        nothing = np.zeros(sum(map(len, self.agent.normalizers.state().values())))
+        sums = {}
+        for slot in self.slots:
+            moments = [each.info.moments for each in rollouts[slot]]
+            counts = np.array([stop and slot == self.slots[0], len(moments)], np.float64)
+            sums[slot] = torch.from_numpy(np.concatenate([counts, sum(moments, start=nothing)]))
+        total = self._tree.sum(sums)
+        self.agent.normalizers = self.agent.normalizers.merged(total[2:])
+        return bool(total[0] > 0), int(total[1])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that `digest:` covers, in named tensors."""
+        return self.agent.state() | self._learner.state()
+
+    def begin(self, weights: dict[str, torch.Tensor]) -> None:
+        """Make version 0, from what a warm start takes over."""
+        warm_start.load(self.agent, weights)
+        self._learner.load(weights)
+        self.rollouts.versions.publish(self.agent.version(0))
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Load a learner's part that save wrote, under any layout, with the versions that are still due to collect."""
+        tensors, meta = saved.part("learner")
+        self.agent.load(tensors)
+        self._learner.load(tensors)
+        for slot in self.slots:
+            self._learner.batches.restore(slot, saved)
+            if f"reduction-{slot:03d}" in saved.parts:
+                self._learner.reduction.kept[slot] = saved.part(f"reduction-{slot:03d}")[0]["kept"]
+        for number in meta["versions"]:
+            state = below(f"version.{number}.normalizer.", tensors)
+            vector = tensors[f"version.{number}.parameters"]
+            self.rollouts.versions.publish(Version(number, vector, self.agent.normalizers.loaded(state)))
+
+    def save(self, directory: Path, iterations: int) -> list[dict[str, Any]]:
+        """Write this process's parts of a checkpoint: its shards and, for learner 0, the learner.
+
+        Returns:
+            What runtime.checkpoint.finish wants to know of each part.
+        """
+        parts = self.rollouts.save(directory, iterations)
+        for slot in self.slots:
+            self._alive()  # a large memory on a slow disk is no stall
+            parts += self._learner.batches.save(slot, directory, iterations)
+            if (kept := self._learner.reduction.kept.get(slot)) is not None:
+                parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
+        if self.group.rank == 0:
+            self._tell_of_lost_state()
+            tensors, held = self.state(), self.rollouts.versions.held()
+            if self.agent.experiment.scheme.free_running:  # collectors go on with the newest
+                held = {iterations: held[iterations]}
+            for number, version in held.items():
+                tensors[f"version.{number}.parameters"] = version.parameters
+                for name, tensor in version.normalizers.state().items():
+                    tensors[f"version.{number}.normalizer.{name}"] = tensor
+            parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(held)}))
+        return parts
+
+    def _warn_of_lost_precision(self, rollouts: list[CollectedRollout]) -> None:
+        """Say which observations are too large for float32."""
+        for first in rollouts[:1]:
+            obs = first.rollout.obs
+            for key, x in obs.items() if isinstance(obs, dict) else [("", obs)]:
+                if x.dtype == torch.float32 and x.numel():
+                    low, high = (end.cpu().numpy() for end in x.flatten(0, 1).aminmax(dim=0))
+                    if said := precision_warning(low, high):
+                        tell(f"warning: The observation{f' {key!r}' if key else ''} {said}", sys.stderr)
+
+    def _tell_of_lost_state(self) -> None:
+        """Say it, once, if an algorithm of a user's own keeps on the object what it should let checkpoints hold."""
+        begun, now = self._begun, _numbers(self.agent.algorithm)
+        if changed := [name for name in now if now[name] != begun.get(name) and name not in self._told]:
+            self._told.update(changed)
+            tell(
+                f"warning: {', '.join(changed)} of the algorithm changed while it learned, and checkpoints do not hold "
+                "it: the run would not resume exactly. Let the algorithm's method variables return it.",
+                sys.stderr,
+            )
+
+
+def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:
+    """What an algorithm's object holds of numbers and texts."""
+    algorithm = algorithm.inner if isinstance(algorithm, RND) else algorithm
+    return {name: repr(x) for name, x in vars(algorithm).items() if isinstance(x, (int, float, str))}

@@ -1,1 +1,0 @@
-"""Learning: from rollouts to gradients, and from those to the next version."""

@@ -1,0 +1,1 @@
+"""Proofs that runs are what they claim: verify, diff and replay."""

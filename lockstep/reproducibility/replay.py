@@ -1,0 +1,194 @@
+"""Repeating a run, whatever timing decided in it, on any layout: it ends with the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.core.schedule import Recorded, Schedule
+from lockstep.experiment import Experiment
+from lockstep.run import ledger
+from lockstep.run.consistency import edited_settings, platform_warning
+from lockstep.run.folder import RunFolder
+from lockstep.run.ledger import Difference, LedgerError
+from lockstep.transport.free_running import Pace
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What replay found."""
+
+    ok: bool
+    """Whether every recorded digest came out again."""
+    run: Path
+    """The folder of the repetition."""
+    digest: str
+    """Of the repetition's final state."""
+    iterations: int
+    difference: Difference | None
+    stopped: bool
+    """Whether it was interrupted before all recorded iterations were repeated."""
+    warning: str | None = None
+    """Set if the run was made, or resumed, on another platform: then bits may differ for that reason alone."""
+
+
+def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
+    """Raise SettingsError if so many iterations cannot be repeated, since a resumption began with an empty memory."""
+    config = experiment.algorithm
+    if not isinstance(config, OffPolicyConfig) or config.replay.checkpoint:
+        return
+    resumed = [each["iteration"] for each in folder.facts().get("resumed", []) if each.get("iteration")]
+    if resumed and min(resumed) < iterations:
+        raise SettingsError(
+            f"{folder.path} was resumed after {min(resumed)} iterations without what it remembered, since its "
+            "checkpoints do not hold that (algorithm.replay.no-checkpoint): no more iterations than those can be "
+            f"repeated. lockstep verify {folder.path} --iterations {min(resumed)} does so."
+        )
+
+
+def recorded_schedule(experiment: Experiment, lines: list[dict[str, Any]], of: Path) -> Recorded | None:
+    """The decisions in the ledger of the run in `of`; None for an experiment in which timing decides nothing.
+
+    Raises:
+        LedgerError: they are none that a run could have made: to repeat them could take for ever.
+    """
+    scheme, schedule = experiment.scheme, Schedule.of(experiment)
+    if not scheme.timing_decides:
+        return None
+    if scheme.free_running:
+        _check_events(experiment, schedule, lines)
+    if scheme.preempt < 1:
+        _check_cuts(experiment, lines)
+    if scheme.gradient_lag == "async":
+        _check_updates(experiment, lines)
+    events, cuts, updates = (
+        tuple(line[name] for line in lines if name in line) for name in ("events", "cuts", "updates")
+    )
+    return Recorded(
+        schedule.lag,
+        schedule.iterations,
+        schedule.shards,
+        schedule.by_shard,
+        events,
+        str(of),
+        cuts=cuts,
+        updates=updates,
+    )
+
+
+def _check_events(experiment: Experiment, schedule: Schedule, lines: list[dict[str, Any]]) -> None:
+    pace, number = Pace.of(experiment), dict.fromkeys(range(schedule.shards), 0)
+    rollout = experiment.algorithm.rollout
+    for iteration, line in enumerate(lines):
+        with _decided(iteration):
+            for event in line["events"]:
+                shard, acting = event["shard"], event["versions"]
+                steps, versions = [step for step, _ in acting], [version for _, version in acting]
+                in_order = event["rollout"] == number.get(shard) and steps[:1] == [0]
+                noisy = isinstance(event.get("noise", 0), int)
+                known = iteration - schedule.lag <= versions[0] and versions[-1] <= iteration if versions else False
+                if not (in_order and noisy and known and versions == sorted(versions) and _increasing(steps, rollout)):
+                    raise _undecidable(iteration, event)
+                number[shard] += 1
+            if not pace.least(iteration) <= sum(number.values()) <= pace.most(iteration):
+                raise _undecidable(iteration, f"{len(line['events'])} rollouts")
+
+
+def _increasing(steps: list[int], below: int) -> bool:
+    return all(isinstance(step, int) and 0 <= step < below for step in steps) and steps == sorted(set(steps))
+
+
+def _check_cuts(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
+    scheme, steps = experiment.scheme, range(1, experiment.algorithm.rollout)
+    for iteration, line in enumerate(lines):
+        with _decided(iteration):
+            shards = [shard for shard, cut in line["cuts"] if shard in range(scheme.shards) and cut in steps]
+            if shards != sorted(set(shards)) or not len(line["cuts"]) == len(shards) < scheme.shards:
+                raise _undecidable(iteration, f"cuts {line['cuts']}")
+
+
+def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
+    scheme, config, samples = experiment.scheme, experiment.algorithm, experiment.samples_per_iteration
+    replaying = config.build() if isinstance(config, OffPolicyConfig) else None
+    for iteration, line in enumerate(lines):
+        with _decided(iteration):
+            steps = replaying.updates_in(iteration, samples) if replaying else config.gradient_steps(samples)[0]
+            last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
+            for place, (slot, behind) in enumerate(line["updates"]):
+                # A slot's next gradient is not begun before the one before it was applied.
+                if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
+                    raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
+                last[slot], taken[slot] = place, taken[slot] + 1
+            least = steps if config.remembers else 1  # others may stop early
+            if not all(least <= number <= steps for number in taken.values()):
+                raise _undecidable(iteration, f"{len(line['updates'])} updates")
+
+
+@contextlib.contextmanager
+def _decided(iteration: int) -> Iterator[None]:
+    """Lets the ledger's line be read; LedgerError if an entry is not there, or of another kind than a run writes."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise _undecidable(iteration, f"{type(error).__name__}: {error}") from error
+
+
+def _undecidable(iteration: int, what: object) -> LedgerError:
+    return LedgerError(
+        f"The ledger records for iteration {iteration} what cannot have been decided: {what}. It was edited, or "
+        "experiment.json was: restore both from a copy.",
+        iteration,
+    )
+
+
+def replay(
+    run: str | Path, layout: Layout | str | None = None, options: RunOptions | str | Path | None = None
+) -> Replay:
+    """Repeat all recorded iterations of a run.
+
+    Args:
+        run: its folder.
+        layout: of the repetition: inline (also the default), or any other that the recorded decisions allow.
+        options: where the repetition is kept and how it is shown; a text or a path is its folder.
+
+    Raises:
+        SettingsError: there is no such run, or nothing is recorded.
+        LedgerError: its ledger is damaged.
+        WorkerError: the repetition failed.
+    """
+    from lockstep.launchers.launch import launch
+
+    folder = RunFolder.open(run)
+    experiment = folder.experiment()
+    head, lines = ledger.read(folder.ledger)
+    if not lines:
+        raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to replay.")
+    edited = edited_settings(folder, head)
+    if edited is not None:
+        raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
+    require_memory(folder, experiment, len(lines))
+    recorded = recorded_schedule(experiment, lines, folder.path)
+    result = launch(
+        experiment,
+        Layout.of(layout),
+        dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # it goes as far as the run did
+        stop_after=len(lines),
+        recorded=recorded,
+        weights=folder.weights,
+    )
+    again = ledger.read(RunFolder(result.run).ledger)
+    difference = ledger.compare(head, lines, *again, iterations=result.iterations)
+    stopped = result.iterations < len(lines)
+    same = difference is None and not stopped
+    warning = platform_warning(folder, head)
+    return Replay(same, result.run, result.digest, result.iterations, difference, stopped, warning)

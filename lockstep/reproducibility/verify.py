@@ -1,0 +1,193 @@
+"""Proof after the fact: rerun the beginning of a run under any layout and compare, or compare two runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.core.digests import state_digest
+from lockstep.experiment import Experiment
+from lockstep.reproducibility.replay import recorded_schedule, require_memory
+from lockstep.run import checkpoint, ledger
+from lockstep.run import metrics as rows
+from lockstep.run.consistency import edited_settings, newest_checkpoint_difference, platform_warning
+from lockstep.run.folder import RunFolder
+from lockstep.run.ledger import Difference, LedgerError
+
+DEFAULT_ITERATIONS = 3
+_SCORES = ("score/mean", "score/length", "score/iteration_mean", "score/iteration_max")
+"""Metrics of training episodes that are not in the ledger."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verify found."""
+
+    ok: bool
+    iterations: int
+    """Iterations that were run again and compared."""
+    difference: Difference | None
+    """The first difference; None if ok."""
+    message: str
+    """The verdict in a sentence or two."""
+    warning: str | None = None
+    """Set if this platform, or what is in users' files, is not what it was when the run was made or resumed: then bits
+    may differ for that reason."""
+
+
+def verify(
+    run: str | Path,
+    layout: Layout | str | None = None,
+    iterations: int | Literal["all"] | None = None,
+    workdir: str | Path | None = None,
+    *,
+    seed: int | None = None,
+) -> Verdict:
+    """Check a run's ledger and newest checkpoint, run its first iterations again, and compare every digest.
+
+    Args:
+        run: the folder of the run.
+        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards. Default:
+            inline.
+        iterations: how many to run again, at most those recorded; None means 3.
+        workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
+        seed: repeat with another seed, to see where that makes a difference.
+
+    Raises:
+        SettingsError: there is no such run, or nothing recorded to compare with.
+        WorkerError: the repetition failed.
+    """
+    folder, layout = RunFolder.open(run), Layout.of(layout)
+    if layout.backend == "torchrun":
+        raise SettingsError(
+            "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
+        )
+    experiment = folder.experiment()
+    checkpoints = checkpoint.list_checkpoints(folder.checkpoints)
+    try:
+        head, lines = ledger.read(folder.ledger)
+    except LedgerError as error:
+        return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
+    count = _iterations(iterations, len(lines), folder)
+    require_memory(folder, experiment, count)
+    warning = platform_warning(folder, head)
+    difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines, whole=True)
+    if difference is not None:
+        return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)
+
+    if seed is not None:
+        experiment = experiment.replace(seed=seed)
+    damage = rows.fault(folder, max(len(lines) - 1, *map(checkpoint.iteration_of, checkpoints), 0), checkpoints)
+    difference = _rerun(folder, experiment, layout, count, head, lines, workdir)
+    share = f"{count} of {len(lines)} recorded iterations, run again with layout {layout}"
+    if difference is None and damage is not None:
+        message = (
+            f"{folder.metrics} is not what was written. {damage} Restore it from a copy, or do without those rows. "
+            f"What was learned is not affected: {share}, gave the same bits."
+        )
+        return Verdict(False, count, Difference(None, folder.metrics.name, "written", "read"), message, warning)
+    if difference is None:
+        unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to be checked."
+        return Verdict(True, count, None, f"Verified: {share}, gave the same bits.{unchecked}", warning)
+    message = f"Not verified ({share}). {difference}"
+    if seed is None and ":" in experiment.env.id:
+        message += (
+            f" Whether the environment is the cause, lockstep check-env {experiment.env.id} tells (with the run's "
+            "--env flags)."
+        )
+    return Verdict(False, count, difference, message, warning)
+
+
+def diff(run_a: str | Path, run_b: str | Path) -> Difference | None:
+    """The first difference between two runs' ledgers, with the settings that differ, or None.
+
+    Raises:
+        LedgerError: one of them is missing or damaged.
+        SettingsError: there is no such run.
+    """
+    (head_a, lines_a), (head_b, lines_b) = (ledger.read(RunFolder.open(run).ledger) for run in (run_a, run_b))
+    return ledger.compare(head_a, lines_a, head_b, lines_b)
+
+
+def _iterations(asked: int | Literal["all"] | None, recorded: int, folder: RunFolder) -> int:
+    if recorded == 0:
+        raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to verify.")
+    if asked is None or asked == "all":
+        return min(DEFAULT_ITERATIONS, recorded) if asked is None else recorded
+    if not 1 <= asked <= recorded:
+        raise SettingsError(
+            f"--iterations {asked} was asked for, but {folder.path} records {recorded}. Give a number from 1 to "
+            f"{recorded}, or all."
+        )
+    return asked
+
+
+def _rerun(
+    folder: RunFolder,
+    experiment: Experiment,
+    layout: Layout,
+    count: int,
+    head: dict[str, Any],
+    lines: list[dict[str, Any]],
+    workdir: str | Path | None,
+) -> Difference | None:
+    from lockstep.launchers.launch import launch
+
+    scratch = Path(tempfile.mkdtemp(prefix="lockstep-verify-", dir=workdir))
+    try:
+        options = RunOptions(
+            run=str(scratch / "run"),
+            display="none",
+            tensorboard=False,
+            checkpoint_every=count,
+            keep_checkpoints=1,
+            on_nonfinite="continue",  # the repetition goes as far as the run did
+        )
+        schedule = recorded_schedule(experiment, lines[:count], folder.path)
+        result = launch(experiment, layout, options, stop_after=count, recorded=schedule, weights=folder.weights)
+        if result.stopped:
+            raise KeyboardInterrupt
+        repeated = RunFolder(scratch / "run")
+        again, scores = ledger.read(repeated.ledger), _scores(repeated)
+    finally:
+        shutil.rmtree(scratch)
+    difference = ledger.compare(head, lines, *again, iterations=count) or _other_scores(_scores(folder), scores)
+    recorded = checkpoint_digest(checkpoint.checkpoint_path(folder.checkpoints, count))
+    if difference is None and recorded not in (None, result.digest):
+        return Difference(count - 1, "digest of the state afterwards", str(recorded), result.digest)
+    return difference
+
+
+def _scores(folder: RunFolder) -> dict[tuple[int, str], float | None]:
+    """What metrics.jsonl says of training episodes' scores, by iteration and name; nothing where there is none."""
+    lines: list[dict[str, float | None]] = []
+    with contextlib.suppress(OSError, SettingsError):  # what is damaged is told apart from that
+        lines = folder.records()
+    return {(int(line["iteration"] or 0), name): line[name] for line in lines for name in _SCORES if name in line}
+
+
+def _other_scores(
+    recorded: dict[tuple[int, str], float | None], again: dict[tuple[int, str], float | None]
+) -> Difference | None:
+    """The first score that metrics.jsonl has otherwise than the repetition."""
+    for done, name in sorted(recorded.keys() & again.keys()):
+        a, b = recorded[done, name], again[done, name]
+        if a != b:
+            return Difference(done - 1, f"{name} in metrics.jsonl", str(a), str(b))
+    return None
+
+
+def checkpoint_digest(path: Path) -> str | None:
+    """The `digest:` of a checkpoint, from its tensors; None if that checkpoint was not kept."""
+    if not path.is_dir():
+        return None
+    tensors, _ = checkpoint.open_checkpoint(path, only=("learner",)).part("learner")
+    covered = ("parameter.", "target.", "optimizer.", "in_flight.", "normalizer.")
+    return state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})

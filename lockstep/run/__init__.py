@@ -1,0 +1,1 @@
+"""What a run keeps: its folder, ledger, checkpoints and metrics."""

@@ -1,0 +1,80 @@
+"""Whether what lies in a run's folder agrees with the run's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.agent import below
+from lockstep.core.digests import fast_digest
+from lockstep.run import checkpoint, ledger
+from lockstep.run.folder import RunFolder
+from lockstep.run.ledger import Difference
+from lockstep.run.platform import this_platform
+
+
+def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
+    """Whether experiment.json still is, to the letter, what the ledger was started with."""
+    written = folder.read("experiment.json")
+    return ledger.compare(head, [], {**head, "settings": written}, [])
+
+
+def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
+    """What to say if this platform, or one that the run was resumed on, or what is in users' files, is not what it was
+    when the run was started."""
+    here = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
+    told = [f"Recorded and present: {'; '.join(here)}."] if here else []
+    for each in folder.facts().get("resumed", []):
+        if each.get("differs"):
+            told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
+    if not told:
+        return None
+    what = ledger.platform_or_code(here) if here else "what the run was resumed with"
+    only = "is not what it was when the run was started, and bits are only comparable where it is."
+    return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)}"
+
+
+def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:
+    """What in a checkpoint's parameters and normalizers is not what its line of the ledger says, or None.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    place = f"checkpoint {saved.path.name}"
+    tensors, _ = saved.part("learner")
+    for kind, entry in (("parameter", "parameters"), ("normalizer", "normalizer")):
+        recorded = line.get(entry, {})
+        held = below(f"{kind}.", tensors)
+        for name in dict.fromkeys([*recorded, *held]):
+            expected = recorded.get(name, "absent")
+            actual = fast_digest(held[name]) if name in held else "absent"
+            if actual != expected:
+                return Difference(saved.iteration - 1, f"{kind} {name} in {place}", expected, actual)
+    return None
+
+
+def newest_checkpoint_difference(
+    found: Sequence[Path], lines: list[dict[str, Any]], *, whole: bool = False
+) -> Difference | None:
+    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none.
+
+    Args:
+        whole: check the files of shards and replay, too, which may take gigabytes.
+        found: the run's checkpoints, the newest last, listed before the ledger was read: then each has its line, even
+            if the run goes on.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    for path in reversed(found):
+        try:
+            saved = checkpoint.open_checkpoint(path, only=None if whole else ("learner",))
+            if not 1 <= saved.iteration <= len(lines):
+                where = f"length of the ledger and checkpoint {path.name}"
+                return Difference(None, where, f"{len(lines)}", f"{saved.iteration}")
+            return checkpoint_difference(saved, lines[saved.iteration - 1])
+        except checkpoint.CheckpointError:
+            if path.exists():  # else the run, which goes on, has removed it by now
+                raise
+    return None

@@ -1,0 +1,453 @@
+"""The folder that holds everything about a run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import socket
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep import envs
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import from_json, to_json
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import digests_of, look_for_files_in
+from lockstep.experiment import Experiment
+from lockstep.run.files import locked, open_in, read_objects, set_aside, write_whole, writing
+from lockstep.system.machine import cores
+from lockstep.system.output import tell
+
+_LINES = 2**16
+"""Bytes at the end of metrics.jsonl that hold its last lines."""
+_NAMED = 5
+"""Runs that are named to who named none."""
+_GLANCE = 0.5
+"""Seconds that a sweep's look at whether the run is going on may keep it locked."""
+_WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
+_FACTS: dict[str, type] = {
+    "layout": str,
+    "command": str,
+    "started": str,
+    "versions": dict,
+    "code": dict,
+    "python": str,
+    "platform": str,
+    "cores": int,
+    "iteration": int,
+    "options": dict,
+    "directory": str,
+}
+"""What run.json may say, and of which kind it is."""
+
+
+class RunBusy(SettingsError):
+    """Another process trains the run."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything that one run leaves behind."""
+
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        """One line an iteration: the digests that prove what was computed."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One line an iteration: what docs/metrics.md defines."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        """What a run with a warm start began with."""
+        return self.path / _WEIGHTS
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def checkpointed(self) -> Path:
+        """Empty, and there once a checkpoint was taken, whatever becomes of it."""
+        return self.path / ".checkpointed"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @staticmethod
+    def create(
+        experiment: Experiment, layout: Layout, options: RunOptions, weights: bytes = b"", repeats: str | None = None
+    ) -> RunFolder:
+        """Make a new folder and write experiment.json and run.json into it, and what the run begins with, if that is
+        another run's, and which run it repeats, if it does. A folder whose making was cut short is taken over.
+
+        Raises:
+            SettingsError: the folder that the options name exists and holds something.
+        """
+        if layout.backend == "torchrun" and os.environ.get("RANK", "0") != "0":
+            return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
+        seeds = envs.first_seeds(experiment.env, experiment.seed)
+        settings = to_json(experiment)  # before there is a folder: what cannot be written leaves none behind
+        facts = {
+            **_here_and_now(layout),
+            "code": digests_of(settings),
+            "options": {**dataclasses.asdict(options), "run": None if options.run is None else str(options.run)},
+            "directory": os.getcwd(),
+            "id": uuid.uuid4().hex,
+            "first_env_seeds": seeds,
+        }
+        with writing(options.run or "runs"):
+            folder = RunFolder(_new_folder(experiment, options.run))
+            with folder.locked(warn=False):
+                require_empty(str(folder.path))  # since another process may have made a run of it meanwhile
+                folder.checkpoints.mkdir(exist_ok=True)
+                try:
+                    replayed = b"" if repeats is None else _json({"of": repeats})
+                    for name, known in ((_WEIGHTS, weights), (_REPLAY, replayed)):
+                        (folder.path / name).unlink(missing_ok=True)  # of a run that was not begun
+                        if known:
+                            write_whole(folder.path / name, known)
+                    _write_json(folder.path / "run.json", facts)
+                    _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
+                except OSError:
+                    folder.checkpoints.rmdir()  # with what is in it the folder could be neither resumed nor used again
+                    for name in ("run.json", _WEIGHTS, _REPLAY):
+                        (folder.path / name).unlink(missing_ok=True)
+                    raise
+        return folder
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        """The folder of an existing run.
+
+        Raises:
+            SettingsError: there is no run at that path.
+        """
+        path = Path(path)
+        if not is_run(path):
+            if is_unfinished(path):
+                command = None
+                with contextlib.suppress(SettingsError):
+                    command = RunFolder(path).facts().get("command")
+                again = f": {command}" if command else "."
+                raise SettingsError(
+                    f"{path} is the folder of a run that was ended before it began: there is nothing to resume. Repeat "
+                    f"the command that began it, which takes this folder{again}"
+                )
+            what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
+            near = path if path.is_dir() else path.parent
+            if (near / "queue").is_dir():
+                what = "is the folder of a sweep, not of a run" if path.is_dir() else what
+                near = near / "runs"
+            runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
+            found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
+            hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
+            every = (
+                f" report, compare and plot take all of them: {shlex.quote(str(path))}."
+                if path.is_dir() and len(runs) > 1
+                else ""
+            )
+            raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}{every}")
+        return RunFolder(path)
+
+    def experiment(self) -> Experiment:
+        """The settings that this run was started with.
+
+        Raises:
+            SettingsError: experiment.json is damaged, or names what is not there.
+        """
+        look_for_files_in(self.facts().get("directory", ""))
+        try:
+            experiment = from_json(self.read("experiment.json"))
+        except SettingsError as error:
+            name = str(self.path / "experiment.json")
+            raise error if name in str(error) else SettingsError(f"{name}: {error}") from error
+        if not isinstance(experiment, Experiment):
+            raise self.damaged("experiment.json", "it holds no experiment")
+        return experiment
+
+    def layout(self) -> Layout:
+        """The layout that this run was started with."""
+        return Layout.parse(self._fact("layout"))
+
+    def options(self) -> RunOptions:
+        """The options that this run was started with; run is this folder."""
+        known = dataclasses.asdict(RunOptions())
+        noted = self._fact("options")
+        options = {name: value for name, value in noted.items() if name in known}
+        if unknown := sorted(noted.keys() - known):
+            tell(
+                f"warning: run.json of {self.path} has options that this version of lockstep does not know and "
+                f"ignores: {', '.join(unknown)}. Give what you want by flags.",
+                sys.stderr,
+            )
+        for name, value in options.items():
+            default = known[name]
+            kind = str if default is None else list if isinstance(default, tuple) else type(default)
+            if not (value is default or isinstance(value, kind)):
+                raise self.damaged("run.json", f"its option {name!r} is {value!r}")
+        return RunOptions(**{**options, "run": str(self.path)})
+
+    @contextlib.contextmanager
+    def locked(self, *, warn: bool = True) -> Iterator[None]:
+        """Keep other processes from writing this run at the same time. The lock goes with the process.
+
+        warn: if the file system has no locks.
+
+        Raises:
+            RunBusy: another process is writing it.
+        """
+        with writing(self.path):
+            opened = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+        with contextlib.ExitStack() as held:
+            file = held.enter_context(opened)
+            mine = True
+            try:
+                mine = held.enter_context(locked(file, _GLANCE))
+            except OSError as error:  # a file system without locks
+                if warn:
+                    tell(
+                        f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.",
+                        sys.stderr,
+                    )
+            if not mine:
+                file.seek(0)
+                raise RunBusy(f"{self.path} is being trained by another process{self._holder(file.read())}")
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                file.truncate(0)
+                file.write(f"{os.getpid()} {socket.gethostname()}\n")
+                file.flush()
+            yield
+
+    def _holder(self, noted: str) -> str:
+        """Which process holds the lock, and what to do about it, as it noted it itself."""
+        number, _, host = noted.strip().partition(" ")
+        advice = ". Wait until it has ended, or stop it with Ctrl-C or SIGTERM, before resuming the run."
+        if not number.isdecimal():
+            return advice
+        if host != socket.gethostname():
+            return f", {number} on {host}{advice}"
+        if Path("/proc", number).exists():
+            return f", {number}{advice}"
+        left = (
+            ", ".join(str(process) for process in open_in(self._lock) if process != os.getpid())
+            or "unknown to this one"
+        )
+        return (
+            f": {number}, which trained it, has ended, but left behind a process that holds the lock ({left}). End "
+            "that before resuming the run."
+        )
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
+
+    def facts(self) -> dict[str, Any]:
+        """run.json: layout, options, command, versions and machine of the start, and of each time it was resumed."""
+        facts = self.read("run.json")
+        resumed = facts.get("resumed", [])
+        if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
+            raise self.damaged("run.json", "its 'resumed' is no list of objects")
+        for each in (facts, *resumed):
+            wrong = [name for name, kind in _FACTS.items() if not isinstance(each.get(name, kind()), kind)]
+            if wrong:
+                raise self.damaged("run.json", f"its {wrong[0]!r} is {each[wrong[0]]!r}")
+        return facts
+
+    def note_resumption(self, iteration: int, layout: Layout, options: RunOptions, differs: Sequence[str]) -> None:
+        """Note in run.json how the run goes on after so many iterations, in place of what is repeated so; differs:
+        what of the platform is not as the ledger's head says."""
+        facts = self.facts()
+        before = [each for each in facts.get("resumed", []) if each.get("iteration", 0) < iteration]
+        again = {"iteration": iteration, "checkpoint_every": options.checkpoint_every, **_here_and_now(layout)}
+        if differs:
+            again["differs"] = list(differs)
+        _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
+
+    def begin_again(self, experiment: Experiment) -> None:
+        """Set aside what a run recorded that ended before its first checkpoint; experiment: as it is started now.
+
+        Raises:
+            SettingsError: it had one.
+        """
+        recorded = self.ledger.read_bytes().count(b"\n") - 1 if self.ledger.is_file() else 0
+        every = self._fact("options").get("checkpoint_every", 0)
+        resumed = [each.get("checkpoint_every", 0) for each in self.facts().get("resumed", [])]
+        if not self.checkpoints.is_dir() or self.checkpointed.exists() or recorded > max(every, *resumed, 0):
+            raise SettingsError(
+                f"{self.path} has no checkpoint any more, but it had one: its ledger records {recorded} iterations. "
+                f"Restore its folder {self.checkpoints.name} from a copy, or train it anew in another folder."
+            )
+        for written in (self.ledger, self.metrics):
+            if written.is_file():
+                written.replace(written.with_name(f"{written.name}.superseded"))
+            elif written.exists():
+                set_aside(written, "superseded")
+        _write_json(self.path / "experiment.json", to_json(experiment))  # which this version may write otherwise
+
+    def remove_unbegun(self) -> None:
+        """Remove the folder of a run that recorded nothing, unless it holds what is not of lockstep's."""
+        ours = (".lock", "run.json", "experiment.json", "replay.json", self.weights.name)
+        if self.ledger.exists() or self.metrics.exists():
+            return
+        for name in ours:
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it
+            self.checkpoints.rmdir()
+            self.path.rmdir()
+
+    def records(self) -> list[dict[str, float | None]]:
+        """The lines of metrics.jsonl, as far as they are complete."""
+        found = []
+        for number, (_, values) in enumerate(read_objects(self.metrics.read_bytes()), 1):
+            if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
+                raise SettingsError(
+                    f"Line {number} of {self.metrics} is damaged: train did not write it so. Take that line out; what "
+                    "it told of one iteration is lost."
+                )
+            found.append(values)
+        return found
+
+    def diverged(self) -> list[str]:
+        """Losses that are NaN or infinite at the end."""
+        with contextlib.suppress(OSError), self.metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LINES))
+            for _, values in reversed(list(read_objects(file.read()))):
+                losses = [name for name in values or () if name.startswith("loss/")]
+                if values and losses:
+                    return [name for name in losses if values[name] is None]
+        return []
+
+    def truncate_metrics(self, iterations: int) -> None:
+        """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat. A damaged one
+        is lost."""
+        if not self.metrics.is_file():
+            return
+        lines = [line for line, known in read_objects(self.metrics.read_bytes()) if _within(known, iterations)]
+        write_whole(self.metrics, b"".join(lines))
+
+    def read(self, name: str) -> dict[str, Any]:
+        """One of the folder's files that hold a JSON object."""
+        try:
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self.damaged(name, error) from error
+        if not isinstance(found, dict):
+            raise self.damaged(name, "it holds no JSON object")
+        return found
+
+    def _fact(self, name: str) -> Any:
+        facts = self.facts()
+        if name not in facts:
+            raise self.damaged("run.json", f"it has no {name!r}")
+        return facts[name]
+
+    def damaged(self, name: str, why: object) -> SettingsError:
+        """What to raise where one of the folder's files is not what it was."""
+        return SettingsError(
+            f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
+            "start a new run."
+        )
+
+
+def _within(line: dict[str, Any] | None, iterations: int) -> bool:
+    iteration = None if line is None else line.get("iteration")
+    return isinstance(iteration, int) and iteration <= iterations
+
+
+def _here_and_now(layout: Layout) -> dict[str, Any]:
+    """What a run, or a part of it, is trained by."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name  # as for python -m lockstep
+    return {
+        "layout": str(layout),
+        "command": shlex.join([name, *sys.argv[1:]]),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in ("lockstep", "torch", "numpy", "gymnasium")},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": cores(),
+    }
+
+
+def version(distribution: str) -> str | None:
+    """The installed version of a distribution, None if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, completely made."""
+    return (folder / "experiment.json").is_file()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the making of a run's folder was cut short, so that nothing but its beginnings lies in it."""
+    made = ("checkpoints", "run.json", _WEIGHTS, _REPLAY)
+    known = {*made, ".lock", *(f".{name}.partial" for name in (*made, "experiment.json"))}
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "checkpoints" not in found:
+        return found == {".lock"}
+    return found <= known and not any((folder / "checkpoints").iterdir())
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs that a sweep's folder, or any folder of runs, holds, by name; none of what is no such folder."""
+    home = folder / "runs" if (folder / "queue").is_dir() else folder
+    return sorted(path.parent for path in home.glob("*/experiment.json"))
+
+
+def require_empty(requested: str) -> None:
+    """Raise SettingsError unless a run can be made in a folder."""
+    path = Path(requested)
+    if path.exists() and not (path.is_dir() and (not any(path.iterdir()) or is_unfinished(path))):
+        advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or " if is_run(path) else ""
+        raise SettingsError(
+            f"--run {requested} exists and is not empty. Nothing was overwritten: {advice}choose another folder."
+        )
+
+
+def _new_folder(experiment: Experiment, requested: str | None) -> Path:
+    if requested is not None:
+        require_empty(requested)
+        path = Path(requested)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    task = re.sub(r"[^A-Za-z0-9.]+", "-", Path(experiment.env.id.removesuffix(".py")).name).strip("-.")
+    stem = f"{task}-{experiment.algorithm.name}-s{experiment.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_whole(path, _json(value))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,81 @@
+"""What bits depend on beside the experiment: the machine, its libraries, variables that these listen to, and what is in
+users' files, of which settings have the names alone."""
+
+from __future__ import annotations
+
+import os
+import platform as system
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.config.user_code import digests_of
+
+_ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
+_ARITHMETIC_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_THREAD_LIMIT",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+_LIBRARIES = (
+    *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco", "pettingzoo"),
+    *("numpy", "vizdoom"),
+)
+
+
+def _cpu() -> dict[str, str]:
+    info: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
+        name, _, value = line.partition(":")
+        info[name.strip().lower()] = value.strip()
+    flags = info.get("flags", info.get("features", "")).split()
+    return {
+        "model": info.get("model name") or system.processor() or system.machine(),
+        "features": " ".join(sorted(flag for flag in flags if flag.startswith(_ARITHMETIC_FLAGS))),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _library_versions() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def this_platform(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run's bits depend on beside its experiment: processor, torch, Python, C library, env libraries, and the
+    users' files that its settings, as JSON has them, name.
+
+    Runs are comparable bit for bit only where this is equal.
+    """
+    code = digests_of(settings)
+    cuda = torch.cuda.is_available()
+    gpus = sorted({torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}) if cuda else []
+    return {
+        "cpu": _cpu(),
+        "gpu": gpus,
+        "cudnn": torch.backends.cudnn.version() if gpus else None,
+        "torch": str(torch.__version__),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
+        "libraries": _library_versions(),
+        "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
+        **({"code": code} if code else {}),
+    }

@@ -1,1 +1,0 @@
-"""What runs a job where: processes, shared memory, pipes, Ray, checkpoints, and the display."""

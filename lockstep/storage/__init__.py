@@ -1,1 +1,0 @@
-"""Memory for what was collected: rollouts, replay, and the batches that are learned from."""

@@ -1,0 +1,1 @@
+"""Training: the loops, and what prepares, resumes, records and shows a run."""

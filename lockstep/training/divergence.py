@@ -1,0 +1,75 @@
+"""Learning that has diverged: it is noticed, the run stops, and its last finite checkpoint is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lockstep.config.settings import Diverged, NotFinite
+from lockstep.run import checkpoint
+from lockstep.run.folder import RunFolder
+
+PATIENCE = 5
+"""Iterations in a row that losses may be NaN or infinite while parameters are finite. Parameters that are not never
+become finite again."""
+
+
+def losses_not_finite(metrics: Mapping[str, float]) -> list[str]:
+    """Names of the losses that are NaN or infinite."""
+    return sorted(name for name, x in metrics.items() if name.startswith("loss/") and not math.isfinite(x))
+
+
+class Divergence:
+    """Notices that learning has diverged, for learner 0.
+
+    Args:
+        stop: whether the run shall stop then.
+    """
+
+    def __init__(self, folder: RunFolder, *, stop: bool) -> None:
+        self._folder, self._stop = folder, stop
+        self._since = 0
+        """Iterations in a row with losses that were not finite."""
+
+    def look(self, iterations: int, metrics: Mapping[str, float], lost: Sequence[str], fault: str) -> None:
+        """Look at what an iteration has learned.
+
+        Args:
+            iterations: done, with this one.
+            lost: names of parameters and statistics that are not finite.
+            fault: what environments returned that was not finite, if they did.
+
+        Raises:
+            NotFinite: learning has diverged, and the run shall stop.
+        """
+        losses = losses_not_finite(metrics)
+        self._since = self._since + 1 if losses else 0
+        if not self._stop or not (lost or self._since >= PATIENCE):
+            return
+        what = f"parameters are not finite ({_some(lost)})" if lost else f"losses were not for {self._since} iterations"
+        shown = f"; {_some(losses)} is not either" if lost and losses else f" ({_some(losses)})" if losses else ""
+        cause = (
+            f"The cause is probably that {fault}."
+            if fault
+            else "All that environments returned was finite: a lower --algorithm.learning-rate or "
+            "--algorithm.max-grad-norm usually helps."
+        )
+        raise (NotFinite if fault else Diverged)(
+            f"Learning has diverged: after iteration {iterations} {what}{shown}. {cause} {self._kept(iterations)} "
+            "--on-nonfinite continue goes on all the same."
+        )
+
+    def _kept(self, iterations: int) -> str:
+        """Where what was learned before is."""
+        path = checkpoint.newest_finite(self._folder.checkpoints)
+        if path is None:
+            return "No checkpoint was taken before that."
+        return (
+            f"The newest checkpoint, {path}, is from before: lockstep eval {self._folder.path} --checkpoint "
+            f"{int(path.name)} plays it. lockstep resume would repeat the {iterations - int(path.name)} iterations "
+            "since then."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

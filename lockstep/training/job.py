@@ -1,0 +1,54 @@
+"""What every process of a run is told, and what the run ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.core.schedule import Recorded, Schedule
+from lockstep.experiment import Experiment
+from lockstep.run.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run ended with."""
+
+    run: Path
+    digest: str
+    """SHA-256 over parameters, normalisers and optimizer state: equal for equal experiments on any layout."""
+    iterations: int
+    score: float | None
+    """Mean raw score of the last 100 training episodes."""
+    stopped: bool
+    """Whether a signal ended the run before total_steps; resume continues it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker is told."""
+
+    folder: RunFolder
+    experiment: Experiment
+    layout: Layout
+    options: RunOptions
+    checkpoint: Path | None = None
+    stop_after: int | None = None
+    recorded: Recorded | None = None
+    """What a run recorded of what timing decided, to be repeated."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.recorded or Schedule.of(self.experiment)
+
+    @property
+    def stops(self) -> bool:
+        """Whether numbers that are not finite end the run."""
+        return self.options.on_nonfinite == "stop"
+
+    @property
+    def collects_freely(self) -> bool:
+        """Whether collectors wait for no learner: lag async, and not repeated from its record."""
+        return self.experiment.scheme.free_running and self.recorded is None

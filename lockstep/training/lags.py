@@ -1,0 +1,92 @@
+"""How old the data is that a run learns from, and how old the parameters that its gradients were computed with."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import fmean
+
+from lockstep.collectors.collectors import RolloutInfo
+from lockstep.experiment import Experiment
+
+_MOST = 16
+"""Versions behind, up to which shares of samples are reported."""
+TRAJECTORY = 240
+"""Environment steps that versions are counted in, as in section 3 of the Cleanba paper (arXiv:2310.00036)."""
+
+
+class Lags:
+    """Measures the policy lag of each iteration, in versions, in gradient steps and as versions per trajectory, and the
+    asynchrony of its gradients: both as in the PyTorchRL paper (arXiv:2007.02622)."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._steps = experiment.algorithm.rollout
+        scheme = experiment.scheme
+        self._free, self._bound = scheme.free_running, scheme.buffers - 1
+        self._lagging = scheme.gradient_lag != 0
+        self._preempts = scheme.preempt < 1
+        self._gradient_bound = scheme.max_gradient_lag if scheme.gradient_lag == "async" else -1
+        self._updates: dict[int, int] = {}
+        """By version: gradient steps before it."""
+        rollouts = max(1, TRAJECTORY // self._steps)
+        self._recent: dict[int, deque[tuple[tuple[int, int], ...]]] = {
+            shard: deque(maxlen=rollouts) for shard in range(experiment.scheme.shards)
+        }
+
+    def record(self, iteration: int, before: int, acted: list[RolloutInfo], behind: list[int]) -> dict[str, float]:
+        """Metrics of one iteration.
+
+        Args:
+            iteration: the one that learned, from the version of the same number.
+            before: gradient steps before this iteration.
+            acted: the rollouts that it learned from.
+            behind: of each gradient that it computed, the updates between the parameters that it was computed with and
+                those that it changes.
+        """
+        return {**self._of_policy(iteration, before, acted), **self._of_gradients(behind), **self._kept(acted)}
+
+    def _kept(self, acted: list[RolloutInfo]) -> dict[str, float]:
+        if not self._preempts:
+            return {}
+        steps = [self._steps if info.cut is None else info.cut for info in acted]
+        return {"kept": sum(steps) / (len(steps) * self._steps)}
+
+    def _of_gradients(self, behind: list[int]) -> dict[str, float]:
+        if not behind:
+            return {}
+        asynchrony = {"gradient_asynchrony": fmean(behind)}
+        if self._lagging:
+            asynchrony["gradient_asynchrony_max"] = float(max(behind))
+        for lag in range(min(self._gradient_bound, _MOST) + 1):
+            asynchrony[f"gradient_share_{lag}_behind"] = behind.count(lag) / len(behind)
+        return asynchrony
+
+    def _of_policy(self, iteration: int, before: int, acted: list[RolloutInfo]) -> dict[str, float]:
+        by_version: dict[int, int] = {}
+        for info in acted:
+            ends = [t for t, _ in info.versions[1:]] + [self._steps]
+            for (t, version), end in zip(info.versions, ends, strict=True):
+                by_version[version] = by_version.get(version, 0) + end - t
+        total = sum(by_version.values())
+        self._updates[iteration] = before
+        self._updates = {v: n for v, n in self._updates.items() if v >= iteration - self._bound}
+        if not total:
+            return {}
+        lags = {"policy_versions": sum((iteration - v) * n for v, n in by_version.items()) / total}
+        if not (self._bound or self._free):
+            return lags
+        lags["policy_versions_max"] = float(iteration - min(by_version))
+        if all(v in self._updates for v in by_version):  # a resumed run does not know it of versions before
+            lags["gradient_steps"] = sum((before - self._updates[v]) * n for v, n in by_version.items()) / total
+            lags["gradient_steps_max"] = float(before - min(self._updates[v] for v in by_version))
+        if not self._free:
+            return lags
+        for info in acted:
+            self._recent[info.shard].append(info.versions)
+        full = [recent for recent in self._recent.values() if len(recent) == recent.maxlen]
+        for lag in range(min(self._bound, _MOST) + 1):
+            lags[f"share_{lag}_behind"] = by_version.get(iteration - lag, 0) / total
+        if full:
+            lags["versions_per_trajectory"] = fmean(
+                len({version for versions in recent for _, version in versions}) for recent in full
+            )
+        return lags

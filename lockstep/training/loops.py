@@ -1,0 +1,218 @@
+"""The loops: read this file first.
+
+lockstep.launchers.launch makes the run's folder and has every process call work(). learn() is what every learner runs,
+with collectors in its own process or in others; learner 0 also records the run: metrics, ledger, checkpoints, display.
+collect() is what a process runs that only collects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from lockstep.agent import Agent
+from lockstep.collectors.collectors import Collectors
+from lockstep.collectors.preemption import preemption
+from lockstep.core.digests import state_digest
+from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.shards import block
+from lockstep.distributed.channels import Link
+from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.launchers.supervisor import StopRequest, WorkerContext
+from lockstep.learners.process import Worker
+from lockstep.run.checkpoint import open_checkpoint
+from lockstep.system.graphs import cuda_graph
+from lockstep.system.malloc import keep_freed_memory
+from lockstep.system.numerics import settle, settled
+from lockstep.system.output import tell
+from lockstep.training import warm_start
+from lockstep.training.job import Job, Result
+from lockstep.training.writer import Resumed, RunWriter, report_of
+from lockstep.transport.messages import Collection, MailedRollouts
+from lockstep.transport.processes import CollectorEnd, RemoteRollouts, RunEnded, collector_buffers
+from lockstep.transport.rollouts import OwnRollouts, Rollouts, acting_with, buffers_of
+
+
+def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
+    """What every process of a run does."""
+    keep_freed_memory()
+    alive = _paced(stop.alive, job.layout.jitter)
+    link = context.link if context.link is not None and context.link.role == "collector" else None
+    role, index = ("learner", context.group.rank) if link is None else ("collector", link.index)
+    device = job.layout.device_of(role, index)
+    with settled(job.experiment.torch_threads, device):
+        agent = Agent(job.experiment, device)
+        return learn(job, agent, context, stop, alive) if link is None else collect(job, agent, link, stop, alive)
+
+
+def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
+    """A step's sign of life, slowed down at random if the layout asks for it."""
+    if not jitter:
+        return alive
+
+    def slowed() -> None:
+        alive()
+        time.sleep(random.uniform(0.0, jitter))
+
+    return slowed
+
+
+def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, alive: Callable[[], None]) -> Result:
+    """Take rollouts, learn from them, publish the next version; learner 0 also records."""
+    experiment, options, group, schedule = job.experiment, job.options, context.group, job.schedule
+    if job.checkpoint is None and job.recorded is None:
+        agent.check()
+        for warning in agent.warnings() if group.rank == 0 else ():
+            tell(f"warning: {warning}", sys.stderr)
+    rollouts = _rollouts(job, agent, context, alive)
+    capture = cuda_graph if job.layout.graphs else None
+    worker = Worker(agent, rollouts, group, alive, capture, job.recorded)
+    writer = None
+    try:
+        resumed = _begin(job, worker)
+        done, counts = resumed.iteration, resumed.counts
+        if group.rank == 0:
+            writer = RunWriter(
+                job.folder, experiment, job.layout, options, worker, stop.alive, resumed, stops=job.stops
+            )
+        stopped = False
+        group.barrier()
+        stop.begin()
+        for iteration in schedule.ticks(done, job.stop_after):
+            begin = time.perf_counter()
+            group.waited = rollouts.waited = 0.0
+
+            taken = rollouts.take(iteration)
+            if job.layout.learner_delay:
+                time.sleep(job.layout.learner_delay)
+            learned = worker.learn(iteration, taken)
+            stopped, count = worker.merge_statistics(taken, stop=stop.requested())
+            lost = agent.not_finite()
+            if not (lost and job.stops):  # or learner 0 ends the run, below
+                rollouts.publish(agent.version(iteration + 1))
+
+            counts["samples"] += count * experiment.samples_per_rollout
+            counts["updates"] += learned.updates
+            done = iteration + 1
+            reports = group.gather(report_of(worker, taken, learned, begin))
+            if writer is not None and reports is not None:
+                writer.record(iteration, counts, learned, reports, time.perf_counter() - begin, lost)
+                writer.evaluate(done)
+            ended = stopped or done == experiment.iterations or done == job.stop_after
+            if ended or done % options.checkpoint_every == 0:
+                saved = group.gather(worker.save(job.folder.checkpoints, done))
+                if writer is not None and saved is not None:
+                    writer.finish_checkpoint(done, counts, saved, finite=not lost)
+            if ended:
+                break
+            group.barrier()  # what learner 0 alone did since is no waiting of the next iteration
+        digest = state_digest(worker.state())
+        score = writer.score() if writer is not None else None
+        return Result(job.folder.path, digest, done, score, stopped and done < experiment.iterations)
+    finally:
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            rollouts.close()
+
+
+def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> Rollouts:
+    """Where a learner's rollouts come from: collectors of other processes, of other machines, or its own."""
+    experiment, group, schedule = job.experiment, context.group, job.schedule
+    versions = Versions(schedule)
+    if context.link is not None:
+        return RemoteRollouts(agent, context.link, group, schedule, versions, free=job.collects_freely)
+    if context.inbox is not None:
+        return MailedRollouts(agent, context.inbox, group, schedule, versions, len(job.layout.collectors))
+    slots = block(experiment.scheme.shards, group.size, group.rank)
+    buffers = buffers_of(agent, slots, schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
+    cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
+    return OwnRollouts(Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops), slots, schedule, versions)
+
+
+def _begin(job: Job, worker: Worker) -> Resumed:
+    """Make version 0, or load the checkpoint that is resumed, and start the environments."""
+    begin = time.perf_counter()
+    saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
+    if saved is None:
+        worker.begin(warm_start.weights(job.experiment, job.folder.weights))
+    else:
+        worker.restore(saved)
+    replayed = worker.group.gather(worker.rollouts.start(saved)) or []
+    if saved is None:
+        return Resumed(0, {"samples": 0, "updates": 0}, None)
+    restored = {
+        "iteration": saved.iteration,
+        "seconds": time.perf_counter() - begin,
+        "replayed_steps": sum(replayed),
+    }
+    recorder = {**saved.meta["recorder"], "restored": restored}
+    return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
+
+
+def collect(job: Job, agent: Agent, link: Link, stop: StopRequest, alive: Callable[[], None]) -> None:
+    """Collect rollouts in a process of its own, until the learners want no more."""
+    schedule = job.schedule
+    own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
+    cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
+    buffers = collector_buffers(agent, link, link.index, schedule)
+    collectors = Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops)
+    end = CollectorEnd(agent, link, collectors, schedule, free=job.collects_freely)
+    saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
+    try:
+        begin = end.start(saved, stop.begin)
+        with contextlib.suppress(RunEnded):
+            if job.collects_freely:
+                _collect_freely(end, collectors, refresh=job.experiment.scheme.refresh == "step")
+            else:
+                _collect_by_clock(end, collectors, schedule, schedule.ticks(begin, job.stop_after))
+    finally:
+        collectors.close()
+
+
+def _collect_by_clock(end: CollectorEnd, collectors: Collectors, schedule: Schedule, iterations: Iterable[int]) -> None:
+    """Collect what the schedule says, in the order in which it is learned from.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    for iteration in iterations:
+        collected: set[RolloutId] = set()
+        for rollout_id in schedule.rollout_ids(iteration):
+            if rollout_id.shard in collectors.shards and rollout_id not in collected:
+                acting = acting_with(schedule.acting(rollout_id), end.version)
+                infos = collectors.collect(rollout_id, acting, schedule.noise(rollout_id))
+                end.deliver(infos)
+                collected |= {RolloutId(info.shard, info.number) for info in infos}
+    while True:
+        end.listen(block=True)
+
+
+def _collect_freely(end: CollectorEnd, collectors: Collectors, *, refresh: bool) -> None:
+    """Collect whenever a buffer is free, with the newest version; refresh: look for a newer one at every step.
+
+    Raises:
+        RunEnded: the learners want no more.
+    """
+    lap = 0
+    while True:
+        version = end.admit(lap)
+        at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
+        end.deliver(collectors.collect(RolloutId(collectors.shards[0], lap), at))
+        lap += 1
+
+
+def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
+    """A collector that is asked for each of its rollouts, in a process of its own."""
+    keep_freed_memory()
+    device = job.layout.device_of("collector", index)
+    settle(job.experiment.torch_threads, device)
+    agent = Agent(job.experiment, device)
+    shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
+    buffers = buffers_of(agent, shards, job.schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
+    collectors = Collectors(agent, buffers, job.layout, _paced(alive, job.layout.jitter), stop=job.stops)
+    return Collection(agent, collectors, compress=bool(job.layout.compress))

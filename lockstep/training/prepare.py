@@ -1,0 +1,207 @@
+"""Before a run starts: what depends on this machine is resolved, and all that can be checked is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.agent import Agent
+from lockstep.buffers import memory
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError, check_values
+from lockstep.core.schedule import Recorded, Schedule
+from lockstep.envs.goals import check_goals
+from lockstep.envs.multiagent import opponents
+from lockstep.experiment import Experiment
+from lockstep.system.forked import call_in_fork
+from lockstep.system.numerics import settled
+from lockstep.system.output import tell
+from lockstep.training import warm_start
+
+_QUICK_SECONDS, _QUICK_LIMIT = 2.0, 10.0
+"""Seconds that the quick check of an environment should take, and after which it is given up."""
+_LOST = {
+    "again": "equal seeds and actions do not give equal episodes, so this run can be neither verified nor resumed "
+    "exactly, and another layout gives another result.",
+    "alone": "the environments of one process influence each other, so another layout gives another result, and "
+    "verify and resume are only exact on this one.",
+    "rebuilt": "an episode cannot be rebuilt from its seed and actions, so a run that is stopped and resumed ends with "
+    "another result than one that is not.",
+}
+"""What a run loses whose environment fails one of check_env.WAYS."""
+
+
+def leads(layout: Layout) -> bool:
+    """Whether this process prepares the run's folder: torchrun calls train and resume in every process."""
+    return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
+
+
+def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
+    """Resolve what depends on installed libraries, and check everything that can be checked before starting.
+
+    Raises:
+        SettingsError: settings contradict each other, or something that they need is missing.
+    """
+    if not isinstance(experiment, Experiment):
+        raise SettingsError(
+            f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
+        )
+    check_values(experiment)  # before anybody uses them to resolve others
+    if experiment.torch_threads > 1 and os.environ.get("OMP_DYNAMIC", "").strip().lower() in ("true", "1"):
+        raise SettingsError(
+            f"--torch-threads {experiment.torch_threads} with OMP_DYNAMIC={os.environ['OMP_DYNAMIC']} set: OpenMP "
+            "takes fewer threads while the machine is busy, and results would depend on that. Unset OMP_DYNAMIC, or "
+            "use --torch-threads 1."
+        )
+    env = envs.resolve(experiment.env)
+    env = dataclasses.replace(env, opponents=opponents.resolved(env, env.opponents))
+    experiment = dataclasses.replace(experiment, env=env)
+    experiment.validate()
+    envs.check_matches(env, experiment.envs_per_shard)
+    layout.check(experiment.scheme.shards)
+    _check_layout(experiment, layout, recorded)
+    Schedule.of(experiment)  # which refuses a schedule that cannot be kept
+    return warm_start.resolved(experiment) if leads(layout) else experiment
+
+
+def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError if torchrun is to start the processes, and has not, or more than there are shards."""
+    if layout.backend != "torchrun":
+        return
+    if "RANK" not in os.environ:
+        raise SettingsError(
+            "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
+            "torchrun. Without torchrun use --layout processes:2."
+        )
+    dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).check(experiment.scheme.shards)
+
+
+def prepare_run(
+    experiment: Experiment, layout: Layout, options: RunOptions, recorded: Recorded | None = None
+) -> tuple[Experiment, RunOptions]:
+    """Prepare what this process is about to run, and how it is kept and shown. Raises SettingsError as prepare."""
+    experiment = prepare(experiment, layout, recorded)
+    _check_torchrun(experiment, layout)
+    check_memory(experiment, layout)
+    options.validate()
+    if leads(layout) and getattr(getattr(experiment.algorithm, "replay", None), "hindsight", 0):
+        check_goals(experiment.env)
+    named = opponents.resolved(experiment.env, options.eval_opponents)
+    return experiment, dataclasses.replace(options, eval_opponents=named)
+
+
+def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
+    """Warn of settings that few would want together, and of a user's environment that resume and verify could not
+    repeat."""
+    told = list(experiment.algorithm.warnings(experiment))
+    env = experiment.env
+    if options.check_env and ":" in env.id:
+        in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)
+        if in_time and failed:
+            way, why = failed
+            told.append(
+                f"{env.id}: {_LOST[way]} {why} Training goes on. lockstep check-env {shlex.quote(env.id)} (with the "
+                "run's --env flags) tells more, and --no-check-env leaves this check out."
+            )
+    for sentence in told:
+        tell(f"warning: {sentence}", sys.stderr)
+
+
+def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
+    from lockstep.envs.check import quick_check
+
+    with settled(1):
+        return quick_check(experiment.env, experiment.seed, _QUICK_SECONDS)
+
+
+def check(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: what
+    does not fit into memory, and what the model refuses."""
+    check_memory(experiment, layout)
+    check_model(experiment)
+
+
+def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> list[str]:
+    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with; returns what a new
+    run should be told.
+
+    Args:
+        weights: that it begins with; by default, what its warm start names.
+        new: whether it is no repetition, and so has to suit its algorithm, too.
+    """
+    with settled(experiment.torch_threads):
+        agent = Agent(experiment)
+        warm_start.load(agent, warm_start.weights(experiment) if weights is None else weights)
+        if not new:
+            return []
+        agent.check()
+        return agent.warnings()
+
+
+def check_memory(experiment: Experiment, layout: Layout) -> None:
+    """Raise SettingsError if what a run collects and remembers does not fit into this machine's memory."""
+    shards = _shards_here(experiment, layout)
+    ahead = layout.split and layout.backend != "ray"  # where collectors and learners share several buffers
+    memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
+    memory.require(experiment, shards)
+
+
+def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
+    """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
+    if layout.env_processes and experiment.env.adapter != "gymnasium":
+        raise SettingsError(
+            f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
+            f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
+            "(another result)."
+        )
+    if layout.env_threads > 1 and experiment.env.adapter == "gymnasium":
+        raise SettingsError(
+            f"Layout {layout}: env_threads is for native adapters, but {experiment.env.id} is served by gymnasium, "
+            "which steps environments one after the other: use env_processes=N instead."
+        )
+    free = experiment.scheme.free_running
+    if free and recorded is None and layout.backend != "split":
+        raise SettingsError(
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own. Use "
+            "--layout cpu:a1-l1 (one collector, one learner) or more of them, or --scheme.lag 1, which overlaps "
+            "collecting and learning too and gives the same result on any layout."
+        )
+    if free and recorded is not None and layout.backend not in ("inline", "split"):
+        raise SettingsError(
+            f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
+            "cpu:aC-lL with C collectors and L learners."
+        )
+    if experiment.scheme.preempt < 1 and layout.backend not in ("inline", "processes", "split"):
+        raise SettingsError(
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: who is late shows in memory that "
+            "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+            "or leave --scheme.preempt out."
+        )
+    if experiment.scheme.gradient_lag == "async":
+        if layout.backend not in ("inline", "processes", "split"):
+            raise SettingsError(
+                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in memory "
+                "that they share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+                "or --scheme.gradient-lag 1, which gives stale gradients on any layout."
+            )
+        if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
+            raise SettingsError(
+                f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
+                "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
+            )
+
+
+def _shards_here(experiment: Experiment, layout: Layout) -> int:
+    """Shards on this machine at the least; torchrun spreads them over several, evenly, and Ray as it likes."""
+    machines = 1
+    if layout.backend == "torchrun":
+        machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if layout.backend == "ray":
+        machines = layout.learning
+    return -(-experiment.scheme.shards // max(1, machines))

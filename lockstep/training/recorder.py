@@ -1,0 +1,345 @@
+"""What a run reports: metrics.jsonl, TensorBoard, other trackers, and the display. docs/metrics.md defines each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import math
+import os
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import to_json
+from lockstep.experiment import Experiment
+from lockstep.run.folder import RunFolder
+from lockstep.run.metrics import Rows
+from lockstep.system.machine import cores_of_the_run
+from lockstep.training.display import PARTS, Display, make_display
+from lockstep.training.status import Status, waste
+
+if TYPE_CHECKING:
+    from lockstep.evaluation.scores import Evaluation
+
+WINDOW = 100
+"""Episodes that the running score is the mean of."""
+_HISTORY = 256
+_SETTLED = 4, 10.0
+"""Iterations, and seconds, after which a layout is judged."""
+
+
+@dataclass
+class IterationReport:
+    """What one iteration did, over all workers."""
+
+    iteration: int
+    """Iterations done, this one included."""
+    samples: int
+    """Agent samples collected since the run began, this iteration included."""
+    frames: int
+    """Environment frames since the run began, this iteration included."""
+    updates: int
+    """Gradient steps since the run began, this iteration included."""
+    metrics: dict[str, float]
+    """Global means, such as "loss/policy"."""
+    episodes: list[tuple[float, int]]
+    """(raw score, length in environment steps) of each episode that ended in this iteration."""
+    times: dict[str, float]
+    """Seconds of this iteration, mean over workers: env, inference, learning, waiting, other."""
+    seconds: float
+    """Wall time of this iteration."""
+    lags: dict[str, float]
+    """How old its data was: `policy_versions` and, where timing decides, more (lockstep.training.lags). Empty without
+    new data."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
+    own."""
+    environment_fault: str = ""
+    """What environments returned that was not finite, if they did."""
+
+
+class _Sink(Protocol):
+    def log(self, values: dict[str, float], samples: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Totals:
+    """What survives a stop and a resume."""
+
+    samples: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    episodes: int = 0
+    best: float | None = None
+    best_checkpoint: float | None = None
+    window: list[tuple[float, int]] = field(default_factory=list)
+    history: list[float] = field(default_factory=list)
+
+
+class Recorder:
+    """Receives one report an iteration and passes it on to files, trackers and the display."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        layout: Layout,
+        options: RunOptions,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        """state is what state() returned at the checkpoint that is resumed, with "restored" added: the seconds and
+        environment steps that rebuilding took. None starts afresh."""
+        state = dict(state or {})
+        restored = state.pop("restored", None)
+        self._experiment = experiment
+        self._layout = layout
+        self._totals = _Totals(**state)
+        self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
+        self._waits: deque[dict[str, float]] = deque(maxlen=32)
+        self._times: deque[dict[str, float]] = deque(maxlen=32)
+        self._not_finite: set[str] = set()
+        self._busy_cores = os.getloadavg()[0]  # by others: this run has not begun
+        self._began, self._judged = self._totals.seconds, False
+        self._rows = Rows(folder.metrics)
+        self._sinks = _sinks(folder, experiment, options, self._totals.samples)
+        self._policy_lag = 0.0
+        self._updates = 0
+        self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
+        if restored:
+            self.message(
+                f"resumed at iteration {restored['iteration']} in {restored['seconds']:.1f} s, "
+                f"replaying {restored['replayed_steps']:,} steps"
+            )
+
+    def score(self) -> float | None:
+        """Mean raw score of the last 100 episodes, None before the first ends."""
+        return statistics.fmean(score for score, _ in self._window) if self._window else None
+
+    def mark_best(self) -> bool:
+        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint. Until a tenth of the
+        window is filled it is the newest: a mean of few episodes may be luck, and must not stand for good."""
+        score, best = self.score(), self._totals.best_checkpoint
+        if score is None or not math.isfinite(score) or (best is not None and score <= best):
+            return False
+        if self._settled():
+            self._totals.best_checkpoint = score
+        return True
+
+    def _settled(self) -> bool:
+        return len(self._window) >= WINDOW // 10
+
+    def record(self, report: IterationReport) -> None:
+        """Write one iteration's line and refresh the display."""
+        self._window.extend(report.episodes)
+        self._updates = report.updates
+        totals = self._totals
+        totals.episodes += len(report.episodes)
+        totals.seconds += report.seconds
+        score = self.score()
+        if score is not None and math.isfinite(score):
+            if self._settled() and (totals.best is None or score > totals.best):
+                totals.best = score
+            totals.history.append(score)
+            if len(totals.history) > _HISTORY:
+                totals.history = totals.history[::2]
+        status = self._status(report)
+        self._write(_line(report, status))
+        self._warn_once(report)
+        self._judge_layout(status)
+        self._display.update(status)
+
+    def evaluation(self, iterations: int, result: Evaluation) -> None:
+        """Write an evaluation of the version after so many iterations, as a line of its own."""
+        low, high = result.interval or (math.nan, math.nan)
+        samples = self._totals.samples
+        self._write(
+            {
+                "iteration": iterations,
+                "samples": samples,
+                "frames": self._totals.frames,
+                "updates": self._updates,
+                "seconds": self._totals.seconds,
+                "eval/score": result.mean,
+                "eval/score_low": low,
+                "eval/score_high": high,
+                "eval/length": statistics.fmean(result.lengths),
+            }
+        )
+        self.message(f"evaluation after {samples:,} samples: {result}")
+
+    def message(self, text: str) -> None:
+        """Show a line above the display, such as a checkpoint taken or an evaluation's result."""
+        self._display.message(text)
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
+        return {**dataclasses.asdict(self._totals), "window": [list(episode) for episode in self._window]}
+
+    def seal(self) -> dict[str, Any]:
+        """Make metrics.jsonl survive a power failure; returns what a checkpoint keeps of it."""
+        return self._rows.seal()
+
+    def close(self) -> None:
+        """Flush everything."""
+        with contextlib.ExitStack() as all_of_them:  # each, even if the disk is full
+            for each in reversed((self._display, self._rows, *self._sinks)):
+                all_of_them.callback(each.close)
+
+    def _write(self, line: dict[str, float]) -> None:
+        self._rows.append(json.dumps({k: v if math.isfinite(v) else None for k, v in line.items()}))
+        for sink in self._sinks:
+            sink.log({k: v for k, v in line.items() if k != "samples"}, int(line["samples"]))
+
+    def _status(self, report: IterationReport) -> Status:
+        totals = self._totals
+        self._recent.append((report.samples - totals.samples, report.frames - totals.frames, report.seconds))
+        totals.samples, totals.frames = report.samples, report.frames
+        seconds = max(1e-9, sum(entry[2] for entry in self._recent))
+        self._times.append(report.times)
+        times = {name: sum(times[name] for times in self._times) for name in report.times}
+        iterations = self._experiment.iterations
+        left = (iterations - report.iteration) * self._experiment.samples_per_iteration
+        self._policy_lag = report.lags.get("policy_versions", self._policy_lag)
+        return Status(
+            iteration=report.iteration,
+            iterations=iterations,
+            samples=report.samples,
+            total_samples=report.samples + left,
+            frames=report.frames,
+            updates=report.updates,
+            samples_per_second=sum(entry[0] for entry in self._recent) / seconds,
+            frames_per_second=sum(entry[1] for entry in self._recent) / seconds,
+            seconds=self._totals.seconds,
+            iteration_seconds=seconds / len(self._recent),
+            score=self.score(),
+            best=totals.best,
+            length=statistics.fmean(length for _, length in self._window) if self._window else None,
+            episodes=self._totals.episodes,
+            history=list(self._totals.history),
+            shares=_shares(times),
+            policy_lag=self._policy_lag,
+            metrics=dict(report.metrics),
+            layout=self._layout,
+            shards=self._experiment.scheme.shards,
+            waits=self._mean_waits(report),
+            timing_decides=self._experiment.scheme.timing_decides,
+            torch_threads=self._experiment.torch_threads,
+        )
+
+    def _mean_waits(self, report: IterationReport) -> dict[str, float]:
+        """Over the recent iterations, since single ones say little."""
+        self._waits.append(report.waits)
+        return {name: statistics.fmean(waits[name] for waits in self._waits) for name in report.waits}
+
+    def _judge_layout(self, status: Status) -> None:
+        iterations, seconds = _SETTLED
+        if self._judged or len(self._recent) < iterations or self._totals.seconds - self._began < seconds:
+            return
+        self._judged = True
+        text = waste(status, cores_of_the_run(), self._busy_cores)
+        if text is not None:
+            self.message(text)
+
+    def _warn_once(self, report: IterationReport) -> None:
+        learned = {name: value for name, value in report.metrics.items() if not name.startswith("hyper/")}
+        bad = {name for name, value in learned.items() if not math.isfinite(value)} - self._not_finite
+        if bad:
+            self._not_finite |= bad
+            cause = (
+                f"probably since {report.environment_fault}."
+                if report.environment_fault
+                else "a lower --algorithm.learning-rate or --algorithm.max-grad-norm usually helps."
+            )
+            self.message(
+                f"Iteration {report.iteration}: {', '.join(sorted(bad))} is not finite. Learning has diverged: {cause}"
+            )
+
+
+def _line(report: IterationReport, status: Status) -> dict[str, float]:
+    line: dict[str, float] = {
+        "iteration": report.iteration,
+        "samples": report.samples,
+        "frames": report.frames,
+        "updates": report.updates,
+        "seconds": status.seconds,
+        "episodes": status.episodes,
+        "speed/samples_per_second": status.samples_per_second,
+        "speed/frames_per_second": status.frames_per_second,
+        **{f"lag/{name}": value for name, value in report.lags.items()},
+        **{f"wait/{name}": seconds for name, seconds in report.waits.items()},
+    }
+    if status.score is not None and status.length is not None:
+        line |= {"score/mean": status.score, "score/length": status.length}
+    if status.best is not None:
+        line["score/best"] = status.best
+    if report.episodes:
+        scores = [score for score, _ in report.episodes]
+        line |= {"score/iteration_mean": statistics.fmean(scores), "score/iteration_max": max(scores)}
+    line |= {f"time/{name}": share for name, share in _shares(report.times).items()}
+    return line | report.metrics
+
+
+def _shares(times: dict[str, float]) -> dict[str, float]:
+    busy = sum(times[name] for name in PARTS if name in times)
+    return {name: times[name] / busy if busy > 0 else 0.0 for name in PARTS if name in times}
+
+
+def _title(experiment: Experiment, layout: Layout) -> str:
+    algorithm, env = experiment.algorithm.name, experiment.env
+    return f"{algorithm} · {env.id} · {env.num_envs} environments · seed {experiment.seed} · {layout}"
+
+
+class _TensorBoard:
+    def __init__(self, folder: RunFolder, samples: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an interrupted run wrote after its checkpoint is written again: TensorBoard must not show both.
+        self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
+
+    def log(self, values: dict[str, float], samples: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name if "/" in name else f"progress/{name}", value, samples)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Tracker:
+    """W&B, and trackio, which answers to the same calls. Both show everything over samples."""
+
+    def __init__(self, module: str, **settings: Any) -> None:
+        self._module: Any = importlib.import_module(module)
+        self._module.init(**settings)
+        self._step = module == "trackio"
+        if not self._step:  # W&B's own step counts calls, and would drop what a resumed run repeats
+            self._module.define_metric("*", step_metric="samples")
+
+    def log(self, values: dict[str, float], samples: int) -> None:
+        self._module.log({**values, "samples": samples}, **({"step": samples} if self._step else {}))
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, samples: int) -> list[_Sink]:
+    """samples: collected before; 0 in a new run."""
+    options.validate()
+    name = folder.path.resolve().name
+    sinks: list[_Sink] = []
+    if options.tensorboard:
+        sinks.append(_TensorBoard(folder, samples))
+    if options.wandb:
+        # W&B takes the run up again by its id, which is no other run's; trackio by its name.
+        kept = {"id": folder.facts().get("id", name[-64:]), "dir": str(folder.path), "resume": "allow"}
+        sinks.append(_Tracker("wandb", project=options.wandb, name=name, config=to_json(experiment), **kept))
+    if options.trackio:
+        resume = "allow" if samples else "never"
+        sinks.append(_Tracker("trackio", project=options.trackio, name=name, config=to_json(experiment), resume=resume))
+    return sinks

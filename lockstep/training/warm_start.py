@@ -1,0 +1,179 @@
+"""Beginning with what another run has learned: its parameters and statistics in place of random and empty ones.
+
+They become version 0. A run keeps a copy of them in its folder, so that it can begin, be verified and be repeated
+when the other one is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from lockstep.agent import Agent, below
+from lockstep.config.settings import SettingsError
+from lockstep.core.digests import state_digest
+from lockstep.experiment import Experiment, WarmStart
+from lockstep.learners.optimizer import MOMENTS
+from lockstep.run.checkpoint import Checkpoint, CheckpointError, find, iteration_of, list_checkpoints, open_checkpoint
+from lockstep.run.folder import RunFolder
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """With the iteration of the checkpoint that the warm start names, and the digest of what is taken from it.
+
+    Raises:
+        SettingsError: there is no such run, checkpoint or part.
+    """
+    start = experiment.warm_start
+    if not start.run or start.digest:
+        return experiment
+    start = dataclasses.replace(start, run=_place(start.run))
+    saved = _saved(start)
+    digest = state_digest(_taken(saved, start))
+    name = saved.path.name
+    checkpoint = str(saved.iteration) if name.isdecimal() else name  # such as that of one that was set aside
+    return experiment.replace(warm_start=dataclasses.replace(start, checkpoint=checkpoint, digest=digest))
+
+
+def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tensor]:
+    """What a resolved experiment begins with, by the names of Agent.state; nothing without a warm start.
+
+    Args:
+        kept: where a run that began so has its copy. Without one they are read from the run that the warm start names.
+
+    Raises:
+        SettingsError: they are not there any more, or not what they were.
+    """
+    start = experiment.warm_start
+    if not start.run:
+        return {}
+    if kept is not None and kept.is_file():
+        try:
+            tensors, place = safetensors.torch.load_file(kept), str(kept)
+        except (OSError, SafetensorError) as error:
+            raise SettingsError(f"{kept}, which the run began with, is damaged: {error}. Restore it.") from error
+    else:
+        try:
+            saved = _saved(start)
+        except SettingsError as error:
+            lost = "" if kept is None else f"{kept}, which holds what the run began with, is missing. "
+            raise SettingsError(f"{lost}{error}") from error
+        tensors, place = _taken(saved, start), str(saved.path)
+    if (digest := state_digest(tensors)) != start.digest:
+        raise SettingsError(
+            f"{place} is not what the run began with: warm_start.digest is {start.digest[:8]}…, and that of the file "
+            f"{digest[:8]}…. Restore it from a copy, or begin a run with what is there now: leave the digest out."
+        )
+    return tensors
+
+
+def packed(tensors: dict[str, Tensor]) -> bytes:
+    """A run's copy of what it begins with; nothing without a warm start."""
+    return safetensors.torch.save(tensors) if tensors else b""
+
+
+def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
+    """Let a new agent begin with weights, its target network too. Without any it stays as it is.
+
+    Raises:
+        SettingsError: they are not those of the agent's networks, or of its optimizer.
+    """
+    if not tensors:
+        return
+    _check_optimizer(agent.experiment, below("optimizer.", tensors))
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+    state = agent.state()
+    parts = agent.experiment.warm_start.parts
+    own = {name: tensor for name, tensor in state.items() if not name.startswith("target.") and _is_of(name, parts)}
+    misfits = [
+        f"{_bare(name)} is {_shape(own, name)} here and {_shape(tensors, name)} there"
+        for name in dict.fromkeys([*own, *tensors])
+        if _shape(own, name) != _shape(tensors, name)
+    ]
+    if misfits:
+        raise SettingsError(
+            f"The networks of {agent.experiment.warm_start.run} are not those of this experiment: {misfits[0]}"
+            f"{f', and {len(misfits) - 1} more' if misfits[1:] else ''}. {_advice(own, tensors)}"
+        )
+    targets = {f"target.{name}": tensor for name, tensor in below("parameter.", tensors).items()}
+    agent.load({**state, **tensors, **targets})
+
+
+def _place(run: str) -> str:
+    """A folder by one name, which stays when the folder that it and the present one are in is moved."""
+    path = os.path.relpath(run) if os.path.isabs(run) else os.path.normpath(run)
+    return os.path.abspath(run) if os.path.isabs(run) and path.startswith("..") else path
+
+
+def _saved(start: WarmStart) -> Checkpoint:
+    flag = f"--warm-start.run {start.run}"
+    try:
+        directory = RunFolder.open(start.run).checkpoints
+    except SettingsError as error:
+        raise SettingsError(f"{flag}: {error}") from error
+    try:
+        return open_checkpoint(find(directory, start.checkpoint), only=("learner",))
+    except CheckpointError as error:
+        reason = str(error).partition(". ")[0]  # what follows is advice for those who want to resume it
+        there = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
+        raise SettingsError(
+            f"{flag} --warm-start.checkpoint {start.checkpoint}: {reason}. Give another one; the run has: {there}."
+        ) from error
+
+
+def _check_optimizer(experiment: Experiment, held: dict[str, Tensor]) -> None:
+    own = experiment.algorithm.optimizer.name
+    moments = {name for name in held if not name.startswith("step")}
+    if moments and moments != set(MOMENTS[own]):
+        there = next((name for name, known in MOMENTS.items() if moments == set(known)), "another one")
+        raise SettingsError(
+            f"The optimizer of {experiment.warm_start.run} is {there}, and here it is {own}: give both the same "
+            "(--algorithm.optimizer.name), or leave out --warm-start.optimizer."
+        )
+
+
+def _taken(saved: Checkpoint, start: WarmStart) -> dict[str, Tensor]:
+    """What a checkpoint holds of some parts of its networks; of all, if none is named."""
+    tensors, _ = saved.part("learner")
+    parts = start.parts
+    known = {name: tensor for name, tensor in tensors.items() if name.startswith(("parameter.", "normalizer."))}
+    for part in parts:
+        if not any(_is_of(name, (part,)) for name in known):
+            raise SettingsError(
+                f"--warm-start.parts {part} is no part of the networks in {saved.path}, which has "
+                f"{', '.join(_parts(known))}, each also in parts of its own, such as {_bare(next(iter(known)))}."
+            )
+    taken = {name: tensor for name, tensor in known.items() if _is_of(name, parts)}
+    if start.optimizer:
+        taken |= {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
+    return taken
+
+
+def _is_of(name: str, parts: tuple[str, ...]) -> bool:
+    return not parts or any(f"{_bare(name)}.".startswith(f"{part}.") for part in parts)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("parameter.")
+
+
+def _parts(names: dict[str, Tensor]) -> list[str]:
+    return list(dict.fromkeys(_bare(name).partition(".")[0] for name in names))
+
+
+def _shape(tensors: dict[str, Tensor], name: str) -> str:
+    return str(list(tensors[name].shape)) if name in tensors else "absent"
+
+
+def _advice(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> str:
+    names = {**own, **tensors}
+    differing = {_bare(name).partition(".")[0] for name in names if _shape(own, name) != _shape(tensors, name)}
+    fitting = [part for part in _parts(names) if part not in differing]
+    if not fitting:
+        return "Give the experiment that run's model, or train it from the beginning."
+    return f"Give the experiment that run's model, or take what fits: --warm-start.parts {' '.join(fitting)}"

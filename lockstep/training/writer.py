@@ -1,0 +1,236 @@
+"""What learner 0 writes of a run: metrics, ledger, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.collectors.collectors import RolloutInfo
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.core.digests import fast_digest
+from lockstep.evaluation.scores import evaluate_policy
+from lockstep.experiment import Experiment
+from lockstep.learners.learner import Applied, LearningReport
+from lockstep.learners.process import Worker
+from lockstep.run import checkpoint
+from lockstep.run import metrics as rows
+from lockstep.run.folder import RunFolder
+from lockstep.run.ledger import Ledger, ledger_head
+from lockstep.training.display import PARTS
+from lockstep.training.divergence import Divergence
+from lockstep.training.lags import Lags
+from lockstep.training.recorder import IterationReport, Recorder
+from lockstep.transport.free_running import Pace
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one learner tells learner 0 of an iteration."""
+
+    infos: dict[int, list[RolloutInfo]]
+    """By batch slot."""
+    gradient_digests: dict[int, str]
+    applied: dict[int, Applied]
+    """By place among the iteration's updates."""
+    times: list[dict[str, float]]
+    """Seconds of this process, and of the collectors that this learner speaks for."""
+    waited: float
+    """Seconds that this learner waited for rollouts."""
+
+
+def report_of(
+    worker: Worker, taken: dict[int, list[CollectedRollout]], learned: LearningReport, begin: float
+) -> WorkerReport:
+    """A learner's report of an iteration that began at `begin` (time.perf_counter)."""
+    rollouts = worker.rollouts
+    times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": worker.group.waited + rollouts.waited}
+    times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
+    infos = {slot: [each.info for each in of_slot] for slot, of_slot in taken.items()}
+    times_of_all = [times, *rollouts.collector_times()]
+    return WorkerReport(infos, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
+
+
+def _waits(reports: list[WorkerReport], layout: Layout) -> dict[str, float]:
+    """Seconds that a learner, the one that did so longest, waited for collectors, and these on average for versions."""
+    if not layout.split:
+        return {}
+    collectors = [times["waiting"] for report in reports for times in report.times[1:]]
+    return {
+        "rollouts": max(report.waited for report in reports),  # where timing decides, learner 0 waits for all
+        # Where timing decides, an iteration may learn from what had arrived before it.
+        "parameters": sum(collectors) / max(1, len(collectors)),
+    }
+
+
+def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, float]:
+    """Samples learned from for each one collected since the warm-up, where timing decides it."""
+    scheme, per_iteration = experiment.scheme, experiment.samples_per_iteration
+    if not (scheme.free_running and experiment.algorithm.remembers and counts["updates"]):
+        return {}
+    collected = counts["samples"] - per_iteration * Pace.of(experiment).warm
+    return {"replay/ratio": counts["updates"] * experiment.gradient_steps[1] / collected}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run begins or goes on."""
+
+    iteration: int
+    """Iterations done; 0 in a new run."""
+    counts: dict[str, int]
+    recorder: dict[str, Any] | None
+    """What the recorder goes on from; None in a new run."""
+    metrics: dict[str, Any] | None = None
+    """The seal of metrics.jsonl; None in a new run, and in checkpoints of earlier versions."""
+
+
+class RunWriter:
+    """What learner 0 writes: recorder, ledger, evaluations."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        layout: Layout,
+        options: RunOptions,
+        worker: Worker,
+        alive: Callable[[], None],
+        resumed: Resumed,
+        *,
+        stops: bool = True,
+    ) -> None:
+        """stops: whether the run ends once numbers are not finite."""
+        self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
+        self._worker, self._alive = worker, alive
+        self._damage: str | None = None
+        if resumed.recorder is None:
+            self._ledger = Ledger.create(folder.ledger, ledger_head(experiment))
+        else:
+            self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
+            self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)
+        self._lags = Lags(experiment)
+        self._divergence, self._stops = Divergence(folder, stop=stops), stops
+        self._fault = ""
+        """What environments returned that was not finite."""
+        self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
+
+    def score(self) -> float | None:
+        """Mean raw score of the last 100 training episodes."""
+        return self._recorder.score()
+
+    def record(
+        self,
+        iteration: int,
+        counts: dict[str, int],
+        learned: LearningReport,
+        reports: list[WorkerReport],
+        seconds: float,
+        lost: Sequence[str] = (),
+    ) -> None:
+        """Write one iteration's metrics and its line of the ledger.
+
+        Args:
+            lost: names of parameters and statistics that are not finite since.
+
+        Raises:
+            NotFinite: learning has diverged, and the run shall stop.
+        """
+        agent = self._worker.agent
+        infos: dict[int, list[RolloutInfo]] = {}
+        gradients: dict[int, str] = {}
+        applied: dict[int, Applied] = {}
+        for report in reports:
+            applied |= report.applied
+            infos |= report.infos
+            gradients |= report.gradient_digests
+        slots = sorted(infos)
+        updates = [applied[place] for place in sorted(applied)]
+        behind = [update.behind for update in updates]
+        acted = [info for slot in slots for info in infos[slot]]
+        if self._experiment.scheme.free_running:
+            decided: dict[str, Any] = {"events": [_event(info) for info in acted]}
+        else:
+            decided = {"collected_with": acted[0].first_version}
+        if self._experiment.scheme.preempt < 1:
+            decided["cuts"] = [[info.shard, info.cut] for info in acted if info.cut is not None]
+        if self._experiment.scheme.gradient_lag == "async":
+            decided["updates"] = [[update.slot, update.behind] for update in updates]
+        self._ledger.append(
+            {
+                "iteration": iteration,
+                **decided,
+                "rollout": {str(place): info.digests for place, info in enumerate(acted)},
+                "gradient": {str(slot): gradients[slot] for slot in slots if slot in gradients},
+                "parameters": {name: fast_digest(tensor) for name, tensor in agent.flat.named().items()},
+                "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
+            }
+        )
+        self._fault = self._fault or next((each.not_finite for each in acted if each.not_finite), "")
+        spent = [times for report in reports for times in report.times]
+        times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
+        self._recorder.record(
+            IterationReport(
+                iteration=iteration + 1,
+                samples=counts["samples"],
+                frames=counts["samples"] * self._worker.rollouts.frames_per_step,
+                updates=counts["updates"],
+                metrics={**learned.metrics, **_replay_ratio(self._experiment, counts)},
+                episodes=[episode for info in acted for episode in info.episodes],
+                times=times,
+                seconds=seconds,
+                lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
+                waits=_waits(reports, self._layout),
+                environment_fault=self._fault,
+            )
+        )
+        self._divergence.look(iteration + 1, learned.metrics, lost, self._fault)
+
+    def evaluate(self, iterations: int) -> None:
+        """Score the current version on environments of its own, if it is time to."""
+        options, agent = self._options, self._worker.agent
+        if options.eval_every and iterations % options.eval_every == 0:
+            evaluation = evaluate_policy(
+                agent.model,
+                self._experiment,
+                options.eval_episodes,
+                options.eval_greedy,
+                opponents=options.eval_opponents,
+                normalizers=agent.normalizers,
+                alive=self._alive,
+                stop=self._stops,
+            )
+            self._recorder.evaluation(iterations, evaluation)
+
+    def finish_checkpoint(
+        self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]], *, finite: bool = True
+    ) -> None:
+        """Complete a checkpoint whose parts all processes have written; finite: whether its parameters are."""
+        self._ledger.sync()  # a checkpoint relies on the ledger up to it
+        metrics = {**self._recorder.seal(), **({"damage": self._damage} if self._damage else {})}
+        best = finite and self._recorder.mark_best()
+        checkpoint.finish(
+            self._folder.checkpoints,
+            iterations,
+            [part for of_process in parts for part in of_process],
+            {"counts": dict(counts), "recorder": self._recorder.state(), "metrics": metrics},
+            keep=self._options.keep_checkpoints,
+            best=best,
+            finite=finite,
+        )
+        self._folder.checkpointed.touch()
+        self._recorder.message(f"checkpoint {iterations:08d}")
+
+    def close(self) -> None:
+        try:
+            self._recorder.close()
+        finally:
+            self._ledger.close()
+
+
+def _event(info: RolloutInfo) -> dict[str, Any]:
+    event = {"shard": info.shard, "rollout": info.number, "versions": list(info.versions)}
+    return event if info.noise is None else {**event, "noise": info.noise}

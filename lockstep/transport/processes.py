@@ -1,0 +1,357 @@
+"""Between the processes of a split layout: what learners see of collectors (RemoteRollouts), and collectors of learners
+(CollectorEnd).
+
+Rollouts and parameters lie in memory that both sides map, and messages say what is ready. Nobody can overwrite what
+another still reads: with a lag of k there are k + 1 buffers and k + 1 places for versions, and rollout i, which takes
+the buffer of rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for.
+Free-running processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag
+(lockstep.transport.free_running).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent, Version
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.rollout_buffers import RolloutBuffers
+from lockstep.collectors.collectors import Collectors, RolloutInfo
+from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.shards import block
+from lockstep.distributed.channels import Link
+from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import Arena
+from lockstep.run.checkpoint import Checkpoint
+from lockstep.transport.free_running import Admission, Pace, may_take
+from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
+
+
+class RunEnded(Exception):
+    """The learners want no more rollouts."""
+
+
+class VersionBoard:
+    """The newest versions, in memory that learner 0 writes and collectors read."""
+
+    def __init__(self, agent: Agent, link: Link, count: int) -> None:
+        self._initial = agent.normalizers
+        self._names = {name: len(sums) for name, sums in agent.normalizers.state().items()}
+        size, sums = agent.flat.vector.numel(), sum(self._names.values())
+
+        def layout(arena: Arena) -> list[tuple[Tensor, Tensor]]:
+            return [(arena.zeros((size,)), arena.zeros((sums,), torch.float64)) for _ in range(count)]
+
+        self._places = link.versions.map(layout)
+
+    def write(self, version: Version) -> None:
+        parameters, sums = self._places[version.number % len(self._places)]
+        parameters.copy_(version.parameters)
+        if self._names:
+            sums.copy_(torch.cat([version.normalizers.state()[name] for name in self._names]))
+
+    def read(self, number: int) -> Version:
+        """A version, its parameters still in the shared memory."""
+        parameters, sums = self._places[number % len(self._places)]
+        state = dict(zip(self._names, sums.clone().split(list(self._names.values())), strict=True))
+        return Version(number, parameters, self._initial.loaded(state))
+
+
+def collector_buffers(agent: Agent, link: Link, index: int, schedule: Schedule) -> list[RolloutBuffers]:
+    """The buffers of one collector of a split layout, as every process that asks for them sees them."""
+    shards = block(agent.experiment.scheme.shards, link.collectors, index)
+    return link.rollouts[index].map(
+        lambda arena: buffers_of(agent, shards, schedule, arena, ahead=True), pinned=agent.device.type != "cpu"
+    )
+
+
+def admission(agent: Agent, link: Link) -> Admission:
+    """What free-running processes agree on, as every process that asks for it sees it."""
+    scheme = agent.experiment.scheme
+    return Admission(link.admission, scheme.shards, scheme.buffers)
+
+
+class RemoteRollouts:
+    """Collected by processes of their own, for one of the learners. Learner 0 also speaks for all of them."""
+
+    def __init__(
+        self, agent: Agent, link: Link, group: Group, schedule: Schedule, versions: Versions, *, free: bool
+    ) -> None:
+        self._link, self._group, self._schedule, self.versions = link, group, schedule, versions
+        self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
+        self._slots = block(self._shards, group.size, group.rank)
+        self._buffers = {
+            shard: buffers
+            for c in range(link.collectors)
+            for buffers in collector_buffers(agent, link, c, schedule)
+            for shard in buffers.shards
+        }
+        self._everyone = range(link.collectors)
+        self._speaks = group.rank == 0
+        self._board = VersionBoard(agent, link, schedule.lag + 1) if self._speaks else None
+        self._admission = admission(agent, link) if free else None
+        self._delivered: dict[RolloutId, RolloutInfo] = {}
+        """By shard and lap, in order of arrival: rollouts that were not taken yet."""
+        self._pace = Pace.of(agent.experiment)
+        self._count = 0
+        """Rollouts taken so far by iterations, if timing decides."""
+        self._taken: list[RolloutInfo] = []
+        """In order of batch slots, of all learners if timing decides: what the present iteration takes."""
+        self._last = dict.fromkeys(range(self._shards), -1)
+        """By shard: the last lap that was learned from."""
+        self._answers: dict[int, Any] = {}
+        self._times: dict[int, Counter[str]] = {}
+        self.waited = 0.0
+        self.frames_per_step = 0
+
+    def start(self, saved: Checkpoint | None) -> int:
+        if saved is not None:
+            self._pace = Pace.of(self._experiment, saved.iteration)
+            self._count = saved.meta["counts"]["samples"] // self._experiment.samples_per_rollout
+            if self._admission is None:
+                self._last = dict.fromkeys(self._last, saved.iteration - 1)
+        ready = self._ask() if self._speaks else {}
+        self.frames_per_step = ready[0][1] if ready else 0
+        held = list(self.versions.held().values())
+        for version in held[-1:] if self._admission is not None else held:
+            self._send_out(version)
+        return sum(replayed for replayed, _ in ready.values())
+
+    def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
+        if self._admission is not None:
+            self._taken = self._group.broadcast(self._choose(iteration, self._admission) if self._speaks else None)
+            taken = {slot: self._of_slot(slot) for slot in self._slots}
+        else:
+            rollout_ids = self._schedule.by_slot(iteration, self._slots)
+            self._await(
+                lambda: all(rollout_id in self._delivered for of_slot in rollout_ids.values() for rollout_id in of_slot)
+            )
+            taken = {
+                slot: [self._delivered.pop(rollout_id) for rollout_id in of_slot]
+                for slot, of_slot in rollout_ids.items()
+            }
+            self._last.update(self._schedule.rollout_ids(iteration))
+        return {slot: [self._collected(each) for each in of_slot] for slot, of_slot in taken.items()}
+
+    def publish(self, version: Version) -> None:
+        self.versions.publish(version)
+        self._last.update({info.shard: info.lap for info in self._taken})
+        self._send_out(version)
+
+    def own_times(self) -> dict[str, float]:
+        return {}
+
+    def collector_times(self) -> list[dict[str, float]]:
+        times, self._times = self._times, {}
+        return [dict(spent) for spent in times.values()] if self._speaks else []
+
+    def save(self, directory: Path, iterations: int) -> Parts:
+        if self._speaks:
+            for collector in self._everyone:
+                self._link.send(("save", directory, iterations, self._last), collector)
+        # The others read on meanwhile: a collector that cannot deliver to them would not hear that it shall save.
+        return [part for parts in self._ask().values() for part in parts]
+
+    def close(self) -> None:
+        if self._speaks:
+            for collector in self._everyone:
+                with contextlib.suppress(ConnectionError):  # what ended the run may have been that it is gone
+                    self._link.send(("end",), collector)
+
+    def _collected(self, info: RolloutInfo) -> CollectedRollout:
+        rollout = self._buffers[info.shard].rollout(info.shard, info.lap)
+        return CollectedRollout(info, rollout, self.versions[info.first_version].normalizers)
+
+    def _of_slot(self, slot: int) -> list[RolloutInfo]:
+        """What a batch slot takes of what all take."""
+        if self._schedule.by_shard:
+            return [info for info in self._taken if info.shard == slot]
+        return [self._taken[slot]]
+
+    def _choose(self, iteration: int, admission: Admission) -> list[RolloutInfo]:
+        """Take the first rollouts that arrived, as far as none becomes too old by that; wait for as many as it needs
+        to be in time, and for the pace."""
+        chosen: dict[RolloutId, RolloutInfo] = {}
+        even, lag = iteration < self._pace.even, self._schedule.lag
+        least, most = ((bound(iteration) - self._count) for bound in (self._pace.least, self._pace.most))
+        if even:
+            least = most = self._shards
+        self._receive(block=False)
+        in_flight = admission.in_flight()
+        while True:
+            pending = Counter(version + lag for key, version in in_flight.items() if key not in chosen)
+            served = {rollout_id.shard for rollout_id in chosen} if even else set()
+            for key in self._delivered:
+                places, deadline = most - len(chosen), in_flight[key] + lag
+                if key.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
+                    chosen[key] = self._delivered.pop(key)
+                    break
+            else:
+                if len(chosen) >= least and min(pending, default=iteration + 1) > iteration:
+                    break
+                arrived = len(self._delivered)
+                self._await(lambda arrived=arrived: len(self._delivered) > arrived)
+                in_flight = admission.in_flight()
+        self._count += len(chosen)
+        if self._schedule.by_shard:  # order is nothing that matters between shards: let the record not depend on it
+            return [chosen[rollout_id] for rollout_id in sorted(chosen)]
+        return list(chosen.values())
+
+    def _send_out(self, version: Version) -> None:
+        if self._board is not None:
+            self._board.write(version)
+            if self._admission is not None:
+                self._admission.publish(version.number, [info.shard for info in self._taken])
+            for collector in self._everyone:
+                self._link.send(("version", version.number), collector)
+
+    def _await(self, met: Callable[[], bool]) -> None:
+        """Take in rollouts until a condition is met."""
+        begin = time.perf_counter()
+        while not met():
+            self._receive()
+        self.waited += time.perf_counter() - begin
+
+    def _ask(self) -> dict[int, Any]:
+        """Wait for every collector's answer."""
+        while not all(collector in self._answers for collector in self._everyone):
+            self._receive()
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def _receive(self, *, block: bool = True) -> None:
+        for collector, (kind, *content) in self._link.receive(self._everyone, block=block):
+            if kind == "rollout":
+                infos, spent = content
+                self._times.setdefault(collector, Counter()).update(spent)
+                self._delivered |= {RolloutId(info.shard, info.lap): info for info in infos}
+            else:
+                self._answers[collector] = content[0]
+
+
+class CollectorEnd:
+    """A collector's side: what it is told by learner 0, and what it tells the learners."""
+
+    def __init__(self, agent: Agent, link: Link, collectors: Collectors, schedule: Schedule, *, free: bool) -> None:
+        self._link, self._collectors, self._schedule = link, collectors, schedule
+        self._board = VersionBoard(agent, link, schedule.lag + 1)
+        self._admission = admission(agent, link) if free else None
+        self._published = -1
+        self._newest: Version | None = None
+        self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
+        """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
+        of the iteration that is to be saved."""
+        self._shards = agent.experiment.scheme.shards
+        self.waited = 0.0
+        """Seconds spent waiting for versions, or for free buffers, since the last delivery."""
+        self._since = time.perf_counter()
+
+    def start(self, saved: Checkpoint | None, started: Callable[[], None] = lambda: None) -> int:
+        """Start the environments, or restore them, and say so, first by a call of started; returns the lap to go on
+        with."""
+        replayed, lap = 0, 0
+        if saved is None:
+            self._collectors.reset()
+        else:
+            lap = 0 if self._admission is not None else saved.iteration
+            replayed = restore_shards(saved, self._collectors, lap)
+        self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
+        started()
+        self._link.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
+        return lap
+
+    def version(self, number: int) -> Version:
+        """Wait for a version.
+
+        Raises:
+            RunEnded: it will not come.
+        """
+        begin = time.perf_counter()
+        self.listen()
+        while self._published < number:
+            self.listen(block=True)
+        self.waited += time.perf_counter() - begin
+        return self._board.read(number)
+
+    def admit(self, lap: int) -> Version:
+        """Wait for a free buffer of every shard; returns the version to begin the rollout with.
+
+        Raises:
+            RunEnded: no more rollouts are wanted.
+        """
+        admission, begun = self._admission, None
+        assert admission is not None
+        begin = time.perf_counter()
+        self.listen()
+        while self._published < 0 or (begun := admission.begin(self._collectors.shards, lap)) is None:
+            self.listen(block=True)
+        self.waited += time.perf_counter() - begin
+        self._newest = self._board.read(begun)
+        return self._newest
+
+    def newest(self) -> Version:
+        """The newest version, in a rollout that was admitted."""
+        assert self._admission is not None and self._newest is not None
+        number = self._admission.newest
+        if number != self._newest.number:
+            self._newest = self._board.read(number)
+        return self._newest
+
+    def deliver(self, infos: list[RolloutInfo]) -> None:
+        """Tell the learners that rollouts are in their buffers, and where the time went.
+
+        Raises:
+            RunEnded: no more rollouts are wanted.
+        """
+        self._remember(infos[0].lap, {info.shard: info.number + 1 for info in infos})
+        now = time.perf_counter()
+        times = {**self._collectors.take_times(), "waiting": self.waited}
+        times["other"] = max(0.0, now - self._since - sum(times.values()))
+        self._since, self.waited = now, 0.0
+        learners = len(self._link.peers)
+        for learner in range(learners):
+            slots = block(self._shards, learners, learner)
+            for_it = [info for info in infos if self._slot(info) in slots]
+            if for_it or learner == 0:  # learner 0 reports the times
+                try:
+                    self._link.send(("rollout", for_it, times), learner)
+                except ConnectionError:  # it has ended, and learner 0 says so or is gone itself
+                    while True:
+                        self.listen(block=True)
+
+    def _slot(self, info: RolloutInfo) -> int:
+        """The batch slot that decides who is told; where timing decides, learner 0 is."""
+        return 0 if self._admission is not None else self._schedule.slot(RolloutId(info.shard, info.number))
+
+    def listen(self, *, block: bool = False) -> None:
+        """Do what learner 0 has asked for, waiting for it if block is set.
+
+        Raises:
+            RunEnded: the learners want no more.
+        """
+        for _, (kind, *content) in self._link.receive([0], block=block):
+            if kind == "version":
+                (self._published,) = content
+            elif kind == "save":
+                directory, iterations, laps = content
+                states = {shard: states[laps[shard]] for shard, states in self._states.items()}
+                tensors = {shard: state for shard, (_, state) in states.items()}
+                parts = save_shards(directory, iterations, tensors, {s: number for s, (number, _) in states.items()})
+                for learner in range(len(self._link.peers)):
+                    self._link.send(("saved", parts if learner == 0 else []), learner)
+            else:
+                raise RunEnded
+
+    def _remember(self, lap: int, numbers: dict[int, int]) -> None:
+        """Keep the states of as many laps as there are buffers, and the one before them."""
+        states = self._collectors.state(numbers)
+        for shard, number in numbers.items():
+            self._states[shard][lap] = number, states[shard]
+            self._states[shard].pop(lap - self._schedule.lag - 2, None)

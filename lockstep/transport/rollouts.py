@@ -1,0 +1,149 @@
+"""How rollouts get to learners, and versions to collectors: in one process (OwnRollouts) that is a call; between
+processes it is shared memory and messages (lockstep.transport.processes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from lockstep.agent import Agent, Version
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.rollout_buffers import RolloutBuffers
+from lockstep.collectors.collectors import Collectors, RolloutInfo
+from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule, Versions
+from lockstep.distributed.shared_memory import Arena
+from lockstep.run.checkpoint import Checkpoint, write_part
+
+Parts = list[dict[str, Any]]
+"""What runtime.checkpoint.finish wants to know of each part of a checkpoint."""
+
+
+class Rollouts(Protocol):
+    """Where a learner's rollouts come from."""
+
+    versions: Versions
+    """Those that rollouts are still to be collected with, or learned with the statistics of."""
+    waited: float
+    """Seconds spent waiting for rollouts since it was last set to 0."""
+    frames_per_step: int
+
+    def start(self, saved: Checkpoint | None) -> int:
+        """Start the environments, or restore them; returns the environment steps that were replayed."""
+        ...
+
+    def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
+        """What fills each of this learner's batch slots in an iteration, in order."""
+        ...
+
+    def publish(self, version: Version) -> None:
+        """Let collectors act with a version. What was taken before may be overwritten from now on."""
+        ...
+
+    def own_times(self) -> dict[str, float]:
+        """Seconds that this process spent on the rollouts that were last taken, by what on."""
+        ...
+
+    def collector_times(self) -> list[dict[str, float]]:
+        """The same of processes that only collect, each of which is reported by one learner."""
+        ...
+
+    def save(self, directory: Path, iterations: int) -> Parts:
+        """Write the shards' parts of a checkpoint after so many iterations."""
+        ...
+
+    def close(self) -> None:
+        """End collecting."""
+        ...
+
+
+def acting_with(acting: Acting, version: Callable[[int], Version]) -> Callable[[int], Version]:
+    """The version_at of Collector.collect where (step, version) pairs were decided before; version looks a version up
+    by its number."""
+    begins = dict(acting)
+    present: list[Version] = []
+
+    def at(t: int) -> Version:
+        if t in begins:
+            present[:] = [version(begins[t])]
+        return present[0]
+
+    return at
+
+
+def save_shards(
+    directory: Path, iterations: int, states: dict[int, dict[str, Tensor]], number: dict[int, int]
+) -> Parts:
+    """Write shards' states into a checkpoint; number: by shard, of the rollout that comes next."""
+    return [
+        write_part(directory, iterations, f"shard-{shard:03d}", state, {"rollouts": number[shard]})
+        for shard, state in sorted(states.items())
+    ]
+
+
+def restore_shards(saved: Checkpoint, collectors: Collectors, lap: int) -> int:
+    """Load shards from a checkpoint, to go on with this lap; returns the environment steps that were replayed."""
+    replayed = 0
+    for shard in collectors.shards:
+        tensors, meta = saved.part(f"shard-{shard:03d}")
+        replayed += collectors.load(shard, tensors, meta["rollouts"] - lap)
+    return replayed
+
+
+def buffers_of(agent: Agent, shards: range, schedule: Schedule, arena: Arena, *, ahead: bool) -> list[RolloutBuffers]:
+    """Rollout buffers for each collector of one process: one collector if its shards always act with the same version.
+
+    ahead: whether rollouts are collected before the ones before them were learned from.
+    """
+    if isinstance(schedule, Recorded) and schedule.events:
+        return [RolloutBuffers(agent, range(shard, shard + 1), schedule.lag + 1, arena) for shard in shards]
+    return [RolloutBuffers(agent, shards, schedule.lag + 1 if ahead else 1, arena)]
+
+
+class OwnRollouts:
+    """Collected in the learner's own process, between its updates."""
+
+    def __init__(self, collectors: Collectors, slots: range, schedule: Schedule, versions: Versions) -> None:
+        self._collectors, self._slots, self._schedule, self.versions = collectors, slots, schedule, versions
+        self._collected: dict[RolloutId, RolloutInfo] = {}
+        self._next = dict.fromkeys(collectors.shards, 0)
+        self.waited = 0.0
+        self.frames_per_step = collectors.frames_per_step
+
+    def start(self, saved: Checkpoint | None) -> int:
+        if saved is not None:
+            self._next = dict.fromkeys(self._collectors.shards, saved.iteration)
+            return restore_shards(saved, self._collectors, saved.iteration)
+        self._collectors.reset()
+        return 0
+
+    def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
+        rollout_ids = self._schedule.by_slot(iteration, self._slots)
+        return {slot: [self._take(rollout_id) for rollout_id in of_slot] for slot, of_slot in rollout_ids.items()}
+
+    def _take(self, rollout_id: RolloutId) -> CollectedRollout:
+        if rollout_id not in self._collected:
+            acting = acting_with(self._schedule.acting(rollout_id), self.versions.__getitem__)
+            for info in self._collectors.collect(rollout_id, acting, self._schedule.noise(rollout_id)):
+                self._collected[RolloutId(info.shard, info.number)] = info
+        info = self._collected.pop(rollout_id)
+        self._next[info.shard] = info.number + 1
+        normalizers = self.versions[info.first_version].normalizers
+        return CollectedRollout(info, self._collectors.rollout(info), normalizers)
+
+    def publish(self, version: Version) -> None:
+        self.versions.publish(version)
+
+    def own_times(self) -> dict[str, float]:
+        return self._collectors.take_times()
+
+    def collector_times(self) -> list[dict[str, float]]:
+        return []
+
+    def save(self, directory: Path, iterations: int) -> Parts:
+        return save_shards(directory, iterations, self._collectors.state(self._collectors.shards), self._next)
+
+    def close(self) -> None:
+        self._collectors.close()

@@ -1,0 +1,121 @@
+"""What a layout's text means, and which texts are mistakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "inline",
+        "processes:3",
+        "torchrun",
+        "cpu:a2-l2",
+        "a0-l1,2,3",
+        "acpu,cpu-l0",
+        "processes:2,env_threads=4,stall_timeout=30",
+        "cpu:a1-l1,env_processes=2,jitter=0.01,learner_delay=0.5",
+        "inline,device=0",
+        "processes:2,pin=1",
+        "ray:2",
+        "ray:a2-l3,restarts=5,compress=1",
+    ],
+)
+def test_text_and_layout_are_two_forms_of_one_thing(text: str) -> None:
+    layout = Layout.parse(text)
+    assert str(layout) == text
+    assert Layout.parse(str(layout)) == layout
+
+
+def test_roles_and_devices() -> None:
+    layout = Layout.parse("cpu:a2-l3")
+    assert (layout.collectors, layout.learners, layout.processes) == (("cpu",) * 2, ("cpu",) * 3, 5)
+    layout = Layout.parse("a0-l1,2,3-d2")
+    assert layout.collectors == ("0", "4"), "the second copy has GPUs of its own"
+    assert layout.learners == ("1", "2", "3", "5", "6", "7")
+    assert layout.device_of("collector", 1) == "cuda:4"
+    assert layout.device_of("learner", 0) == "cuda:1"
+    assert Layout.parse(str(layout)) == layout
+    assert Layout.parse("inline,device=1").device_of("learner", 0) == "cuda:1"
+    assert Layout.parse("processes:2").device_of("learner", 1) == "cpu"
+
+
+def test_roles_on_ray() -> None:
+    layout = Layout.parse("ray:a2-l3")
+    assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", True, 5, 3)
+    assert layout.device_of("learner", 2) == "cpu"
+    layout = Layout.parse("ray:3")
+    assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", False, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("proceses:2", "Unknown layout"),
+        ("", "Unknown layout"),
+        ("inline:2", "does not state"),
+        ("processes", "does not state"),
+        ("processes:0", "does not state"),
+        ("processes:²", "does not state"),
+        ("cpu:a2", "does not state"),
+        ("cpu:a0-l1", "numbers of processes"),
+        ("cpu:a1,1-l1", "numbers of processes"),
+        ("a0-lx", "numbers of GPUs, or cpu"),
+        ("a0,-l1", "numbers of GPUs, or cpu"),
+        ("a0-l1-d0", "at least one copy"),
+        ("inline,threads=2", "env_threads=N"),
+        ("inline,device=²", "must be cpu, or the number of a GPU"),
+        ("inline,pin=1", "processes that lockstep starts"),
+        ("torchrun,pin=1", "processes that lockstep starts"),
+        ("inline,env_threads=two", "env_threads=N"),
+        ("inline,env_threads=0", "must be positive"),
+        ("inline,stall_timeout=0", "must be positive"),
+        ("cpu:a1-l1,jitter=-1", "must not be negative"),
+        ("processes:2,pin=2", "must be 0 or 1"),
+        ("inline,device=gpu", "must be cpu, or the number"),
+        ("cpu:a1-l1,device=0", "names its devices already"),
+        ("ray", "does not state"),
+        ("ray:0", "does not state"),
+        ("ray:a0-l1", "numbers of processes"),
+        ("ray:2,device=0", "Ray says where"),
+        ("ray:2,compress=2", "compress 0 or 1"),
+        ("ray:2,restarts=-1", "at least 0"),
+        ("processes:2,restarts=1", "are for ray:N"),
+    ],
+)
+def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "role"), [("processes:5", "processes"), ("cpu:a5-l1", "collectors"), ("cpu:a1-l5", "learners")]
+)
+def test_every_process_needs_a_shard(text: str, role: str) -> None:
+    with pytest.raises(SettingsError, match=f"5 {role} for scheme.shards=4"):
+        Layout.parse(text).check(shards=4)
+
+
+def test_gpus_must_exist() -> None:
+    count = torch.cuda.device_count()
+    with pytest.raises(SettingsError, match=f"needs GPU {count}, but this machine has {count}"):
+        Layout.parse(f"a{count}-lcpu").check(shards=4)
+
+
+def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
+    assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
+    assert Layout.of(None) == Layout()
+    with pytest.raises(SettingsError, match=r"no Layout backend 'processes:2'\. Use Layout\.parse"):
+        Layout("processes:2").check(4)  # type: ignore[arg-type]
+
+
+def test_what_can_be_checked_of_a_layout_anywhere_is_on_the_cpu() -> None:
+    for text, here in (("a0-l1,2,graphs=1", "cpu:a1-l2"), ("inline,device=3,graphs=1,jitter=1", "inline,jitter=1")):
+        layout = Layout.parse(text).anywhere()
+        assert layout == Layout.parse(here)
+        layout.check(shards=4)

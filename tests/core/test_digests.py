@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from lockstep.core.arrays import ArrayTuple
+from lockstep.core.digests import fast_digest, state_digest, structure_digests
+
+
+def test_fast_digest_is_xxh3_over_dtype_shape_and_bytes() -> None:
+    values = (1.5, -0.0, 2.0, 3.0, 4.0, 5.0)
+    expected = xxhash.xxh3_64(b"float32[2, 3]" + struct.pack("<6f", *values)).hexdigest()
+    assert fast_digest(torch.tensor(values).reshape(2, 3)) == expected
+    assert fast_digest(np.array(values, np.float32).reshape(2, 3)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
+def test_tensors_and_numpy_arrays_agree(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape, dtype=getattr(torch, dtype))
+    assert fast_digest(tensor) == fast_digest(tensor.numpy())
+
+
+def test_fast_digest_ignores_memory_layout_and_sees_everything_else() -> None:
+    x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+    assert fast_digest(x.to(memory_format=torch.channels_last)) == fast_digest(x)
+    assert fast_digest(x[:, ::2]) == fast_digest(x[:, ::2].clone())
+    assert fast_digest(x.numpy()[:, ::2]) == fast_digest(x[:, ::2])
+    assert fast_digest(x.requires_grad_()) == fast_digest(x.detach())
+    bf16 = x.detach().bfloat16()
+    different = [x, x.reshape(6, 20), x.int(), x.double(), bf16, bf16.half(), x + 1, -x * 0, x * 0, x[:0]]
+    assert len({fast_digest(y) for y in different}) == len(different)
+
+
+def test_structure_digests_name_every_leaf() -> None:
+    class Step(ArrayTuple):
+        obs: Any
+        reward: torch.Tensor
+        extra: torch.Tensor | None
+
+    obs = {"image": torch.zeros(2, 3, dtype=torch.uint8), "vector": torch.ones(2)}
+    digests = structure_digests(Step(obs=obs, reward=torch.zeros(2), extra=None))
+    assert digests == {
+        "obs.image": fast_digest(obs["image"]),
+        "obs.vector": fast_digest(obs["vector"]),
+        "reward": fast_digest(torch.zeros(2)),
+    }
+
+
+def test_state_digest_against_hand_made_bytes() -> None:
+    w, n = torch.tensor([[1.0], [2.0]]), torch.tensor(3)
+    text = b""
+    for piece, data in (
+        ((b"n", b"int64[]"), struct.pack("<q", 3)),
+        ((b"w", b"float32[2, 1]"), struct.pack("<2f", 1.0, 2.0)),
+    ):
+        text += b"".join(struct.pack("<Q", len(p)) + p for p in piece) + data
+    assert state_digest({"w": w, "n": n}) == hashlib.sha256(text).hexdigest()
+    assert state_digest({"n": n, "w": w}) == state_digest({"w": w, "n": n})
+    assert state_digest({"w": w, "m": n}) != state_digest({"w": w, "n": n})

@@ -1,0 +1,58 @@
+"""Experiments in which timing decides, and forged records of what it decided."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tiny import cut, replaying
+
+from lockstep import recipes
+from lockstep.algorithms import APPOConfig, DQNConfig, IMPALAConfig
+from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.run import ledger
+
+
+def free(
+    iterations: int = 6, *, lstm: bool = False, normalize: bool = False, appo: bool = False, **scheme: Any
+) -> Experiment:
+    """CartPole, with four shards of two environments and rollouts of eight steps."""
+    tiny = cut(
+        recipes.ppo_cartpole,
+        env={"adapter": "gymnasium"},
+        model={"core": "lstm" if lstm else "none"},
+        scheme={"lag": "async", "max_lag": 2, **scheme},
+    )
+    return tiny.replace(
+        algorithm=APPOConfig(rollout=8, epochs=2, minibatches=2) if appo else IMPALAConfig(rollout=8, minibatches=2),
+        normalize=NormalizeConfig(observations=normalize, returns=normalize),
+        total_steps=iterations * 8 * 8,
+    )
+
+
+def remembering(iterations: int = 8, *, r2d2: bool = False, updates: int = 3, **scheme: Any) -> Experiment:
+    """CartPole or the memory task, with four shards of one environment; the first iteration only collects."""
+    lag = {"lag": "async", "max_lag": 2, **scheme}
+    if r2d2:
+        memory, lengths = {"capacity": 4 * 24, "slack": 1.0}, {"burn_in": 2, "unroll": 4}
+        tiny = replaying(recipes.r2d2_memory, replay=memory, algorithm=lengths, scheme=lag)
+    else:
+        tiny = replaying(recipes.dqn_cartpole, replay={"prioritized": True, "slack": 1.0}, scheme=lag)
+    assert isinstance(tiny.algorithm, DQNConfig)
+    greedy = {"epsilon_start": 0.0, "epsilon_end": 0.0, "learning_rate": 0.02}  # so that the version that acts matters
+    algorithm = dataclasses.replace(tiny.algorithm, updates=updates, **greedy)
+    return tiny.replace(algorithm=algorithm, total_steps=iterations * 8 * 4)
+
+
+def forge(run: Path, iteration: int, **changes: Any) -> Path:
+    """A copy of a run with a changed line of its ledger, and a valid chain."""
+    copy = Path(shutil.copytree(run, "forged", dirs_exist_ok=True))
+    head, lines = ledger.read(copy / "ledger.jsonl")
+    (copy / "ledger.jsonl").unlink()
+    writer = ledger.Ledger.create(copy / "ledger.jsonl", head)
+    for line in lines:
+        writer.append({**line, **(changes if line["iteration"] == iteration else {})})
+    writer.close()
+    return copy

@@ -1,0 +1,203 @@
+"""Ray: digests are those of every other layout, lost processes are replaced, whatever fails ends the run clearly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from children import Child, until
+from tiny import EXPERIMENTS, cut, options
+from workers import Ran, ran_of
+
+from lockstep import recipes
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.experiment import Experiment
+from lockstep.launchers.launch import train
+from lockstep.launchers.ray.launcher import _answering, temporary_folder
+from lockstep.launchers.supervisor import WorkerError
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+
+CPUS = 4
+"""Of the cluster, and of the largest layout here."""
+FAILING = """
+import gymnasium
+
+class Env(gymnasium.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 13:
+            raise OverflowError("it fell off")
+        return super().step(action)
+
+def make():
+    return Env(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One for all runs, since starting one takes seconds."""
+    niceness = {"worker_niceness": 0}
+    ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False, _system_config=niceness)
+    yield
+    ray.shutdown()
+
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def actors(kind: str = "") -> list[int]:
+    """Process ids of a run's actors, oldest first; Ray puts the class into their names."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                if (entry / "cmdline").read_bytes().startswith(f"ray::Ray{kind}".encode()):
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def long_run() -> Experiment:
+    """Sixty iterations, of which jitter makes seconds."""
+    short = cut(recipes.ppo_cartpole, epochs=1, env={"adapter": "gymnasium", "reseed_every": 20}, scheme={"lag": 1})
+    return short.replace(total_steps=20 * short.total_steps)
+
+
+def on_ray(experiment: Experiment, layout: str, run: str = "run", every: int = 1000) -> Ran:
+    return ran_of(train(experiment, Layout.parse(layout), options(Path(run), checkpoint_every=every)))
+
+
+def inline(experiment: Experiment) -> Ran:
+    return ran_of(train(experiment, Layout(), options(Path("inline"))))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("mujoco-normalized", "ray:2"),
+        ("impala-lstm-lag-2", "ray:a2-l2,compress=1"),
+        ("sac-prioritized-lag-1", "ray:a1-l1,jitter=0.002"),
+    ],
+)
+def test_the_digest_of_every_other_layout(name: str, layout: str, cluster: None) -> None:
+    assert on_ray(EXPERIMENTS[name](), layout) == inline(EXPERIMENTS[name]())
+    until(lambda: not actors(), "all actors to end")
+
+
+class Killer(threading.Thread):
+    """Kills an actor once the ledger has some lines."""
+
+    def __init__(self, kind: str, lines: int) -> None:
+        super().__init__(daemon=True)
+        self._kind, self._lines = kind, lines
+        self.start()
+
+    def run(self) -> None:
+        ledger = Path("run/ledger.jsonl").absolute()
+        until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > self._lines, "iterations", 0.02)
+        os.kill(actors(self._kind)[-1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "said"),
+    [
+        ("Collector", "ray:a2-l1,jitter=0.005", r"Collector \d of 2 was lost .*Another one goes on \(1 of res"),
+        ("Learner", "ray:2,jitter=0.01", r"Worker \d of 2 .*begin again from the newest checkpoint \(1 of restarts=3"),
+    ],
+)
+def test_a_process_that_is_lost(
+    kind: str, layout: str, said: str, cluster: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    killer = Killer(kind, 13)
+    disturbed = on_ray(long_run(), layout, every=5)
+    killer.join()
+    assert re.search(said, capfd.readouterr().err)
+    assert disturbed == inline(long_run())
+
+
+def test_losses_have_a_bound(cluster: None) -> None:
+    Killer("Collector", 3)
+    with pytest.raises(WorkerError, match=r"Collector 0 of 1 was lost (.|\n)*more than the 0 losses"):
+        on_ray(long_run(), "ray:a1-l1,jitter=0.005,restarts=0")
+    until(lambda: not actors(), "all actors to end")
+
+
+def test_an_environment_that_raises(tmp_path: Path, cluster: None) -> None:
+    (tmp_path / "env.py").write_text(FAILING)
+    experiment = cut(recipes.ppo_cartpole, env={"id": f"{tmp_path}/env.py:make", "adapter": "auto"})
+    with pytest.raises(WorkerError, match=r"Collector 0 of 1 failed:(.|\n)*env.py(.|\n)*OverflowError: it fell off"):
+        on_ray(experiment, "ray:a1-l1")
+    until(lambda: not actors(), "all actors to end")
+
+
+def test_a_connection_of_an_environment_s_own_is_no_lost_peer(tmp_path: Path, cluster: None) -> None:
+    """Nothing is begun again, and the traceback is shown."""
+    (tmp_path / "env.py").write_text(FAILING.replace('OverflowError("it fell off")', 'BrokenPipeError("Broken pipe")'))
+    experiment = cut(recipes.ppo_cartpole, env={"id": f"{tmp_path}/env.py:make", "adapter": "auto"})
+    with pytest.raises(WorkerError, match=r"Worker 0 of 1 failed:(.|\n)*env.py(.|\n)*BrokenPipeError: Broken pipe"):
+        on_ray(experiment, "ray:1")
+
+
+def test_a_cluster_that_is_too_small(cluster: None) -> None:
+    with pytest.raises(SettingsError, match=r"needs 8 CPUs, and the Ray cluster has 4 in all"):
+        on_ray(EXPERIMENTS["cartpole-8-shards"](), "ray:8")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])
+def test_an_address_where_no_cluster_answers(address: str) -> None:
+    with pytest.raises(SettingsError, match=f"No Ray cluster answers at RAY_ADDRESS={address}"), _answering(address):
+        pytest.fail("Ray was asked, which tries for minutes")
+
+
+def test_timing_cannot_decide_there() -> None:
+    experiment = recipes.impala_atari()
+    with pytest.raises(SettingsError, match="async"):
+        on_ray(experiment.replace(scheme=experiment.scheme.__class__(lag="async")), "ray:a1-l1")
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    killed, foreign = tmp_path / "lockstep-ray-1" / "lock", tmp_path / "lockstep-ray-2" / "logs"
+    for path in (killed, foreign):
+        path.parent.mkdir()
+        path.touch()
+    with temporary_folder(tmp_path) as first:
+        assert not killed.parent.exists() and foreign.exists()
+        with temporary_folder(tmp_path) as second:
+            assert first.exists() and second.exists() and first != second
+    assert list(tmp_path.iterdir()) == [foreign.parent]
+
+
+def test_ctrl_c_on_a_cluster_of_its_own(start: Callable[..., Child]) -> None:
+    flags = "train ppo-cartpole --env.adapter gymnasium --algorithm.rollout 16 --scheme.acting-batch 0 --layout ray:2"
+    child = start(*flags.split(), "--display", "plain", "--no-tensorboard", "--run", "run")
+    child.until(lambda: Path("run/metrics.jsonl").exists(), "the first iteration")
+    time.sleep(0.1)
+    child.interrupt()
+    assert child.wait() == 130, child.output()
+    assert list(Path("run/checkpoints").glob("0*")), child.output()
+
+
+def test_a_cluster_that_does_not_start_is_explained_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does on a busy machine
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(SettingsError, match=r"timed out during startup.*RAY_ADDRESS"):
+        train(cut(recipes.ppo_cartpole), "ray:1", options(Path("run")))
+    assert not Path("run").exists()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.system import children, machine
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_pinned_processes_share_the_cores(count: int) -> None:
+    cores = os.sched_getaffinity(0)
+    processes = [children.start(time.sleep, (60.0,), f"sleeper-{index}") for index in range(count)]
+    try:
+        for index, process in enumerate(processes):
+            children.pin(process, index, count)
+        shares = [os.sched_getaffinity(process.pid) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert set.union(*shares) == cores
+    assert sum(map(len, shares)) == max(count, len(cores)), "no core is shared while there is another"
+
+
+def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, *range(3_600, 3_900), 3_900.0, 3_900.0])
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    standstill = children.StallDetector(300.0)
+    for _ in range(3_600, 3_896):
+        assert standstill.too_long(started=True) is None, "of the hour in which it was stopped, it saw 5 seconds"
+    assert standstill.too_long(started=True) == 300.0
+    standstill.moved()
+    assert standstill.too_long(started=True) is None
+
+
+def test_what_has_changed_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    standstill = children.StallDetector(6.0)
+    for steps in ([1, 0], [1, 1], [2, 1], [2, 2]):
+        assert standstill.too_long(steps, started=True) is None
+        assert standstill.too_long(list(steps), started=True) is None
+    assert [standstill.too_long([2, 2], started=True) for _ in range(5)] == [None, None, None, None, 6.0]
+
+
+def test_a_start_and_explanations_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 2.0, 4.0, 4.0, 4.0])
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    standstill = children.StallDetector(3.0)
+    assert standstill.too_long(started=False) is None
+    assert standstill.too_long(started=False) is None
+    assert standstill.too_long(started=True) == 3.0
+    assert standstill.too_long(started=True, grace=2.0) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "cores"), [("max 100000", 8), ("150000 100000", 2), ("20000 100000", 1), ("9900000 100000", 8)]
+)
+def test_a_container_may_keep_fewer_cores_busy_than_it_shows(
+    told: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(machine.Path, "read_text", lambda _: told)
+    assert machine.cores() == cores

@@ -1,0 +1,135 @@
+"""CUDA graphs without a GPU: what stands in for them repeats the recorded kernels on the memory of the first run, so
+whatever a graph would miss is missed here too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tiny import EXPERIMENTS, options
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.launch import train
+from lockstep.models import StandardModelConfig
+from lockstep.models.capture import Inference
+from lockstep.system.graphs import Graph
+
+
+class Tape(TorchDispatchMode):
+    """Keeps every kernel that is called, with the very tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+def tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for y in x:
+            yield from tensors(y)
+
+
+def taped(function: Callable[[], None]) -> Callable[[], None]:
+    function()
+    with Tape() as tape:
+        function()
+
+    @torch.no_grad()
+    def repeat() -> None:
+        for func, args, kwargs, result in tape.calls:
+            for held, new in zip(tensors(result), tensors(func(*args, **kwargs)), strict=True):
+                if held is not new:
+                    held.copy_(new)
+
+    return repeat
+
+
+def test_a_graph_takes_new_inputs_and_gives_results_of_their_own() -> None:
+    weight = torch.tensor(2.0)
+    graph = Graph(lambda x, y: (x * weight, x + y), [torch.ones(2), torch.zeros(2)], taped)
+    first = graph(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    weight.fill_(10.0)
+    second = graph(torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0]))
+    assert [x.tolist() for x in first] == [[2.0, 4.0], [4.0, 6.0]]
+    assert [x.tolist() for x in second] == [[50.0, 60.0], [12.0, 14.0]]
+
+
+def test_the_stand_in_misses_what_a_graph_would_miss() -> None:
+    scale = 2.0
+    graph = Graph(lambda x: (x * scale,), [torch.ones(1)], taped)
+    scale = 3.0
+    assert graph(torch.ones(1))[0].item() == 2.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("settings", [{"encoder": "nature"}, {"encoder": "nature", "core": "lstm", "core_size": 8}])
+def test_acting_has_the_same_bits(settings: dict[str, Any], precision: Any) -> None:
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    config = StandardModelConfig(**settings)
+    model = config.build(
+        space, spaces.Discrete(4), precision=precision, normalize_observations=False, seed=1
+    ).for_acting()
+    inference = Inference(model, taped)
+    with torch.inference_mode():
+        state = torch.zeros(3, model.state_size)
+        for seed in range(4):
+            draw = torch.Generator().manual_seed(seed)
+            obs = torch.randint(0, 256, (1, 3, 4, 84, 84), generator=draw, dtype=torch.uint8)
+            start = torch.rand(1, 3, generator=draw) < 0.3
+            (expected, after), (found, state) = (
+                model(obs, start, state, None, None),
+                inference(obs, start, state, None, None),
+            )
+            assert torch.equal(found.policy, expected.policy) and torch.equal(found.value, expected.value)
+            assert torch.equal(state, after)
+            for parameter in model.parameters():
+                parameter.add_(0.01 * torch.randn(parameter.shape, generator=draw))
+            inference.refresh()
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo-bf16", "impala-bf16", "mujoco-normalized"])
+def test_learning_has_the_same_bits(name: str, tmp_path: Path) -> None:
+    plain = train(EXPERIMENTS[name](), Layout(), options(tmp_path / "plain"))
+    used: list[str] = []
+
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        used.append(function.__qualname__)
+        return taped(function)
+
+    with (
+        mock.patch("lockstep.training.loops.cuda_graph", capture),
+        mock.patch("lockstep.collectors.collectors.cuda_graph", capture),
+        mock.patch.object(Layout, "validate", lambda self: None),
+    ):
+        graphed = train(EXPERIMENTS[name](), replace(Layout(), graphs=1), options(tmp_path / "graphed"))
+    assert len(used) > 1
+    assert graphed.digest == plain.digest
+
+
+@pytest.mark.parametrize(
+    "text", ["inline,graphs=1", "cpu:a1-l1,graphs=1", "acpu-l0,graphs=1", "inline,device=0,graphs=2"]
+)
+def test_graphs_need_gpus(text: str) -> None:
+    with pytest.raises(SettingsError, match="graphs must be 0 or 1, and 1 needs GPUs"):
+        Layout.parse(text)
+
+
+def test_a_layout_names_its_graphs() -> None:
+    assert str(Layout.parse("a0-l0,graphs=1")) == "a0-l0,graphs=1"

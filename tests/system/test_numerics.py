@@ -1,0 +1,81 @@
+"""What the calling process has set in torch changes no bit of a run inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import EXPERIMENTS, options
+
+from lockstep import train
+from lockstep.system.numerics import settled
+
+GRID = torch.linspace(-3, 3, 64 * 64).view(64, 64)
+
+
+@contextlib.contextmanager
+def changed(change: Callable[[Any], Any], value: object, usual: object) -> Iterator[None]:
+    change(value)
+    try:
+        yield
+    finally:
+        change(usual)
+
+
+def coarse() -> Any:
+    return changed(torch.set_float32_matmul_precision, "medium", "highest")
+
+
+def wide() -> Any:
+    return changed(torch.set_default_dtype, torch.float64, torch.float32)
+
+
+def flushing() -> Any:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor keeps denormal numbers")
+    return changed(torch.set_flush_denormal, True, False)
+
+
+def autocasting() -> Any:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def product() -> torch.Tensor:
+    return GRID @ GRID
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(3)
+
+
+def denormal() -> torch.Tensor:
+    return torch.tensor(1e-310, dtype=torch.float64) * 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "compute"), [(coarse, product), (wide, ones), (flushing, denormal), (autocasting, product)]
+)
+def test_numbers_are_computed_as_torch_does_by_itself_and_the_callers_setting_comes_back(
+    setting: Any, compute: Any
+) -> None:
+    expected = compute()
+    with setting():
+        other = compute()
+        with settled(torch.get_num_threads()):
+            found = compute()
+            assert found.dtype == expected.dtype and torch.equal(found, expected)
+        after = compute()
+        assert after.dtype == other.dtype and torch.equal(after, other)
+    if setting is not coarse:  # which not every processor can
+        assert other.dtype != expected.dtype or not torch.equal(other, expected)
+
+
+@pytest.mark.parametrize("setting", [coarse, wide, autocasting])
+def test_a_run_has_the_same_bits_whatever_its_process_has_set(setting: Any, tmp_path: Path) -> None:
+    expected = train(EXPERIMENTS["ppo"](), options=options(tmp_path / "plain")).digest
+    with setting():
+        assert train(EXPERIMENTS["ppo"](), options=options(tmp_path / "set")).digest == expected

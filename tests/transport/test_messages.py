@@ -1,0 +1,133 @@
+"""Rollouts and versions in messages, without anything that carries them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import EXPERIMENTS, options
+
+from lockstep.agent import Agent, Version
+from lockstep.collectors.collectors import RolloutInfo
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.distributed.groups import Group
+from lockstep.launchers.launch import train
+from lockstep.run.folder import RunFolder
+from lockstep.training.job import Job
+from lockstep.training.loops import collection
+from lockstep.training.prepare import prepare
+from lockstep.transport.messages import Collection, Inbox, MailedRollouts, Published, RolloutMessage
+
+SHARDS = [0, 1, 2, 3]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    layout = Layout.parse("cpu:a1-l1")
+    return Job(RunFolder(tmp_path), prepare(EXPERIMENTS["memory-gru-lag-2"](), layout), layout, RunOptions())
+
+
+def sent(messages: list[RolloutMessage]) -> list[RolloutMessage]:
+    """As they are on the other side: of memory of their own."""
+    return [RolloutMessage(p.info, [x.copy() for x in p.fields], p.state, p.spent) for p in messages]
+
+
+def test_whoever_replaces_a_collector_collects_what_it_would_have(job: Job) -> None:
+    version = Published.of(Agent(job.experiment).version(0))
+    first, second = collection(job, 0, lambda: None), collection(job, 0, lambda: None)
+    first.start({shard: {} for shard in SHARDS})
+    states = {message.info.shard: message.state for message in sent(first.collect(0, version))}
+    replayed, _ = second.start(states)
+    assert replayed > 0
+    for number in (1, 2):
+        lost, again = (sent(each.collect(number, version)) for each in (first, second))
+        assert [p.info.digests for p in lost] == [p.info.digests for p in again]
+        assert [p.info.number for p in again] == [number] * 4
+    first.close()
+    second.close()
+
+
+def test_rollouts_may_come_late_and_twice(job: Job) -> None:
+    agent, schedule = Agent(job.experiment), Schedule.of(job.experiment)
+    versions = Versions(schedule)
+    versions.publish(agent.version(0))
+    inbox = Inbox(schedule.lag + 1)
+    rollouts = MailedRollouts(agent, inbox, Group(), schedule, versions, 1)
+    one: Collection = collection(job, 0, lambda: None)
+    inbox.started(0, one.start({shard: {} for shard in SHARDS}))
+    assert rollouts.start(None) == 0
+    laps = [sent(one.collect(number, inbox.version(0))) for number in range(3)]
+    for lap in (2, 0, 1, 0):
+        for message in reversed(laps[lap]):
+            inbox.deliver(message)
+    for number in range(3):
+        taken = rollouts.take(number)
+        for shard, (collected,) in taken.items():
+            expected = laps[number][shard]
+            assert collected.info is expected.info
+            for leaf, field in zip(collected.rollout.leaves(), expected.fields, strict=True):
+                assert torch.equal(leaf, torch.from_numpy(field))
+        inbox.deliver(laps[number][0])  # which was learned from
+        rollouts.publish(agent.version(number + 1))
+    assert len(rollouts.collector_times()) == 1, "where the collector's time went, once"
+    assert {shard: list(state) for shard, state in inbox.states(SHARDS, 3).items()} == {
+        message.info.shard: list(message.state) for message in laps[2]
+    }
+    one.close()
+
+
+def test_compressed_rollouts_are_equal(job: Job) -> None:
+    version = Published.of(Agent(job.experiment).version(0))
+    plain, compressed = collection(job, 0, lambda: None), collection(job, 0, lambda: None)
+    compressed._compress = True
+    for each in (plain, compressed):
+        each.start({shard: {} for shard in SHARDS})
+    (one, *_), (other, *_) = plain.collect(0, version), compressed.collect(0, version)
+    assert all(isinstance(field, bytes) for field in other.fields)
+    rollout = plain._collectors.rollout(one.info)
+    expected = [leaf.clone() for leaf in rollout.leaves()]
+    for leaf in rollout.leaves():
+        leaf.zero_()
+    assert all(map(torch.equal, other.unpack(rollout).leaves(), expected))
+    plain.close()
+    compressed.close()
+
+
+def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SettingsError, match=r'pip install .*\[ray\]"'):
+        train(EXPERIMENTS["cartpole-lag-1"](), Layout.parse("ray:2"), options(tmp_path / "run"))
+
+
+def message(shard: int, number: int) -> RolloutMessage:
+    return RolloutMessage(RolloutInfo(shard, number, number, ((0, 0),), np.zeros(0), {}, []), [], {}, {})
+
+
+def test_a_mailbox_keeps_what_is_still_needed_alone() -> None:
+    """With two rollouts under way, a checkpoint may ask for the states of two rollouts ago."""
+    inbox = Inbox(2)
+    for number in range(9):
+        inbox.deliver(message(0, number))
+        inbox.take([RolloutId(0, number)])
+        inbox.deliver(message(0, number))
+    assert not inbox._messages, "what was learned from and came twice"
+    assert {7, 8, 9} <= inbox._states[0].keys() and len(inbox._states[0]) <= 4
+
+
+def test_versions_that_no_rollout_needs_any_more_are_forgotten() -> None:
+    inbox, schedule = Inbox(3), Schedule(2, iterations=20)
+    versions = Versions(schedule)
+    rollouts: Any = SimpleNamespace(versions=versions, _speaks=True, _inbox=inbox, _schedule=schedule)
+    normalizers: Any = SimpleNamespace(state=lambda: {})
+    for number in range(9):
+        MailedRollouts.publish(rollouts, Version(number, torch.zeros(1), normalizers))
+        assert list(inbox._versions) == list(range(max(0, number - 2), number + 1)) == list(versions.held())
