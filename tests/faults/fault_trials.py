@@ -233,6 +233,8 @@ def disks(folder: Path, layouts: Sequence[str], count: int, seed: int) -> Iterat
     expected = reference(folder)
     for place, layout in enumerate(layouts):
         for name in ("a full disk", "a limit of file sizes"):
+            if layout.startswith("ray") and name != "a full disk":
+                continue  # a local cluster of Ray writes larger files before the run begins, and does not start
             run = Run(folder / f"{place}-{name.replace(' ', '-')}", layout)
             (run.folder / "run").mkdir()
             with contextlib.ExitStack() as stack:
