@@ -18,7 +18,7 @@ from lockstep.config.layout import Layout
 from lockstep.core.digests import structure_digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
-from lockstep.core.schedule import Acting, RolloutId
+from lockstep.core.schedule import Acting, LapId, RolloutId
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
@@ -253,10 +253,10 @@ class Collectors:
         self.frames_per_step = self._all[0].frames_per_step
 
     def collect(
-        self, rollout_id: RolloutId, version_at: Callable[[int], Version], noise: int | None = None
+        self, lap_id: LapId, version_at: Callable[[int], Version], noise: int | None = None
     ) -> list[RolloutInfo]:
-        """Collect a rollout, by its lap, and those of all shards that act together with it; noise: as for Collector."""
-        return self._by_shard[rollout_id.shard].collect(rollout_id.number, version_at, noise)
+        """Collect a shard's lap, and the same lap of all shards that act together with it; noise: as for Collector."""
+        return self._by_shard[lap_id.shard].collect(lap_id.lap, version_at, noise)
 
     def rollout(self, info: RolloutInfo) -> Rollout:
         """What was delivered, while its buffer is not used again."""

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from lockstep.core.arrays import ArrayTuple
-from lockstep.core.schedule import Acting
+from lockstep.core.schedule import Acting, LapId, RolloutId
 
 
 class Rollout(ArrayTuple):
@@ -57,9 +57,9 @@ class RolloutInfo:
 
     shard: int
     number: int
-    """Which of the shard's rollouts this is, counted from 0."""
+    """Which of the shard's rollouts this is, counted from 0 over the whole run."""
     lap: int
-    """The same, counted from where buffers are: differs after a free-running run was resumed."""
+    """The same, counted since buffers were allocated. It differs from number in a resumed free-running run."""
     versions: Acting
     moments: np.ndarray
     """float64: what it adds to the normalizers. No tensor, which torch would send through files and sockets."""
@@ -74,6 +74,16 @@ class RolloutInfo:
     it, and after a free-running run was resumed their rollouts need not have one number."""
     not_finite: str = ""
     """The first number of environments, since the process began, that was NaN or infinite: whose, and when."""
+
+    @property
+    def rollout_id(self) -> RolloutId:
+        """Which rollout this is, over the whole run."""
+        return RolloutId(self.shard, self.number)
+
+    @property
+    def lap_id(self) -> LapId:
+        """Which lap collected it, which tells its buffer."""
+        return LapId(self.shard, self.lap)
 
     @property
     def first_version(self) -> int:

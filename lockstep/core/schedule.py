@@ -22,11 +22,23 @@ Acting = tuple[tuple[int, int], ...]
 """(step, version) for each version that acts in a rollout, from its first step on."""
 
 
+class LapId(NamedTuple):
+    """A shard's rollout by its lap: laps count the rollouts since buffers were allocated, so they choose the buffer."""
+
+    shard: int
+    lap: int
+
+
 class RolloutId(NamedTuple):
-    """What fills a batch slot of an iteration: a shard's rollout, by its number."""
+    """A shard's rollout by its number, counted over the whole run. Rollouts fill the batch slots of iterations."""
 
     shard: int
     number: int
+
+    @property
+    def scheduled_lap(self) -> LapId:
+        """The lap that collects this rollout, unless timing decides: a schedule counts laps as it counts rollouts."""
+        return LapId(*self)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.core.schedule import RolloutId
+from lockstep.core.schedule import LapId
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.experiment import Experiment
 
@@ -121,11 +121,11 @@ class Admission:
                 self._versions[shard, lap % self._buffers] = version
             return version
 
-    def in_flight(self) -> dict[RolloutId, int]:
-        """(shard, lap) of every rollout that has begun and was not given back, with the version that it began with."""
+    def in_flight(self) -> dict[LapId, int]:
+        """Every lap that has begun and whose buffer was not given back, with the version that it began with."""
         with self._memory.locked():
             return {
-                RolloutId(shard, lap): int(self._versions[shard, lap % self._buffers])
+                LapId(shard, lap): int(self._versions[shard, lap % self._buffers])
                 for shard in range(len(self._begun))
                 for lap in range(int(self._returned[shard]), int(self._begun[shard]))
             }

@@ -126,8 +126,8 @@ class OwnRollouts:
     def _take(self, rollout_id: RolloutId) -> CollectedRollout:
         if rollout_id not in self._collected:
             acting = acting_with(self._schedule.acting(rollout_id), self.versions.__getitem__)
-            for info in self._collectors.collect(rollout_id, acting, self._schedule.noise(rollout_id)):
-                self._collected[RolloutId(info.shard, info.number)] = info
+            for info in self._collectors.collect(rollout_id.scheduled_lap, acting, self._schedule.noise(rollout_id)):
+                self._collected[info.rollout_id] = info
         info = self._collected.pop(rollout_id)
         self._next[info.shard] = info.number + 1
         normalizers = self.versions[info.first_version].normalizers
