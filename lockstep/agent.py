@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +14,12 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.normalize import Normalizers
 from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import PRECISIONS
-
-
-@dataclass(frozen=True)
-class Version:
-    """What acts: the state after some number of iterations."""
-
-    number: int
-    parameters: Tensor
-    """fp32 [N], flat."""
-    normalizers: Normalizers
-    """What observations and rewards of its rollouts are normalised with."""
-
-
-class Networks(NamedTuple):
-    """A model that learns, and the older copy of it whose values it learns towards."""
-
-    online: PolicyModel
-    target: PolicyModel
+from lockstep.models.versions import Version
 
 
 class Agent:
@@ -67,7 +49,9 @@ class Agent:
         if self.algorithm.has_target:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
             self._target_flat = FlatParameters(self.target, dtype=dtype)
-        self.normalizers = Normalizers.initial(experiment, self.observation_space)
+        self.normalizers = Normalizers.initial(
+            experiment.normalize, experiment.algorithm.discount, self.observation_space
+        )
 
     def check(self) -> None:
         """Raise SettingsError for what a new run should not begin with."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from lockstep.config.settings import SettingsError
-
-if TYPE_CHECKING:
-    from lockstep.core.schedule import Schedule
-    from lockstep.distributed.tree import TreeSum
-    from lockstep.experiment import Experiment
+from lockstep.core.schedule import Schedule
+from lockstep.distributed.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,10 @@ class Scheme:
         them, are cut."""
         return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
-    def schedule(self, experiment: Experiment) -> Schedule:
-        """Which version collects what, and what an iteration learns from. Override this to return another schedule, in
-        which `collects_with(i)` must lie between i - lag and i, and never fall."""
-        from lockstep.core.schedule import Schedule
-
-        return Schedule(self.buffers - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
+    def schedule(self, iterations: int) -> Schedule:
+        """Which version collects what, and what each of so many iterations learns from. Override this to return another
+        schedule, in which `collects_with(i)` must lie between i - lag and i, and never fall."""
+        return Schedule(self.buffers - 1, iterations, self.shards)
 
     def reduction(self, tree: TreeSum, size: int) -> TreeSum:
         """What adds up the shards' gradients; tree adds up everything else. To send gradients another way, compressed

@@ -8,25 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import gymnasium
 from torch import Tensor, nn
 
 from lockstep.algorithms.losses import VALUE_METRICS, explained_variance
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.rollout import Rollout
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import ModelConfig, PolicyModel
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.rnd import RNDConfig
-
-if TYPE_CHECKING:
-    import gymnasium
-
-    from lockstep.agent import Agent
-    from lockstep.buffers.batches import Batches
-    from lockstep.buffers.on_policy import FreshBatches
-    from lockstep.distributed.tree import TreeSum
-    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -57,13 +50,29 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """The rest of an experiment, as far as an algorithm's settings depend on it."""
+
+    model: ModelConfig
+    normalize: NormalizeConfig
+    num_envs: int
+    shards: int
+    lag: int | Literal["async"]
+    max_lag: int
+    preempt: float
+    total_steps: int
+    iterations: int
+    samples_per_iteration: int
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig(ABC):
     """Settings that every algorithm shares; an algorithm's own file adds its own."""
 
     name: ClassVar[str] = ""
 
-    remembers: ClassVar[bool] = False
-    """Whether it learns from replay."""
+    replays: ClassVar[bool] = False
+    """Whether it learns from replay (then it is an OffPolicyConfig) rather than from each rollout once."""
 
     rollout: int = 128
     """Steps per environment and iteration. Longer lowers the overhead and, on-policy, the bias of bootstrapping;
@@ -94,10 +103,15 @@ class AlgorithmConfig(ABC):
             raise SettingsError(f"algorithm.discount={self.discount} must lie between 0 and 1.")
         self.optimizer.validate()
 
-    def validate_with(self, experiment: Experiment) -> None:  # noqa: B027 - most have nothing to say
+    def validate_with(self, setup: Setup) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for what does not go with the experiment's other settings."""
 
-    def warnings(self, experiment: Experiment) -> Iterator[str]:
+    @property
+    def resumes_exactly(self) -> bool:
+        """Whether checkpoints hold all that it learns from, so that a resumed run goes on as if it had not stopped."""
+        return True
+
+    def warnings(self, setup: Setup) -> Iterator[str]:
         """What the user should know before a new run, in sentences: settings that work, but that few would want
         together."""
         yield from ()
@@ -152,21 +166,21 @@ class OnPolicyConfig(AlgorithmConfig):
                 f"divisor of {items}, or change env.num_envs, scheme.shards or algorithm.rollout."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
+    def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for what does not go with the experiment's other settings."""
-        if self.needs_policy_and_value and not experiment.model.has_policy_and_value:
+        if self.needs_policy_and_value and not setup.model.has_policy_and_value:
             raise SettingsError(
                 f"algorithm={self.name} needs a policy and a value, but the model is "
-                f"{type(experiment.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."
+                f"{type(setup.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."
             )
-        if self.gradient_steps(experiment.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
+        if self.gradient_steps(setup.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
             raise SettingsError(
                 "A minibatch of one sample has advantages of 0 once they are standardized: lower algorithm.minibatches="
                 f"{self.minibatches}, or raise algorithm.rollout or env.num_envs."
             )
-        if experiment.scheme.preempt < 1 and self.rnd.coef:
+        if setup.preempt < 1 and self.rnd.coef:
             raise SettingsError(
-                f"scheme.preempt={experiment.scheme.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
+                f"scheme.preempt={setup.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
                 "rewards every step of them, those behind the cut too. Leave one of them out."
             )
 
@@ -232,6 +246,15 @@ class LossOutput(NamedTuple):
     """Detached [n]: how much there still is to learn from each item, for storages that choose by it."""
 
 
+class Exploration(NamedTuple):
+    """How the environments of a shard explore during one rollout."""
+
+    random: bool
+    """Whether actions are drawn uniformly, whatever the model says."""
+    numbers: Tensor
+    """fp32 [B, X]: what the distribution's explore takes."""
+
+
 class ParameterGroup(NamedTuple):
     """Parameters that move together in a gradient step."""
 
@@ -253,6 +276,8 @@ class Algorithm(ABC, Generic[ConfigT]):
     """Whether batches have a `weight` [n] for each item, and the gradient is divided by the largest one."""
     has_target: ClassVar[bool] = False
     """Whether there is a target network, an older copy of the model."""
+    noise_theta: float = 1.0
+    """θ: how fast the noise of actions is drawn back to 0, see offpolicy.drifting; at 1 every step's is independent."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -263,13 +288,9 @@ class Algorithm(ABC, Generic[ConfigT]):
 
         Args:
             model: what learns, a PolicyModel; off-policy with its target network, as Networks.
-            batch: what batches gives out.
+            batch: a Batch; off-policy Transitions or Sequences.
             hyper: as hyperparameters gives it, and `update`, the number of the gradient step as groups counts it.
         """
-
-    @abstractmethod
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> Batches:
-        """Where a learner's minibatches come from."""
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:
         """Networks that learn beside the model. They become the model's `companion`, and so part of every version and
@@ -295,9 +316,24 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Iterations at the beginning that only collect."""
         return 0
 
+    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
+        """Gradient steps of an iteration, unless it stops early."""
+        return self.config.gradient_steps(samples_per_iteration)[0]
+
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
         """Gradient steps before an iteration, for algorithms that count them."""
         return 0
+
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration | None:
+        """How environments explore in a rollout. None: as the policy samples.
+
+        Args:
+            progress: share of total_steps collected before the rollout.
+            samples: steps collected before it.
+            environments: global indices [B].
+            num_envs: number of all environments.
+        """
+        return None
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Values for one iteration; progress in [0, 1) is the share of total_steps consumed before it.
@@ -373,12 +409,6 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
     @abstractmethod
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The loss of one shard's slice of a minibatch."""
-
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> FreshBatches:
-        """Epochs of minibatches over the iteration's rollouts."""
-        from lockstep.buffers.on_policy import FreshBatches
-
-        return FreshBatches(agent, slots, tree)
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
         """Advantages and value targets [T, B] of one shard; reward is normalised if the experiment says so."""

@@ -6,7 +6,7 @@ Shape legend: n items, D dimensions of an action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from lockstep.algorithms.offpolicy import Exploration
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
-    from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.base import Networks
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,15 @@ Shape legend: E members, n items, O numbers of an observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
-from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.core.transitions import Transitions
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
-
-if TYPE_CHECKING:
-    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,12 @@ class MPCConfig(OffPolicyConfig):
                 "and --algorithm.replay.no-prioritized."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
+    def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for what does not go with the experiment's other settings."""
-        super().validate_with(experiment)
-        if not isinstance(experiment.model, DynamicsConfig):
+        super().validate_with(setup)
+        if not isinstance(setup.model, DynamicsConfig):
             raise SettingsError(
-                f"algorithm=mpc needs a dynamics model, but the model is {type(experiment.model).__name__}: use "
+                f"algorithm=mpc needs a dynamics model, but the model is {type(setup.model).__name__}: use "
                 "lockstep.models.dynamics.DynamicsConfig, as the recipe mpc-pendulum does."
             )
         for setting in ("discount", "target_period", "target_rate"):
@@ -66,9 +63,9 @@ class MPCConfig(OffPolicyConfig):
                     "leave it out. What discounts plans is model.discount."
                 )
 
-        if experiment.normalize.clip != type(experiment.normalize).clip:
+        if setup.normalize.clip != type(setup.normalize).clip:
             raise SettingsError(
-                f"normalize.clip={experiment.normalize.clip:g} is not used by algorithm=mpc, whose models predict "
+                f"normalize.clip={setup.normalize.clip:g} is not used by algorithm=mpc, whose models predict "
                 "observations and must tell all of them apart: leave it out."
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,11 +19,8 @@ from lockstep.algorithms.base import LossOutput, ParameterGroup
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import DiagonalGaussian, normal_log_prob
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
 
 _LEAST = 1e-8
 """Added to multipliers, so that none is 0."""

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import OptimizerConfig, ParameterGroup
+from lockstep.algorithms.base import OptimizerConfig, ParameterGroup, Setup
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
-    from lockstep.experiment import Experiment
+from lockstep.models.base import Networks
 
 _OPTIMIZER = OptimizerConfig(eps=1e-8)
 """Adam as torch has it by default, which the sources use."""
@@ -59,10 +56,10 @@ class QPGConfig(OffPolicyConfig):
                 f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: --model.core none."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
+    def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for what does not go with the experiment's other settings."""
-        super().validate_with(experiment)
-        model = experiment.model
+        super().validate_with(setup)
+        model = setup.model
         if not isinstance(model, ActorCriticConfig) or model.policy not in self.policies:
             raise SettingsError(
                 f"algorithm={self.name} needs lockstep.models.ActorCriticConfig with policy "

@@ -8,8 +8,9 @@ Shape legend: T time, B environments of a shard.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
@@ -19,13 +20,6 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import Curiosity, RNDConfig
-
-if TYPE_CHECKING:
-    import gymnasium
-
-    from lockstep.agent import Agent
-    from lockstep.buffers.intrinsic import CuriousBatches
-    from lockstep.distributed.tree import TreeSum
 
 
 def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
@@ -64,12 +58,6 @@ class RND(OnPolicy[OnPolicyConfig]):
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
         return self.inner.updates_before(iteration, samples_per_iteration)
-
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> CuriousBatches:
-        """Epochs of minibatches, with intrinsic advantages."""
-        from lockstep.buffers.intrinsic import CuriousBatches
-
-        return CuriousBatches(agent, slots, tree)
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
         return self.inner.targets(rollout, reward, hyper)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,9 @@ from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.models.actor_critic import ActorCritic
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import SquashedGaussian
 from lockstep.models.distributions import Categorical
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
 
 
 @dataclass(frozen=True)

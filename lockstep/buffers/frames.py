@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
+from lockstep.system.memory import available_bytes
 
 _ASIDE = 32
 """Steps for each stack that can be kept aside at first; where episodes are shorter on average, there will be more."""
@@ -113,8 +114,6 @@ class StackedFrames(Ring):
         Raises:
             SettingsError: there is not so much memory.
         """
-        from lockstep.buffers.memory import available_bytes
-
         more = aside - len(self._aside)
         # While they are copied, the old ones are there, too.
         needed, available = aside * self._aside[0].nbytes, available_bytes()

@@ -5,16 +5,12 @@ Shape legend: B environments of a shard, n items of a slice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from lockstep.buffers.replay import Replay
 from lockstep.core.transitions import Transitions
 from lockstep.envs.goals import ACHIEVED, DESIRED, Goals
-
-if TYPE_CHECKING:
-    from lockstep.buffers.replay import Replay
 
 
 class Hindsight:

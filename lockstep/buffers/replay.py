@@ -1,38 +1,27 @@
 """Replay: what a shard's environments have lived through lately, and how it is drawn from.
 
-Shape legend: C steps of the ring, T steps of a rollout, B environments of a shard, S shards, n items of a slice.
+Shape legend: C steps of the ring, T steps of a rollout, B environments of a shard, n items of a slice.
 """
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent, below
-from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
-from lockstep.buffers import memory
-from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.agent import below
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.frames import ring_for, ring_like
-from lockstep.buffers.hindsight import Hindsight
-from lockstep.buffers.history import History
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
-from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Transitions
-from lockstep.envs.goals import Goals
 from lockstep.experiment import Experiment
-from lockstep.run.checkpoint import Checkpoint
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that nothing is forgotten for good (Schaul et al. 2016, section 3.3)."""
-_AT_ONCE = 16 << 20
-"""Bytes of observations that are taken out of replay together, for several gradient steps: an item costs less then."""
 _PLAIN = ""
 """Name of observations that are one tensor."""
 
@@ -53,8 +42,7 @@ class Replay:
     """Whether batch returns Transitions."""
 
     def __init__(self, experiment: Experiment, rollout: Rollout) -> None:
-        config = experiment.algorithm
-        assert isinstance(config, OffPolicyConfig)
+        config = off_policy(experiment.algorithm)
         self._config, self._discount = config, config.discount
         self._discounts = torch.tensor([config.discount**k for k in range(config.n_step + 1)])
         """By the number of steps that a return has."""
@@ -289,124 +277,9 @@ class Replay:
         return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
 
 
-class _Taken(NamedTuple):
-    """What was taken out of replay for one gradient step or several."""
-
-    batch: Any
-    drawn: list[tuple[np.ndarray, np.ndarray]]
-    """By gradient step: numbers of steps and environments, [n] each."""
-
-
-class ReplayBatches:
-    """Draws from the replay of every slot's shard, an equal share of each minibatch."""
-
-    def __init__(self, agent: Agent, slots: range) -> None:
-        config, algorithm = agent.experiment.algorithm, agent.algorithm
-        assert isinstance(config, OffPolicyConfig) and isinstance(algorithm, OffPolicy)
-        self._agent, self._config, self._algorithm, self._slots = agent, config, algorithm, slots
-        self._replays: dict[int, Replay] = {}
-        self._histories = {slot: History(slot) for slot in slots}
-        self._saved: dict[int, Checkpoint] = {}
-        self._draws: dict[int, np.random.Generator] = {}
-        self._goals = Goals(agent.experiment.env) if config.replay.hindsight else None
-        self._hindsight: dict[int, Hindsight] = {}
-        self._beta, self._recency = 1.0, 1.0
-        self._items = config.batch_size // agent.experiment.scheme.shards
-        self._steps = 0
-        """Gradient steps of the iteration."""
-        self._began = 0 if config.replay.checkpoint else None
-        """The iteration with which memory began. None: not yet known, since a resumed run begins with none."""
-        self._taken: dict[int, _Taken] = {}
-        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
-
-    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
-        """Remember an iteration's rollouts, one or more of every slot's shard at first; returns the number of gradient
-        steps."""
-        experiment = self._agent.experiment
-        for slot in self._slots:
-            new = [each.rollout for each in rollouts[slot]]
-            if not self._replays:
-                memory.require(experiment, len(self._slots), new[0])
-            if slot not in self._replays:
-                self._replays[slot] = self._algorithm.memory(experiment, new[0])
-                if self._goals is not None:
-                    self._hindsight[slot] = Hindsight(
-                        self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
-                    )
-                if slot in self._saved:
-                    self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
-            for rollout in new:
-                self._replays[slot].insert(rollout)
-            if slot in self._hindsight:
-                self._hindsight[slot].follow()
-            self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
-        self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
-        self._began = iteration if self._began is None else self._began
-        self._steps = self._algorithm.updates_in(iteration - self._began, experiment.samples_per_iteration)
-        return self._steps
-
-    def slice(self, slot: int, step: int) -> Slice:
-        """A slot's part of one gradient step's minibatch."""
-        several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
-        at_once = max(1, _AT_ONCE // (self._items * self._replays[slot].item_bytes)) if several else 1
-        index = step % at_once
-        if index == 0:
-            self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
-        taken = self._taken[slot]
-        self._drawn = taken.drawn[index]
-        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
-        return Slice(batch, self._agent.normalizers)
-
-    def _take(self, slot: int, steps: range) -> _Taken:
-        """A slot's parts of several minibatches, one behind the other. The random numbers are drawn step by step."""
-        draw, replay, items = self._draws[slot], self._replays[slot], self._items
-        numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
-        drawn, chances, noise = [], [], []
-        for step in steps:
-            drawn.append(replay.draw(items, draw, self._newest_steps(step) if self._recency < 1 else None))
-            if hindsight is not None:
-                chances.append(draw.random((2, items)))
-            if numbers:
-                noise.append(draw.random(numbers, np.float32))
-        times, environments, probability = (np.concatenate(each) for each in zip(*drawn, strict=True))
-        shards = self._agent.experiment.scheme.shards
-        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(len(times))
-        batch = replay.batch(times, environments, weight)
-        if hindsight is not None:
-            batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))
-        if numbers:
-            batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
-        batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
-        return _Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
-
-    def _newest_steps(self, step: int) -> int:
-        """Of every environment: what one of an iteration's updates draws from (Wang and Ross 2019, equation 3)."""
-        memory = self._config.replay
-        wanted = memory.capacity * self._recency ** (1000 * (step + 1) / self._config.updates)
-        return math.ceil(max(wanted, memory.recency_least) / self._agent.experiment.env.num_envs)
-
-    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
-        """Write a slot's replay into a checkpoint, if the experiment wants it there."""
-        if not self._config.replay.checkpoint:
-            return []
-        return self._histories[slot].save(directory, iteration, self._replays[slot])
-
-    def restore(self, slot: int, saved: Checkpoint) -> None:
-        """Restore it; it is made when the first rollout shows its shapes."""
-        self._saved[slot] = saved
-
-    def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Let what was drawn last be drawn by its new priorities."""
-        if self._algorithm.weighted:
-            assert priorities is not None and self._drawn is not None
-            self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())
-
-
 def ring_steps(experiment: Experiment) -> int:
     """Steps of every environment that are remembered."""
-    config = experiment.algorithm
-    assert isinstance(config, OffPolicyConfig)
-    return config.replay.capacity // experiment.env.num_envs
+    return off_policy(experiment.algorithm).replay.capacity // experiment.env.num_envs
 
 
 def _entries(obs: Any) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ Shape legend: T time, A rows of an acting batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import torch
@@ -22,9 +22,7 @@ from lockstep.core.arrays import overlap
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
 from lockstep.experiment import Experiment
-
-if TYPE_CHECKING:
-    from lockstep.models.base import ActionDistribution
+from lockstep.models.base import ActionDistribution
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.offpolicy import OffPolicy, drifting
+from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.preemption import Preemption
 from lockstep.core.arrays import map_structure
@@ -97,10 +97,10 @@ class ActingBatch:
         """Steps of the present rollout that environments have answered."""
         self._ended = np.zeros((steps, size), bool)
         """Episodes over for the score: a lost life does not count."""
-        self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
+        self._algorithm = agent.algorithm
         self._random = False
         """Whether actions are drawn uniformly."""
-        self._theta = 1.0 if self._off_policy is None else self._off_policy.noise_theta
+        self._theta = agent.algorithm.noise_theta
         if self._theta < 1:
             for member in self.members:
                 begin = stream(agent.experiment.seed, "drift", member.shard)
@@ -140,13 +140,13 @@ class ActingBatch:
 
     def _explore(self, member: ActingShard, rollout: int) -> None:
         """Say how a shard's environments explore in a rollout."""
-        if self._off_policy is None:
-            return
         experiment, size = self._experiment, member.env.num_envs
         samples = rollout * experiment.samples_per_iteration
         environments = range(member.shard * size, (member.shard + 1) * size)
         progress = min(1.0, samples / experiment.total_steps)
-        how = self._off_policy.exploration(progress, samples, environments, experiment.env.num_envs)
+        how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
+        if how is None:
+            return
         self._random = how.random
         if self._exploring is None:
             self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.acting import ActingBatch, ActingShard
 from lockstep.collectors.preemption import Preemption
@@ -23,6 +23,7 @@ from lockstep.envs.base import ShardEnv
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.models.capture import Inference
+from lockstep.models.versions import Version
 from lockstep.system.graphs import Capture, cuda_graph
 
 

@@ -10,13 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.config.settings import SettingsError
-
-if TYPE_CHECKING:
-    from lockstep.agent import Version
-    from lockstep.experiment import Experiment
 
 Acting = tuple[tuple[int, int], ...]
 """(step, version) for each version that acts in a rollout, from its first step on."""
@@ -52,14 +48,6 @@ class Schedule:
     by_shard: bool = False
     """Where timing decides: if True (replay), a batch slot takes any number of rollouts, all of its own shard, which
     remembers them; if False exactly one, of any shard."""
-
-    @staticmethod
-    def of(experiment: Experiment) -> Schedule:
-        """The schedule of an experiment. Where timing decides it only counts iterations and bounds the lag."""
-        schedule = experiment.scheme.schedule(experiment)
-        if type(schedule) is not Schedule:
-            schedule.check(experiment.scheme.timing_decides)
-        return schedule
 
     def check(self, timing_decides: bool) -> None:
         """Raise SettingsError unless this schedule can be kept: a rollout that waits for a version that is learned from
@@ -167,24 +155,3 @@ class Recorded(Schedule):
             for slots in self.events
             for event in slots
         }
-
-
-class Versions:
-    """The versions that some coming rollout is still to be collected with, or learned with the statistics of."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._held: dict[int, Version] = {}
-
-    def __getitem__(self, number: int) -> Version:
-        return self._held[number]
-
-    def publish(self, version: Version) -> None:
-        """Add a version and forget those that no rollout from there on needs."""
-        self._held[version.number] = version
-        oldest = self._schedule.collects_with(version.number)
-        self._held = {number: held for number, held in self._held.items() if number >= oldest}
-
-    def held(self) -> dict[int, Version]:
-        """All held versions by number, oldest first."""
-        return dict(sorted(self._held.items()))

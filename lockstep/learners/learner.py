@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
+from lockstep.algorithms.base import LossOutput, ParameterGroup, check_loss
 from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.optimizer import Optimizer
@@ -81,13 +82,13 @@ class Learner:
     ) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
         self._slots, self._tree, self._alive = slots, tree, alive
-        self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
+        self.batches: Batches = batches_for(agent, slots, tree)
         self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
         self.optimizer = Optimizer(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
-        self._capture = capture if _fixed(agent) else None
+        self._capture = capture if capture is not None and _fixed(agent) else None
         self._graphs: dict[Any, Graph] = {}
         """By the shapes of a slice."""
         self._known_to_fit = False
@@ -241,4 +242,4 @@ class Learner:
 def _fixed(agent: Agent) -> bool:
     """Whether a slice's gradient is the same list of kernels on the same memory every time: recurrent cores look at
     where episodes begin, and replayed batches have priorities and weights."""
-    return isinstance(agent.algorithm, OnPolicy) and not agent.experiment.model.recurrent
+    return not agent.experiment.algorithm.replays and not agent.experiment.model.recurrent

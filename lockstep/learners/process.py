@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.agent import Agent, Version, below
+from lockstep.agent import Agent, below
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import RND
 from lockstep.buffers.batches import CollectedRollout
@@ -21,10 +21,10 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Learner, LearningReport
 from lockstep.models.observations import precision_warning
+from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
 from lockstep.system.graphs import Capture
 from lockstep.system.output import tell
-from lockstep.training import warm_start
 from lockstep.transport.rollouts import Rollouts
 
 
@@ -82,8 +82,11 @@ class Worker:
         return self.agent.state() | self._learner.state()
 
     def begin(self, weights: dict[str, torch.Tensor]) -> None:
-        """Make version 0, from what a warm start takes over."""
-        warm_start.load(self.agent, weights)
+        """Make version 0.
+
+        Args:
+            weights: what the agent began with, if that was not random: the optimizer's part of it is loaded here.
+        """
         self._learner.load(weights)
         self.rollouts.versions.publish(self.agent.version(0))
 

@@ -118,6 +118,13 @@ class PolicyModel(nn.Module, ABC):
         """A copy for inference only, its weights stored in the precision that it computes with."""
 
 
+class Networks(NamedTuple):
+    """A model that learns, and the older copy of it whose values it learns towards."""
+
+    online: PolicyModel
+    target: PolicyModel
+
+
 @dataclass(frozen=True)
 class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""

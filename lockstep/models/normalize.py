@@ -9,21 +9,39 @@ Shape legend: T time, B environments, D numbers of a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor
 
+from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.observations import ObservationLayout
 
-if TYPE_CHECKING:
-    from lockstep.core.rollout import Rollout
-    from lockstep.experiment import Experiment, NormalizeConfig
-
 _EPSILON = 1e-8
 """Added to variances, so that what never varied is not divided by zero."""
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """Running normalisation, versioned and checkpointed with the parameters."""
+
+    observations: bool = False
+    """Standardise vector observations by their running mean and deviation. On suits observations of mixed units. Images
+    are only scaled to [0, 1]."""
+    returns: bool = False
+    """Divide rewards by the running deviation of the discounted return (no mean is subtracted). On spares fitting
+    other settings to the size of rewards."""
+    clip: float = 10.0
+    """Bound on the normalised magnitude: of observations and rewards, with replay of the sum of n rewards. Lower tames
+    outliers, higher keeps more of their information."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if not self.clip > 0:
+            raise SettingsError(f"normalize.clip={self.clip} must be positive, for example 10.")
 
 
 @dataclass(frozen=True)
@@ -109,15 +127,15 @@ class Normalizers:
     returns: RunningMoments | None
 
     @staticmethod
-    def initial(experiment: Experiment, observation_space: gymnasium.Space[Any]) -> Normalizers:
-        """Statistics before the first sample, which leave observations and rewards as they are but for clipping."""
-        config, layout = experiment.normalize, None
+    def initial(config: NormalizeConfig, discount: float, observation_space: gymnasium.Space[Any]) -> Normalizers:
+        """Statistics before the first sample, which only clip observations and rewards."""
+        layout = None
         if config.observations:
             layout = ObservationLayout.of(observation_space)
             layout = layout if layout.vector_size else None
         return Normalizers(
             config,
-            experiment.algorithm.discount,
+            discount,
             layout,
             RunningMoments.empty(layout.vector_size) if layout else None,
             RunningMoments.empty(1) if config.returns else None,

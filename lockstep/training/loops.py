@@ -17,12 +17,13 @@ from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collectors
 from lockstep.collectors.preemption import preemption
 from lockstep.core.digests import state_digest
-from lockstep.core.schedule import LapId, RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Link
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.learners.process import Worker
+from lockstep.models.versions import Versions
 from lockstep.run.checkpoint import open_checkpoint
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
@@ -139,7 +140,9 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     begin = time.perf_counter()
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     if saved is None:
-        worker.begin(warm_start.weights(job.experiment, job.folder.weights))
+        weights = warm_start.weights(job.experiment, job.folder.weights)
+        warm_start.load(worker.agent, weights)
+        worker.begin(weights)
     else:
         worker.restore(saved)
     replayed = worker.group.gather(worker.rollouts.start(saved)) or []

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
 from lockstep.core.rollout import Rollout
-from lockstep.core.schedule import LapId, RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.rollouts import Parts, save_shards
 

@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.schedule import LapId, Schedule, Versions
+from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Link
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.free_running import Admission, Pace, may_take
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule, Versions
+from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule
 from lockstep.distributed.shared_memory import Arena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint, write_part
 
 Parts = list[dict[str, Any]]
