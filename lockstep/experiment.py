@@ -21,7 +21,7 @@ from lockstep.scheme import Scheme
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Beginning with what another run has learned. Memory and schedules begin anew."""
+    """A start from what another run has learned. Replay and schedules begin anew."""
 
     run: str = ""
     """Folder of the run; none by default, and parameters begin at random."""

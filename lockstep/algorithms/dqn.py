@@ -1,6 +1,6 @@
 """Deep Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236) and what was added to it.
 
-Each addition is a switch of its own: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
+Each addition has its own switch: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
 al. 2016), and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017) and
 quantiles (QR-DQN, Dabney et al. 2018), implicit ones too (IQN, Dabney et al. 2018,
 https://arxiv.org/abs/1806.06923). Rainbow (Hessel et al. 2018, https://arxiv.org/abs/1710.02298) has all but quantiles.

@@ -1,4 +1,4 @@
-"""What algorithms share that learn from replay: their settings, and the interface to storage and collectors.
+"""What algorithms that learn from replay share: settings, and the interface to storage and collectors.
 
 Shape legend: B environments, N parameters, X numbers that tell how an environment explores.
 """
@@ -21,7 +21,7 @@ from lockstep.models.distributions import standard_normal
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What is remembered, and which of it is learned from."""
+    """What replay stores, and what is drawn from it."""
 
     capacity: Steps = 1_000_000
     """Steps that are remembered, of all environments together. More remember rarer things, and cost memory."""
@@ -185,18 +185,18 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @property
     def sequence_steps(self) -> tuple[int, int] | None:
-        """Of the sequences that it draws: the steps of burn-in, and the steps that are learned from. None: it draws
+        """If minibatches hold sequences: the steps of burn-in, and the steps that are learned from. None if they hold
         single steps, which a recurrent core cannot learn from."""
         return None
 
     @property
     def sequences(self) -> bool:
-        """Whether it draws sequences."""
+        """Whether minibatches hold sequences."""
         return self.sequence_steps is not None
 
     @property
     def item_steps(self) -> int:
-        """Steps from the first observation of an item to its last one."""
+        """Steps from the first observation of an item to its last."""
         return self.n_step
 
     @abstractmethod
@@ -212,8 +212,8 @@ def off_policy(config: AlgorithmConfig) -> OffPolicyConfig:
 
 def drifting(noise: Tensor, last: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     """Noise that drifts: x_t = (1 - θ) x_{t-1} + sqrt(1 - (1 - θ)²) n_t, where n_t are the normal quantiles of what is
-    given. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t by
-    itself is standard normal, whatever θ.
+    given. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t is
+    standard normal for any θ.
 
     Args:
         noise: [T, B, N], uniform in (0, 1).
@@ -234,7 +234,7 @@ OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
 
 class OffPolicy(Algorithm[OffPolicyConfigT]):
-    """Learns from what it remembers. Its loss takes Networks and Transitions."""
+    """Learns from replay. Its loss takes Networks, and Transitions or Sequences."""
 
     has_target: ClassVar[bool] = True
 
@@ -243,7 +243,7 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         self.weighted = config.replay.prioritized
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `beta` and `recency` where they are used."""
+        """Those of the base class, and `beta` and `recency` where they are used."""
         replay = self.config.replay
         if replay.recency < 1:
             weights = {"recency": replay.recency + (1 - replay.recency) * progress}
@@ -252,20 +252,20 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         return {**super().hyperparameters(progress), **weights}
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
-        """Z: uniform numbers that the loss of a slice consumes."""
+        """Z: how many uniform numbers the loss of a slice consumes."""
         return 0
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """Until the warm-up is over, and the steps of the first rollout can be drawn."""
+        """The iterations until the warm-up is over and a first item can be drawn."""
         config = self.config
         return max(-(-config.item_steps // config.rollout), -(-config.warmup // samples_per_iteration))
 
     def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
-        """Gradient steps of an iteration."""
+        """The gradient steps of an iteration."""
         return self.config.updates if iteration >= self.warm_iterations(samples_per_iteration) else 0
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        """Gradient steps before an iteration."""
+        """The gradient steps before an iteration."""
         return self.config.updates * max(0, iteration - self.warm_iterations(samples_per_iteration))
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:

@@ -19,25 +19,26 @@ from lockstep.models.distributions import make_distribution
 from lockstep.system.memory import available_bytes
 
 _LARGE = 4 * 2**20
-"""Bytes that no step takes: a rollout that would fit even so is not looked at, which takes an environment."""
+"""More bytes than any step takes. If rollouts of such steps fit, they need no exact size, which takes an
+environment."""
 
 
 def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
-    """Bytes that one shard's replay takes; 0 where nothing is remembered.
+    """Bytes that one shard's replay takes; 0 if the algorithm does not replay.
 
     Args:
-        rollout: an example of what will be inserted. Without one, images with several channels are taken for stacks of
-            frames, of which each is kept once (if algorithm.replay.store_frames).
+        rollout: an example of what will be inserted. Without one, images of several channels are assumed to be stacks
+            of frames, and each frame to be stored once (if algorithm.replay.store_frames).
     """
     if not experiment.algorithm.replays:
         return 0
     rollout = rollout or _example(experiment)
-    with torch.device("meta"):  # which has shapes and no memory
+    with torch.device("meta"):  # tensors with shapes and no memory
         return storage_for(off_policy(experiment.algorithm).build(), experiment, rollout).nbytes
 
 
 def rollout_bytes(experiment: Experiment) -> int:
-    """Bytes that one rollout of one shard takes, but for the states of a recurrent core."""
+    """Bytes that one rollout of one shard takes, without the states of a recurrent core."""
     observation, action = envs.spaces(experiment.env)
     count = Arena()
     allocate(experiment, observation, make_distribution(action), 0, experiment.envs_per_shard, count)
@@ -48,7 +49,7 @@ def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
     """Raise SettingsError if the rollouts of so many shards do not fit into memory.
 
     Args:
-        held: rollouts of a shard that are there at a time.
+        held: rollouts of a shard that exist at a time.
     """
     available = available_bytes()
     steps = shards * held * experiment.samples_per_rollout

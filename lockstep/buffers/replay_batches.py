@@ -1,4 +1,4 @@
-"""Minibatches of algorithms that replay: each shard's replay gives an equal share of each of them.
+"""Minibatches of algorithms that replay, with an equal share from each shard's replay.
 
 Shape legend: n items of a slice, Z numbers of noise.
 """
@@ -26,15 +26,15 @@ from lockstep.envs.goals import Goals
 from lockstep.run.checkpoint import Checkpoint
 
 _AT_ONCE = 16 << 20
-"""Bytes of observations that are taken out of replay together, for several gradient steps: an item costs less then."""
+"""Bytes of observations that are read at once, for several gradient steps: that is cheaper per item."""
 
 
 class _Taken(NamedTuple):
-    """What was taken out of replay for one gradient step or several."""
+    """Items that were read together, for one or several gradient steps."""
 
     batch: Any
     drawn: list[tuple[np.ndarray, np.ndarray]]
-    """By gradient step: numbers of steps and environments, [n] each."""
+    """By gradient step: the numbers of steps and the environments, [n] each."""
 
 
 class ReplayBatches:
@@ -55,13 +55,13 @@ class ReplayBatches:
         self._steps = 0
         """Gradient steps of the iteration."""
         self._began = 0 if config.replay.checkpoint else None
-        """The iteration with which memory began. None: not yet known, since a resumed run begins with none."""
+        """The iteration that replay began with. None: not known yet, since checkpoints do not hold replay."""
         self._taken: dict[int, _Taken] = {}
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
-        """Remember an iteration's rollouts, one or more of every slot's shard at first; returns the number of gradient
-        steps."""
+        """Store an iteration's rollouts, and return the number of its gradient steps. The first call needs at least one
+        rollout for every slot."""
         experiment = self._agent.experiment
         for slot in self._slots:
             new = [each.rollout for each in rollouts[slot]]
@@ -98,7 +98,7 @@ class ReplayBatches:
         return Slice(batch, self._agent.normalizers)
 
     def _take(self, slot: int, steps: range) -> _Taken:
-        """A slot's parts of several minibatches, one behind the other. The random numbers are drawn step by step."""
+        """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
         draw, replay, items = self._draws[slot], self._replays[slot], self._items
         numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
         drawn, chances, noise = [], [], []
@@ -120,23 +120,23 @@ class ReplayBatches:
         return _Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
 
     def _newest_steps(self, step: int) -> int:
-        """Of every environment: what one of an iteration's updates draws from (Wang and Ross 2019, equation 3)."""
+        """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""
         replay = self._config.replay
         wanted = replay.capacity * self._recency ** (1000 * (step + 1) / self._config.updates)
         return math.ceil(max(wanted, replay.recency_least) / self._agent.experiment.env.num_envs)
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
-        """Write a slot's replay into a checkpoint, if the experiment wants it there."""
+        """Write a slot's replay into a checkpoint, if the settings say so."""
         if not self._config.replay.checkpoint:
             return []
         return self._histories[slot].save(directory, iteration, self._replays[slot])
 
     def restore(self, slot: int, saved: Checkpoint) -> None:
-        """Restore it; it is made when the first rollout shows its shapes."""
+        """Restore a slot's replay, as soon as the first rollout has shown its shapes."""
         self._saved[slot] = saved
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Let what was drawn last be drawn by its new priorities."""
+        """Set the priorities of the items that were drawn last."""
         if self._algorithm.weighted:
             assert priorities is not None and self._drawn is not None
             self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())

@@ -1,4 +1,4 @@
-"""Versions of what acts, and those that are still needed."""
+"""Versions: copies of the state that collectors act with."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lockstep.models.normalize import Normalizers
 
 @dataclass(frozen=True)
 class Version:
-    """What acts: the state after some number of iterations."""
+    """The state after some number of iterations, as collectors act with it."""
 
     number: int
     parameters: Tensor
     """fp32 [N], flat."""
     normalizers: Normalizers
-    """What observations and rewards of its rollouts are normalised with."""
+    """The statistics that normalise observations and rewards of its rollouts."""
 
 
 class Versions:
-    """The versions that some coming rollout is still to be collected with, or learned with the statistics of."""
+    """The versions that a coming rollout still needs, to be collected with or for their statistics."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -32,7 +32,7 @@ class Versions:
         return self._held[number]
 
     def publish(self, version: Version) -> None:
-        """Add a version and forget those that no rollout from there on needs."""
+        """Add a version, and drop those that no later rollout needs."""
         self._held[version.number] = version
         oldest = self._schedule.collects_with(version.number)
         self._held = {number: held for number, held in self._held.items() if number >= oldest}
