@@ -166,7 +166,7 @@ class OnPolicyConfig(AlgorithmConfig):
             )
 
     def validate_with(self, setup: Setup) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
         if self.needs_policy_and_value and not setup.model.has_policy_and_value:
             raise SettingsError(
                 f"algorithm={self.name} needs a policy and a value, but the model is "

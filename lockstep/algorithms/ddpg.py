@@ -22,7 +22,7 @@ from lockstep.models.base import Networks
 
 @dataclass(frozen=True)
 class DDPGConfig(QPGConfig):
-    """One action a state, moved up the critic's gradient."""
+    """One action per state, moved up the critic's gradient."""
 
     name = "ddpg"
     policies: ClassVar[tuple[str, ...]] = ("deterministic",)
@@ -52,7 +52,7 @@ DDPGConfigT = TypeVar("DDPGConfigT", bound=DDPGConfig)
 
 
 class DDPG(QPG[DDPGConfigT]):
-    """Critics learn the return of the target policy, the policy climbs the first critic."""
+    """Critics learn the return of the target policy, and the policy climbs the first critic."""
 
     metric_names = ("loss/critic", "loss/actor", "value/mean", "value/target", "value/error")
 

@@ -89,7 +89,7 @@ class DQNConfig(OffPolicyConfig):
             )
 
     def validate_with(self, setup: Setup) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
         if not isinstance(setup.model, QModelConfig):
             raise SettingsError(
@@ -178,7 +178,7 @@ class DQN(OffPolicy[DQNConfigT]):
         return tau.view(*shape, config.samples), target_tau.view(*shape, config.target_samples)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `epsilon`."""
+        """Those of the base class, and `epsilon`."""
         return {**super().hyperparameters(progress), "epsilon": self._epsilon(progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:

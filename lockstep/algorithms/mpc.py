@@ -1,7 +1,7 @@
 """Model-predictive control with learned dynamics (Nagabandi et al. 2018, https://arxiv.org/abs/1708.02596) and an
 ensemble of them (PETS, Chua et al. 2018, https://arxiv.org/abs/1805.12114).
 
-What is learned is regression: from replay, what an action does. What acts is a search over plans, in the model.
+Learning is regression on replay: it predicts what an action does. Acting is a search over plans in the model.
 
 Shape legend: E members, n items, O numbers of an observation.
 """
@@ -49,7 +49,7 @@ class MPCConfig(OffPolicyConfig):
             )
 
     def validate_with(self, setup: Setup) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
         if not isinstance(setup.model, DynamicsConfig):
             raise SettingsError(
@@ -74,15 +74,15 @@ class MPCConfig(OffPolicyConfig):
 
 
 class MPC(OffPolicy[MPCConfig]):
-    """Maximum likelihood of what was seen to follow, for every member; they differ by their first weights alone."""
+    """Maximum likelihood of observed transitions, for every member. Members differ only in their first weights."""
 
     metric_names = ("loss/model", "model/error", "model/reward_error")
     has_target: ClassVar[bool] = False
 
     def loss(self, model: DynamicsModel, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
-        """Negative log-likelihood of changes and rewards under normal distributions, whose variances weigh what is
-        measured in different units; mean over members, summed over items. Each term is multiplied by its deviation,
-        held constant: without that, what is predicted badly is learned slowly (Seitzer et al. 2022, β = 0.5)."""
+        """Negative log-likelihood of changes and rewards under normal distributions, whose variances weigh
+        different units; mean over members, summed over items. Each term is multiplied by its deviation, held constant:
+        otherwise badly predicted numbers are learned slowly (Seitzer et al. 2022, β = 0.5)."""
         x = model.normalize(batch.obs)
         target = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
         mean, log_variance = model.predict(x, model.actions.encode(batch.action))

@@ -124,7 +124,7 @@ class OffPolicyConfig(AlgorithmConfig):
         self.replay.validate()
 
     def validate_with(self, setup: Setup) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
         shards, environments = setup.shards, setup.num_envs
         if self.batch_size % shards:
             raise SettingsError(

@@ -1,7 +1,7 @@
 """What Q-value policy gradient algorithms share: critics learned from replay, and a policy that climbs their values.
 
-All losses of a gradient step are taken at the same parameters, those before it: the policy climbs the critics as they
-were, where sequential implementations let it climb those just updated. So a step is one sum over shards.
+All losses of a gradient step use the parameters before it. The policy climbs the critics as they were; sequential
+implementations let it climb those just updated. So a step is one sum over shards.
 
 Shape legend: n items, C critics, D dimensions of an action.
 """
@@ -57,7 +57,7 @@ class QPGConfig(OffPolicyConfig):
             )
 
     def validate_with(self, setup: Setup) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
         model = setup.model
         if not isinstance(model, ActorCriticConfig) or model.policy not in self.policies:
@@ -78,7 +78,7 @@ class QPG(OffPolicy[QPGConfigT]):
     """Critics and policy, each moved by its own loss and learning rate."""
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `actor_learning_rate`."""
+        """Those of the base class, and `actor_learning_rate`."""
         hyper = super().hyperparameters(progress)
         rate = self.config.actor_learning_rate / self.config.learning_rate * hyper["learning_rate"]
         return {**hyper, "actor_learning_rate": rate}
@@ -96,7 +96,7 @@ class QPG(OffPolicy[QPGConfigT]):
 
 
 def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
-    """What learns, and the older copy."""
+    """The online model and the target model."""
     online, target = model
     assert isinstance(online, ActorCritic) and isinstance(target, ActorCritic)
     return online, target

@@ -82,7 +82,7 @@ class R2D2Config(DQNConfig):
             raise SettingsError(f"algorithm.priority_max={self.priority_max} must lie between 0 and 1.")
 
     def validate_with(self, setup: Setup) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
         if isinstance(setup.model, QModelConfig) and setup.model.returns != "expected":
             raise SettingsError(
