@@ -64,7 +64,7 @@ def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any
     from lockstep import recipes
     from lockstep.agent import Agent
     from lockstep.buffers.batches import CollectedRollout
-    from lockstep.buffers.replay import ReplayBatches
+    from lockstep.buffers.replay_batches import ReplayBatches
     from lockstep.core.rollout import Rollout, RolloutInfo
 
     full = recipes.r2d2_atari() if kind == "sequences" else recipes.dqn_atari()

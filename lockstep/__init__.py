@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from lockstep.evaluation.policy import load_policy as load_policy
     from lockstep.evaluation.scores import evaluate as evaluate
     from lockstep.experiment import Experiment as Experiment
-    from lockstep.experiment import NormalizeConfig as NormalizeConfig
     from lockstep.experiment import WarmStart as WarmStart
     from lockstep.launchers.launch import resume as resume
     from lockstep.launchers.launch import train as train
     from lockstep.launchers.supervisor import WorkerError as WorkerError
+    from lockstep.models.normalize import NormalizeConfig as NormalizeConfig
     from lockstep.reproducibility.replay import replay as replay
     from lockstep.reproducibility.verify import diff as diff
     from lockstep.reproducibility.verify import verify as verify
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Experiment": "lockstep.experiment:Experiment",
-    "NormalizeConfig": "lockstep.experiment:NormalizeConfig",
+    "NormalizeConfig": "lockstep.models.normalize:NormalizeConfig",
     "WarmStart": "lockstep.experiment:WarmStart",
     "Layout": "lockstep.config.layout:Layout",
     "RunOptions": "lockstep.config.options:RunOptions",

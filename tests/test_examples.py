@@ -14,7 +14,7 @@ from workers import Workers
 
 import lockstep
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.buffers.replay import ReplayBatches
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.cli.main import VERBS, main
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions

@@ -231,7 +231,8 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
 
 def _replay_facts(experiment: Experiment) -> dict[str, Any]:
     """What replay needs and what there is, if anything is remembered."""
-    from lockstep.buffers.memory import available_bytes, replay_bytes
+    from lockstep.buffers.memory import replay_bytes
+    from lockstep.system.memory import available_bytes
 
     needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()
     if not needed:
@@ -265,7 +266,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
-        warnings = (*experiment.algorithm.warnings(experiment), *check_model(experiment))
+        warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
     for warning in warnings:
         tell(f"warning: {warning}", sys.stderr)
     settings = to_json(experiment)

@@ -85,7 +85,8 @@ def load_policy(
                     "it was in training."
                 )
             parameter.copy_(kept)
-    Normalizers.initial(experiment, observation_space).loaded(below("normalizer.", tensors)).apply(model)
+    empty = Normalizers.initial(experiment.normalize, experiment.algorithm.discount, observation_space)
+    empty.loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])
 

@@ -218,7 +218,7 @@ PRESETS: dict[str, Callable[[Experiment], Composed]] = {
 
 
 def _replaying(experiment: Experiment, preset: str) -> Experiment:
-    if not experiment.algorithm.remembers:
+    if not experiment.algorithm.replays:
         raise SettingsError(
             f"The preset {preset} is for algorithms that learn from replay, and {experiment.algorithm.name} does not. "
             "Use the preset impala, which lets collectors run as freely, or a recipe such as apex-atari or sac-mujoco."

@@ -15,7 +15,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.buffers.rollout_buffers import acting_groups
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -42,7 +41,7 @@ OVERHEAD = ("optimizer", "reduction")
 
 def parts_of(experiment: Experiment) -> tuple[str, ...]:
     """Those of PARTS that an experiment has."""
-    replays = isinstance(experiment.algorithm, OffPolicyConfig)
+    replays = experiment.algorithm.replays
     return tuple(part for part in PARTS if replays or part not in ("inserting", "sampling"))
 
 

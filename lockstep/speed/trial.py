@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
@@ -75,8 +75,8 @@ class Trial:
         """Collected so far."""
         self.settling = experiment.scheme.buffers
         """Iterations at the beginning that are unlike the others: buffers are filled, or nothing is learned yet."""
-        if isinstance(experiment.algorithm, OffPolicyConfig):
-            algorithm = dataclasses.replace(experiment.algorithm, warmup=0)
+        if experiment.algorithm.replays:
+            algorithm = dataclasses.replace(off_policy(experiment.algorithm), warmup=0)
             experiment = experiment.replace(algorithm=algorithm)
             self.settling += algorithm.build().warm_iterations(experiment.samples_per_iteration)
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-trial-")

@@ -84,7 +84,7 @@ class Population:
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is none of "
                 "PettingZoo's environments, and has nobody to play against. Leave it out."
             )
-        if experiment.algorithm.remembers:
+        if experiment.algorithm.replays:
             raise SettingsError(
                 f"{experiment.algorithm.name} learns from a memory, which would be empty at the beginning of each "
                 "generation. Populations are for algorithms that learn from fresh rollouts, such as PPO, IMPALA and "

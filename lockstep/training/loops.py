@@ -17,12 +17,13 @@ from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collectors
 from lockstep.collectors.preemption import preemption
 from lockstep.core.digests import state_digest
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Link
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.learners.process import Worker
+from lockstep.models.versions import Versions
 from lockstep.run.checkpoint import open_checkpoint
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
@@ -139,7 +140,9 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     begin = time.perf_counter()
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     if saved is None:
-        worker.begin(warm_start.weights(job.experiment, job.folder.weights))
+        weights = warm_start.weights(job.experiment, job.folder.weights)
+        warm_start.load(worker.agent, weights)
+        worker.begin(weights)
     else:
         worker.restore(saved)
     replayed = worker.group.gather(worker.rollouts.start(saved)) or []
@@ -185,9 +188,9 @@ def _collect_by_clock(end: CollectorEnd, collectors: Collectors, schedule: Sched
         for rollout_id in schedule.rollout_ids(iteration):
             if rollout_id.shard in collectors.shards and rollout_id not in collected:
                 acting = acting_with(schedule.acting(rollout_id), end.version)
-                infos = collectors.collect(rollout_id, acting, schedule.noise(rollout_id))
+                infos = collectors.collect(rollout_id.scheduled_lap, acting, schedule.noise(rollout_id))
                 end.deliver(infos)
-                collected |= {RolloutId(info.shard, info.number) for info in infos}
+                collected |= {info.rollout_id for info in infos}
     while True:
         end.listen(block=True)
 
@@ -202,7 +205,7 @@ def _collect_freely(end: CollectorEnd, collectors: Collectors, *, refresh: bool)
     while True:
         version = end.admit(lap)
         at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
-        end.deliver(collectors.collect(RolloutId(collectors.shards[0], lap), at))
+        end.deliver(collectors.collect(LapId(collectors.shards[0], lap), at))
         lap += 1
 
 

@@ -15,7 +15,7 @@ from lockstep.buffers import memory
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
-from lockstep.core.schedule import Recorded, Schedule
+from lockstep.core.schedule import Recorded
 from lockstep.envs.goals import check_goals
 from lockstep.envs.multiagent import opponents
 from lockstep.experiment import Experiment
@@ -66,7 +66,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     envs.check_matches(env, experiment.envs_per_shard)
     layout.check(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
-    Schedule.of(experiment)  # which refuses a schedule that cannot be kept
+    experiment.schedule()  # which refuses a schedule that cannot be kept
     return warm_start.resolved(experiment) if leads(layout) else experiment
 
 
@@ -99,7 +99,7 @@ def prepare_run(
 def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
     """Warn of settings that few would want together, and of a user's environment that resume and verify could not
     repeat."""
-    told = list(experiment.algorithm.warnings(experiment))
+    told = list(experiment.algorithm.warnings(experiment.setup))
     env = experiment.env
     if options.check_env and ":" in env.id:
         in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
 from lockstep.core.rollout import Rollout
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.rollouts import Parts, save_shards
 
@@ -113,7 +114,7 @@ class Collection:
         normalizers = {name: torch.from_numpy(array.copy()) for name, array in published.normalizers.items()}
         parameters = torch.from_numpy(published.parameters.copy())  # what came with a message may be read only
         version = Version(published.number, parameters, self._initial.loaded(normalizers))
-        infos = self._collectors.collect(RolloutId(self._collectors.shards[0], number), lambda _: version)
+        infos = self._collectors.collect(LapId(self._collectors.shards[0], number), lambda _: version)
         states = self._collectors.state(self._collectors.shards)
         packed = [_packed(self._collectors.rollout(each), compress=self._compress) for each in infos]
         spent, end = self._collectors.take_times(), time.perf_counter()

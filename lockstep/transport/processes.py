@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Link
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.free_running import Admission, Pace, may_take
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
@@ -97,8 +98,8 @@ class RemoteRollouts:
         self._speaks = group.rank == 0
         self._board = VersionBoard(agent, link, schedule.lag + 1) if self._speaks else None
         self._admission = admission(agent, link) if free else None
-        self._delivered: dict[RolloutId, RolloutInfo] = {}
-        """By shard and lap, in order of arrival: rollouts that were not taken yet."""
+        self._delivered: dict[LapId, RolloutInfo] = {}
+        """By lap, in order of arrival: rollouts that were not taken yet."""
         self._pace = Pace.of(agent.experiment)
         self._count = 0
         """Rollouts taken so far by iterations, if timing decides."""
@@ -130,14 +131,10 @@ class RemoteRollouts:
             taken = {slot: self._of_slot(slot) for slot in self._slots}
         else:
             rollout_ids = self._schedule.by_slot(iteration, self._slots)
-            self._await(
-                lambda: all(rollout_id in self._delivered for of_slot in rollout_ids.values() for rollout_id in of_slot)
-            )
-            taken = {
-                slot: [self._delivered.pop(rollout_id) for rollout_id in of_slot]
-                for slot, of_slot in rollout_ids.items()
-            }
-            self._last.update(self._schedule.rollout_ids(iteration))
+            laps = {slot: [each.scheduled_lap for each in of_slot] for slot, of_slot in rollout_ids.items()}
+            self._await(lambda: all(lap_id in self._delivered for of_slot in laps.values() for lap_id in of_slot))
+            taken = {slot: [self._delivered.pop(lap_id) for lap_id in of_slot] for slot, of_slot in laps.items()}
+            self._last.update(each.scheduled_lap for each in self._schedule.rollout_ids(iteration))
         return {slot: [self._collected(each) for each in of_slot] for slot, of_slot in taken.items()}
 
     def publish(self, version: Version) -> None:
@@ -178,7 +175,7 @@ class RemoteRollouts:
     def _choose(self, iteration: int, admission: Admission) -> list[RolloutInfo]:
         """Take the first rollouts that arrived, as far as none becomes too old by that; wait for as many as it needs
         to be in time, and for the pace."""
-        chosen: dict[RolloutId, RolloutInfo] = {}
+        chosen: dict[LapId, RolloutInfo] = {}
         even, lag = iteration < self._pace.even, self._schedule.lag
         least, most = ((bound(iteration) - self._count) for bound in (self._pace.least, self._pace.most))
         if even:
@@ -186,12 +183,12 @@ class RemoteRollouts:
         self._receive(block=False)
         in_flight = admission.in_flight()
         while True:
-            pending = Counter(version + lag for key, version in in_flight.items() if key not in chosen)
-            served = {rollout_id.shard for rollout_id in chosen} if even else set()
-            for key in self._delivered:
-                places, deadline = most - len(chosen), in_flight[key] + lag
-                if key.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
-                    chosen[key] = self._delivered.pop(key)
+            pending = Counter(version + lag for lap_id, version in in_flight.items() if lap_id not in chosen)
+            served = {lap_id.shard for lap_id in chosen} if even else set()
+            for lap_id in self._delivered:
+                places, deadline = most - len(chosen), in_flight[lap_id] + lag
+                if lap_id.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
+                    chosen[lap_id] = self._delivered.pop(lap_id)
                     break
             else:
                 if len(chosen) >= least and min(pending, default=iteration + 1) > iteration:
@@ -201,7 +198,7 @@ class RemoteRollouts:
                 in_flight = admission.in_flight()
         self._count += len(chosen)
         if self._schedule.by_shard:  # order is nothing that matters between shards: let the record not depend on it
-            return [chosen[rollout_id] for rollout_id in sorted(chosen)]
+            return [chosen[lap_id] for lap_id in sorted(chosen)]
         return list(chosen.values())
 
     def _send_out(self, version: Version) -> None:
@@ -231,7 +228,7 @@ class RemoteRollouts:
             if kind == "rollout":
                 infos, spent = content
                 self._times.setdefault(collector, Counter()).update(spent)
-                self._delivered |= {RolloutId(info.shard, info.lap): info for info in infos}
+                self._delivered |= {info.lap_id: info for info in infos}
             else:
                 self._answers[collector] = content[0]
 
@@ -328,7 +325,7 @@ class CollectorEnd:
 
     def _slot(self, info: RolloutInfo) -> int:
         """The batch slot that decides who is told; where timing decides, learner 0 is."""
-        return 0 if self._admission is not None else self._schedule.slot(RolloutId(info.shard, info.number))
+        return 0 if self._admission is not None else self._schedule.slot(info.rollout_id)
 
     def listen(self, *, block: bool = False) -> None:
         """Do what learner 0 has asked for, waiting for it if block is set.

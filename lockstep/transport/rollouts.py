@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule, Versions
+from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule
 from lockstep.distributed.shared_memory import Arena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint, write_part
 
 Parts = list[dict[str, Any]]
@@ -126,8 +127,8 @@ class OwnRollouts:
     def _take(self, rollout_id: RolloutId) -> CollectedRollout:
         if rollout_id not in self._collected:
             acting = acting_with(self._schedule.acting(rollout_id), self.versions.__getitem__)
-            for info in self._collectors.collect(rollout_id, acting, self._schedule.noise(rollout_id)):
-                self._collected[RolloutId(info.shard, info.number)] = info
+            for info in self._collectors.collect(rollout_id.scheduled_lap, acting, self._schedule.noise(rollout_id)):
+                self._collected[info.rollout_id] = info
         info = self._collected.pop(rollout_id)
         self._next[info.shard] = info.number + 1
         normalizers = self.versions[info.first_version].normalizers

@@ -20,7 +20,6 @@ from torch.distributions.kl import kl_divergence
 from torch.distributions.transforms import TanhTransform
 
 from lockstep import recipes
-from lockstep.agent import Networks
 from lockstep.algorithms import LossOutput, ParameterGroup
 from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.mpo import divergences, inverse_softplus, weigh
@@ -31,6 +30,7 @@ from lockstep.core.transitions import Transitions
 from lockstep.launchers.launch import train
 from lockstep.learners.optimizer import Optimizer
 from lockstep.models import ActorCritic, ActorCriticConfig
+from lockstep.models.base import Networks
 from lockstep.models.distributions import standard_normal
 from lockstep.models.mlps import MLPs
 from lockstep.models.parameters import FlatParameters

@@ -16,11 +16,10 @@ from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector, Collectors, RolloutInfo
 from lockstep.config.settings import NotFinite
 from lockstep.core.rollout import Rollout
-from lockstep.core.schedule import Schedule
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.envs.base import EnvConfig, ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, wrong_numbers
-from lockstep.experiment import NormalizeConfig
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.scheme import Scheme
 from lockstep.transport.rollouts import buffers_of
 
@@ -78,7 +77,7 @@ def collected(
     )
     agent = Agent(experiment)
     monkeypatch.setattr("lockstep.envs.make", lambda *_, **__: env)
-    (buffers,) = buffers_of(agent, range(1), Schedule.of(experiment), PrivateArena(), ahead=False)
+    (buffers,) = buffers_of(agent, range(1), experiment.schedule(), PrivateArena(), ahead=False)
     collector, version, found = Collector(agent, buffers, finite_check=finite_check), agent.version(0), []
     collector.reset()
     for lap in range(len(env.told) // 4):
@@ -131,7 +130,7 @@ def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers
     settings = base.replace(env=EnvConfig("Pendulum-v1", num_envs=2, adapter="gymnasium"), scheme=Scheme(shards=1))
     agent = Agent(settings)
     monkeypatch.setattr("lockstep.envs.make", lambda *_, **__: Scripted([([np.nan, 1.0], "..")] * 100))
-    (buffers,) = buffers_of(agent, range(1), Schedule.of(settings), PrivateArena(), ahead=False)
+    (buffers,) = buffers_of(agent, range(1), settings.schedule(), PrivateArena(), ahead=False)
 
     def found(lost: float) -> str:
         collector = Collector(agent, buffers, finite_check=(finite_check := FiniteCheck("Own-v0", stop=False)))

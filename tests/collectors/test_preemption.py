@@ -23,10 +23,11 @@ from lockstep.config.layout import Layout
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
-from lockstep.core.schedule import Recorded, RolloutId, Schedule
+from lockstep.core.schedule import Recorded, RolloutId
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
 from lockstep.launchers.launch import launch, resume, train
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.rnd import RNDConfig
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
@@ -64,7 +65,7 @@ def experiment(rollout: int = STEPS, iterations: int = 4, *, impala: bool = Fals
 def collector(of: Experiment, cuts: dict[RolloutId, int] | None = None) -> tuple[Agent, Collector]:
     resolved = prepare(of, Layout())
     agent = Agent(resolved)
-    (buffers,) = buffers_of(agent, range(4), Schedule.of(resolved), PrivateArena(), ahead=False)
+    (buffers,) = buffers_of(agent, range(4), resolved.schedule(), PrivateArena(), ahead=False)
     return agent, Collector(agent, buffers, preemption=None if cuts is None else RecordedCuts(cuts))
 
 
@@ -175,7 +176,7 @@ def test_the_truncation_is_needed() -> None:
 
 
 def recorded(of: Experiment, cuts: list[list[tuple[int, int]]]) -> Recorded:
-    schedule = Schedule.of(of)
+    schedule = of.schedule()
     return Recorded(schedule.lag, schedule.iterations, schedule.shards, schedule.by_shard, cuts=cuts)
 
 

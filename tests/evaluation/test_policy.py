@@ -22,9 +22,9 @@ from lockstep.evaluation.policy import find_checkpoint, load_policy
 from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 from lockstep.evaluation.video import record_video
-from lockstep.experiment import NormalizeConfig
 from lockstep.launchers.launch import train
 from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.normalize import NormalizeConfig
 
 QUIET: dict[str, Any] = {"display": "none", "tensorboard": False}
 

@@ -373,7 +373,7 @@ def check_updates(experiment: Experiment, recorded: list[list[tuple[int, int]]],
             assert place - behind > last[slot]
             last[slot] = place
         if all_steps:
-            warm = experiment.algorithm.remembers and iteration == 0
+            warm = experiment.algorithm.replays and iteration == 0
             taken = [sum(slot == each for slot, _ in decided) for each in shards]
             assert taken == [0 if warm else steps] * len(shards)
 

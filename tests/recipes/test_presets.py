@@ -104,7 +104,7 @@ CASES = [(name, agent) for name in PRESETS if name not in ("a2c", "ppo") for age
 @pytest.mark.parametrize(("name", "agent"), [*CASES, ("r2d2", "r2d2")])
 def test_a_preset_trains(name: str, agent: str) -> None:
     experiment = AGENTS[agent]()
-    remembers = experiment.algorithm.remembers
+    remembers = experiment.algorithm.replays
     if (name in ("apex", "r2d2") and not remembers) or (name == "r2d2" and not experiment.model.recurrent):
         with pytest.raises(SettingsError, match=f"The preset {name} is for "):
             PRESETS[name](experiment)

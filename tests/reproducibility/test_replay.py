@@ -24,7 +24,7 @@ from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.core.schedule import Recorded, Schedule
+from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import launch, resume, train
 from lockstep.reproducibility.replay import replay
@@ -169,9 +169,9 @@ REMEMBERED: list[list[tuple[int, int, tuple[tuple[int, int], ...]]]] = [
 
 
 def by_hand(experiment: Experiment) -> Recorded:
-    hand = REMEMBERED if experiment.algorithm.remembers else HAND
+    hand = REMEMBERED if experiment.algorithm.replays else HAND
     decided = [[{"shard": s, "rollout": r, "versions": v} for s, r, v in slots] for slots in hand]
-    schedule = Schedule.of(experiment)
+    schedule = experiment.schedule()
     return Recorded(schedule.lag, schedule.iterations, schedule.shards, schedule.by_shard, decided)
 
 

@@ -14,8 +14,9 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import fast_digest
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import diff, verify
 from lockstep.run import checkpoint, ledger

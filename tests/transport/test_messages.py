@@ -12,14 +12,15 @@ import pytest
 import torch
 from tiny import EXPERIMENTS, options
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.collectors.collectors import RolloutInfo
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import RolloutId, Schedule
 from lockstep.distributed.groups import Group
 from lockstep.launchers.launch import train
+from lockstep.models.versions import Version, Versions
 from lockstep.run.folder import RunFolder
 from lockstep.training.job import Job
 from lockstep.training.loops import collection
@@ -56,7 +57,7 @@ def test_whoever_replaces_a_collector_collects_what_it_would_have(job: Job) -> N
 
 
 def test_rollouts_may_come_late_and_twice(job: Job) -> None:
-    agent, schedule = Agent(job.experiment), Schedule.of(job.experiment)
+    agent, schedule = Agent(job.experiment), job.experiment.schedule()
     versions = Versions(schedule)
     versions.publish(agent.version(0))
     inbox = Inbox(schedule.lag + 1)

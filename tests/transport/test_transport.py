@@ -12,8 +12,8 @@ from workers import Workers
 from lockstep import recipes
 from lockstep.config.layout import Layout
 from lockstep.envs.base import EnvConfig
-from lockstep.experiment import NormalizeConfig
 from lockstep.launchers.launch import train
+from lockstep.models.normalize import NormalizeConfig
 
 WIDE = """
 import gymnasium, numpy, time
