@@ -133,8 +133,8 @@ def record(arguments: list[str]) -> int:
 def plot(arguments: list[str]) -> int:
     """Run `lockstep plot`."""
     given = parse(PlotArguments, "plot", arguments)
-    from lockstep.evaluation.plots import plot as draw
-    from lockstep.evaluation.runs import listed
+    from lockstep.reports.plots import plot as draw
+    from lockstep.reports.runs import listed
     from lockstep.run.folder import RunFolder
 
     runs = [RunFolder.open(run).path for run in listed(given.runs)]

@@ -51,8 +51,8 @@ class CompareArguments:
 def report(arguments: list[str]) -> int:
     """Run `lockstep report`."""
     given = parse(ReportArguments, "report", arguments)
-    from lockstep.evaluation.report import report as write
-    from lockstep.evaluation.runs import listed, some
+    from lockstep.reports.report import report as write
+    from lockstep.reports.runs import listed, some
 
     runs = [RunFolder.open(run).path for run in listed(given.runs)]
     home = Path(given.runs[0]) if len(given.runs) == 1 else Path()
@@ -78,8 +78,8 @@ def compare(arguments: list[str]) -> int:
     if arguments.count("--against") > 1:
         raise SettingsError("compare takes two sets of runs, with one -- between them. lockstep report shows several.")
     given = parse(CompareArguments, "compare", arguments)
-    from lockstep.evaluation.compare import compare as contrast
-    from lockstep.evaluation.runs import listed
+    from lockstep.reports.compare import compare as contrast
+    from lockstep.reports.runs import listed
 
     a, b = ([RunFolder.open(run).path for run in listed(runs)] for runs in (given.runs, given.against))
     with progress_to_stderr():

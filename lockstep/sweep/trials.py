@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError, require
-from lockstep.evaluation.runs import SCORES
+from lockstep.reports.runs import SCORES
 from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Entry, Outcome, read_json, write_json
 from lockstep.sweep.search import Between, Search, is_whole, mean, measured, reached

@@ -21,9 +21,9 @@ from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import state_digest
-from lockstep.evaluation.runs import labels
 from lockstep.experiment import Experiment, NormalizeConfig, WarmStart
 from lockstep.launchers.launch import resume, train
+from lockstep.reports.runs import labels
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
 from lockstep.run import checkpoint

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.runs import X_LABELS, Run, differing, endings, time_unit
 from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, align, efficiency_curve, means_around, outline
+from lockstep.reports.runs import X_LABELS, Run, differing, endings, time_unit
 
 _POINTS = 400
 """Points of a run that are drawn."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.evaluation import atari, procgen
-from lockstep.evaluation.runs import SCORES
+from lockstep.reports import atari, procgen
+from lockstep.reports.runs import SCORES
 
 
 class Scale(NamedTuple):

@@ -10,9 +10,11 @@ import numpy as np
 
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import charts, page, statistics
-from lockstep.evaluation.charts import Chart, PageRuns
-from lockstep.evaluation.runs import (
+from lockstep.evaluation import statistics
+from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, Scores, estimate, iqm, readable
+from lockstep.reports import charts, page
+from lockstep.reports.charts import Chart, PageRuns
+from lockstep.reports.runs import (
     SCORES,
     Method,
     Run,
@@ -24,9 +26,8 @@ from lockstep.evaluation.runs import (
     some,
     tasks,
 )
-from lockstep.evaluation.scales import Scale, on_one_scale, scale_of
-from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, Scores, estimate, iqm, readable
-from lockstep.evaluation.stills import still
+from lockstep.reports.scales import Scale, on_one_scale, scale_of
+from lockstep.reports.stills import still
 
 _MAX_PAIRS = 15
 _THRESHOLDS = 101

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import page
-from lockstep.evaluation.page import Html
-from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
 from lockstep.launchers.supervisor import WorkerError
+from lockstep.reports import page
+from lockstep.reports.page import Html
+from lockstep.reports.runs import Method, Run, differing, time_unit
 from lockstep.reproducibility.verify import verify
 from lockstep.run import ledger
 from lockstep.run.checkpoint import list_checkpoints
