@@ -30,9 +30,6 @@ class BenchArguments:
     """How long each part is measured in each round. Training takes twice as long, and three iterations at least."""
     random_actions: bool = False
     """Short for --env.random-actions: the environments play at random, whatever the policy chooses."""
-    peers: tuple[str, ...] | None = None
-    """Measure other systems on the same task instead: sample-factory, stable-baselines3, torchrl, cleanrl=FILE,
-    leanrl=FILE. Each is installed into a virtual environment of its own on first use."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -49,8 +46,6 @@ def bench(arguments: list[str]) -> int:
     experiment, layout = given.experiment, Layout.parse(given.layout)
     if given.random_actions:
         experiment = experiment.replace(env=dataclasses.replace(experiment.env, random_actions=True))
-    if given.peers is not None:
-        return _peers(experiment, layout, given)
     from lockstep.speed.bench import bench as run
 
     with progress_to_stderr(), clean_end():
@@ -62,18 +57,6 @@ def bench(arguments: list[str]) -> int:
         say(f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, load of others {report.load:.1f}")
         say(report.table())
     return 0
-
-
-def _peers(experiment: Experiment, layout: Layout, given: BenchArguments) -> int:
-    from lockstep.speed.peers import compare
-
-    with progress_to_stderr(), clean_end():
-        found = compare(experiment, layout, given.peers or (), rounds=given.rounds, seconds=given.seconds, say=say)
-    if given.json:
-        say_json({**found.to_json(), "experiment": experiment.identity(), "machine": _machine()})
-    else:
-        say(found.table())
-    return 0 if len(found.systems) > 1 and not found.skipped else 1
 
 
 @dataclass(frozen=True)
