@@ -13,7 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.settings import Diverged
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import from_json
+from lockstep.config.settings import Diverged, SettingsError
+from lockstep.config.user_code import look_for_files_in
 from lockstep.run.files import is_full
 from lockstep.sweep.queue import Entry, Outcome, Queue
 from lockstep.system import children
@@ -97,10 +101,7 @@ def run_entry(queue: Queue, name: str) -> int:
 
 def _train(queue: Queue, entry: Entry) -> Outcome | None:
     """How the run ended; None if it was told to stop before."""
-    from lockstep.config.layout import Layout
-    from lockstep.config.options import RunOptions
-    from lockstep.config.serialization import from_json
-    from lockstep.config.user_code import look_for_files_in
+    # Importing torch takes seconds. By now this process has its cores, and ends with its parent.
     from lockstep.launchers.launch import resume, train
     from lockstep.launchers.supervisor import unattended
 
@@ -144,7 +145,6 @@ def _is_busy(error: Exception) -> bool:
 
 def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
-    from lockstep.config.settings import SettingsError
     from lockstep.launchers.supervisor import WorkerError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()

@@ -14,14 +14,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.run.files import locked, locked_within, sync, write_whole, writing
-
-if TYPE_CHECKING:
-    from lockstep.sweep.spec import Run
 
 Kept = TypeVar("Kept", "Entry", "Outcome")
 State = Literal["waiting", "running", "done", "stopped", "failed"]
@@ -64,6 +61,21 @@ class Entry:
     def samples(self) -> int:
         """Agent samples that it is to collect."""
         return self.experiment["total_steps"]
+
+
+class Queued(Protocol):
+    """What can be added to a queue: lockstep.sweep.Run, whose module needs torch."""
+
+    @property
+    def experiment(self) -> Any: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def options(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class Queue:
         with open(self.log(name), "a", encoding="utf-8") as file, _locked(file, _DYING) as mine:
             yield mine
 
-    def add(self, runs: Sequence[Run], directory: str | None = None, command: Sequence[str] | None = None) -> None:
+    def add(self, runs: Sequence[Queued], directory: str | None = None, command: Sequence[str] | None = None) -> None:
         """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
         layout and options that are given now.
 
@@ -176,7 +188,7 @@ class Queue:
 
     def with_runs(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[Queued],
         directory: str | None = None,
         command: Sequence[str] | None = None,
         again: Collection[State] = (),

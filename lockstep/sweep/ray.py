@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.settings import SettingsError, require
+from lockstep.launchers.ray.launcher import connected
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Needs
@@ -186,7 +187,5 @@ def cluster(runs_per_gpu: int = 1) -> Iterator[RayCluster]:
         SettingsError: Ray is not installed.
     """
     require("ray", "ray", "--ray", "Without --ray, a sweep takes this machine.")
-    from lockstep.launchers.ray.launcher import connected
-
     with connected(cores()) as ray:
         yield RayCluster(ray, runs_per_gpu)

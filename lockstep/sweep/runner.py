@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -18,9 +19,6 @@ from lockstep.sweep.queue import Entry, Outcome, Queue, State
 from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
 from lockstep.system import children
-
-if TYPE_CHECKING:
-    from lockstep.sweep.proposals import Proposals
 
 _POLL = 0.1
 """Seconds between looks for processes that have ended."""
@@ -35,6 +33,24 @@ _LOSSES = 3
 def needs_of(entry: Entry) -> Needs:
     """The cores, GPUs and memory that a run occupies."""
     return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"], entry.memory)
+
+
+class Search(Protocol):
+    """What adds runs as others end: lockstep.sweep.proposals.Proposals, whose module needs torch."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the runs that it adds at once occupy."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether it adds no more runs."""
+        ...
+
+    def next(self) -> Sequence[Entry]:
+        """Add runs to the queue."""
+        ...
 
 
 @dataclass
@@ -61,7 +77,7 @@ class Runner:
     """Runs what waits in a queue, and then what a search or a population adds, as much at a time as the place holds, in
     this order."""
 
-    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Proposals[Any] | None = None) -> None:
+    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Search | None = None) -> None:
         self._queue, self._place, self._search = queue, place, search
         self._slots = options.slots or sys.maxsize
         self._rule = StopRule.parse(options.stop_early) if options.stop_early else None
