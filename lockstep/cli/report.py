@@ -15,7 +15,7 @@ from lockstep.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class ReportArguments:
-    """Write one HTML page about some runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
+    """Write an HTML page about runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs, or of sweeps, which stand for all their runs. Runs that differ only in seed and task are one
@@ -25,7 +25,7 @@ class ReportArguments:
     metric: str = "score/mean"
     """The name in metrics.jsonl that counts as the score, such as eval/score where evaluations were made."""
     verify: int = 0
-    """Iterations of each run to repeat and compare with its ledger. More prove more and take longer."""
+    """Iterations of each run to repeat and compare with its ledger. More prove more but take longer."""
     json: bool = False
     """Print JSON."""
 

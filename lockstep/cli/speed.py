@@ -17,19 +17,19 @@ from lockstep.experiment import Experiment
 
 @dataclass(frozen=True)
 class BenchArguments:
-    """Measure how near training comes to this machine's limit, and what takes the rest."""
+    """Measure how close training comes to this machine's limit, and what takes the rest."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     layout: str = "inline"
-    """As for train: what is measured."""
+    """The layout to measure, as for train."""
     preset: str | None = None
     """As for train."""
     rounds: int = 3
-    """Everything is measured once in each, in turn; medians and ranges are over rounds."""
+    """How often to measure everything, in turn. Medians and ranges are over rounds."""
     seconds: float = 3.0
-    """How long each part is measured in each round. Training takes twice as long, and three iterations at least."""
+    """Seconds to measure each part in each round. Training takes twice as long, and at least three iterations."""
     random_actions: bool = False
-    """Short for --env.random-actions: the environments play at random, whatever the policy chooses."""
+    """Short for --env.random-actions: environments get random actions instead of the policy's."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -65,9 +65,9 @@ class TuneArguments:
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     preset: str | None = None
-    """As for train, but for its layout, which is to be found."""
+    """As for train, but without its layout."""
     budget: float = 120.0
-    """Seconds that it may take, everything included. More tries more layouts and compares them better."""
+    """Seconds that the whole command may take. More time tries more layouts and compares them better."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 

@@ -39,7 +39,7 @@ _OURS = re.compile(
 _ENTRIES = {"experiment.json": {"$type"}, "run.json": {"options", "command", "layout"}}
 """What a run cannot do without: files, and entries in them."""
 _OF_FILES = re.compile("path|file|dir|args|url")
-"""In names of options."""
+"""Options with such a name may hold a path."""
 
 
 @dataclass(frozen=True)

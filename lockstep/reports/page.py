@@ -107,7 +107,7 @@ def controls(
     *,
     banded: bool,
 ) -> str:
-    """Which color is which method, and what charts.js lets the reader choose.
+    """The legend of the methods, and the controls that charts.js reads.
 
     Args:
         chips: what the legend says of each method.

@@ -167,7 +167,7 @@ def machines(runs: Sequence[Run]) -> str:
 
 
 def videos(runs: Sequence[Run], named: Sequence[str], metric: str) -> str:
-    """For each task the video of its best run that has one, as long as the page stays light."""
+    """The video of each task's best run that has one, as long as the page stays small."""
     players, left_out, room = [], [], _MAX_VIDEO
     for task in named:
         filmed = [run for run in runs if run.task == task and (run.path / "video.mp4").is_file()]

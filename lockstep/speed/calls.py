@@ -67,7 +67,7 @@ class Calls:
         collected = size * experiment.algorithm.rollout
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
-        """By part: what to time, and how many samples of training one call counts for."""
+        """For each part, the call to time and how many training samples it stands for."""
         batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
         if isinstance(experiment.algorithm, OffPolicyConfig):
             rollouts = self._played(acting, buffers)

@@ -1,4 +1,4 @@
-"""Real training in processes of its own, which can be halted and let go on: so that several can be timed in turn."""
+"""Trains for real in separate processes that can be halted and continued, so that several are timed in turn."""
 
 from __future__ import annotations
 

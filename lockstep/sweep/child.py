@@ -24,15 +24,15 @@ from lockstep.system import children
 from lockstep.system.output import tell
 
 INTERRUPTED = 130
-"""Exit code of a run that was told to stop, and can go on."""
+"""Exit code of a run that was told to stop and can continue."""
 ELSEWHERE = 75
 """Exit code if another process runs it."""
 FULL = 77
-"""Exit code if there is no space left: the run can go on once there is."""
+"""Exit code if the disk is full. The run can continue once there is space."""
 LOST = 76
-"""In place of the exit code of a run that was lost with its machine, and can go on elsewhere."""
+"""Stands for the exit code of a run whose machine was lost. The run can continue elsewhere."""
 STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
-"""Exit codes of one that was asked to stop, or that a signal ended before it knew what to do about it."""
+"""Exit codes of a run that was asked to stop, or that a signal ended before it handled signals."""
 
 
 _BEGIN = (

@@ -23,7 +23,7 @@ from lockstep.run.files import locked, locked_within, sync, write_whole, writing
 Kept = TypeVar("Kept", "Entry", "Outcome")
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 SEARCH = "search"
-"""In place of a run's name, where a search has what runs have."""
+"""The name of a whole search where runs are listed by name, as among Slurm's jobs."""
 _DYING = 20.0
 """Seconds that a run's process, whose sweep was killed, may take to be gone."""
 
@@ -36,15 +36,15 @@ class Entry:
     order: int
     """Its place in the queue."""
     identity: str
-    """Of its experiment: a sweep holds each experiment once."""
+    """The experiment's identity. A sweep holds each experiment once."""
     experiment: dict[str, Any]
     layout: str
     options: dict[str, Any]
     """Fields of RunOptions."""
     directory: str
-    """Where the sweep was started, to which files of the user's own are relative."""
+    """Where the sweep was started. Paths of users' files are relative to it."""
     command: list[str] = field(default_factory=list)
-    """That gave the run to the sweep, for the run's own record."""
+    """The command that added the run to the sweep. The run records it."""
     memory: int = 0
     """Bytes that its replay takes once it is full."""
 

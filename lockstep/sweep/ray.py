@@ -1,4 +1,4 @@
-"""The sweep on a Ray cluster: every run is an actor with cores and GPUs of its own, on whichever node has them."""
+"""Runs a sweep on a Ray cluster: every run is an actor that reserves cores and GPUs on some node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep.system.machine import cores
 _ENDING = 10.0
 """Seconds that a run which was killed gets to be gone."""
 _ROUNDING = 1e-6
-"""Of sums of parts of a GPU."""
+"""Tolerance when shares of a GPU are added up."""
 
 
 class SweepRun:

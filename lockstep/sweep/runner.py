@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,9 +24,9 @@ _POLL = 0.1
 _LOOK = 1.0
 """Seconds between looks at the runs' metrics."""
 _LAST_LINES = 20
-"""Of what a run printed, if it ended without a word."""
+"""Lines of its output to show when a run died without a message."""
 _LOSSES = 3
-"""Machines that a run may lose."""
+"""How often a run may lose its machine before it counts as failed."""
 
 
 def needs_of(entry: Entry) -> Needs:
@@ -48,7 +47,7 @@ class Search(Protocol):
         """Whether it adds no more runs."""
         ...
 
-    def next(self) -> Sequence[Entry]:
+    def next(self) -> list[Entry]:
         """Add runs to the queue."""
         ...
 
@@ -84,7 +83,7 @@ class Runner:
         self._entries: list[Entry] = []
         self._states: dict[str, State] = {}
         self._curves: dict[str, Curve] = {}
-        """Of all runs, if there is a rule."""
+        """The curves of all runs, if there is a rule."""
         self._waiting: deque[Entry] = deque()
         self._running: list[_Running] = []
         self._elsewhere: list[Entry] = []
@@ -273,7 +272,7 @@ class Runner:
             self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}{verdict}", color)
 
     def _death_report(self, name: str, code: int) -> str:
-        how = f"ended without a word, with exit code {code}"
+        how = f"ended without a message, with exit code {code}"
         if code == child.LOST:
             how = f"was lost with its machine {_LOSSES + 1} times"
         if code < 0:
