@@ -116,7 +116,7 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
         from lockstep.cli.sweep_flags import runs_of, search_of
         from lockstep.cli.train import load_recipe
         from lockstep.experiment import Experiment
-        from lockstep.sweep.spec import from_file
+        from lockstep.sweep.user_file import from_file
 
         what = words[1]
         path, _, name = what.rpartition(":")

@@ -214,7 +214,7 @@ PRESETS: dict[str, Callable[[Experiment], Composed]] = {
     "rapid": rapid,
     "async-rapid": async_rapid,
 }
-"""By the names that the command line knows them by."""
+"""All presets, by their names on the command line."""
 
 
 def _replaying(experiment: Experiment, preset: str) -> Experiment:

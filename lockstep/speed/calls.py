@@ -68,7 +68,7 @@ class Calls:
         collected = size * experiment.algorithm.rollout
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
-        """By part: what to time, and how many samples of training one call counts for."""
+        """For each part, the call to time and how many training samples it stands for."""
         batches = batches_for(learning, range(1), TreeSum(1, Group()))
         if experiment.algorithm.replays:
             rollouts = self._played(acting, buffers)

@@ -1,4 +1,4 @@
-"""Real training in processes of its own, which can be halted and let go on: so that several can be timed in turn."""
+"""Trains for real in separate processes that can be halted and continued, so that several are timed in turn."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
+from lockstep.launchers.launch import train
 from lockstep.launchers.supervisor import WorkerError, unattended
 from lockstep.run.folder import RunFolder
 from lockstep.system import children
@@ -146,8 +147,6 @@ def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    from lockstep.launchers.launch import train
-
     never = 10**12
     options = RunOptions(run=str(folder / "run"), checkpoint_every=never, display="none", tensorboard=False)
 

@@ -157,7 +157,7 @@ class Tuned:
     """Fastest first; those that were not measured last."""
     seconds: float
     load: float
-    """Of other programs, in cores."""
+    """The load of other programs, in cores."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,6 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_file
 from lockstep.distributed.local_group import LocalGroup, join
 from lockstep.launchers import supervisor
-from lockstep.speed.projection import Network
 
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
 
@@ -25,7 +24,7 @@ def test_two_hosts_compute_what_one_process_does(capsys: pytest.CaptureFixture[s
         HOSTS.Hosts(1).close()
     except PermissionError as error:
         pytest.skip(str(error))
-    assert HOSTS.compare(2, Network(0.001), HOSTS.RUN)
+    assert HOSTS.compare(2, HOSTS.Network(0.001), HOSTS.RUN)
     assert "digest: " in capsys.readouterr().out
 
 

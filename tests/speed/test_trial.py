@@ -133,11 +133,6 @@ def test_a_mistake_is_told_before_anything_is_started(
     assert told in error and "Traceback" not in error and "--budget" not in error
 
 
-def test_peers_need_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ppo-cartpole", "--peers"]) == 2
-    assert "--peers needs names" in capsys.readouterr().err
-
-
 def test_a_bench_that_is_told_to_end_leaves_nothing(start: Callable[..., Child]) -> None:
     flags = ["--env.num-envs", "8", "--algorithm.rollout", "8", "--env.adapter", "gymnasium", "--seconds", "100"]
     child = start("bench", "ppo-cartpole", *flags)

@@ -36,7 +36,7 @@ from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
 from lockstep.sweep.slots import Process, Share
-from lockstep.sweep.spec import from_file
+from lockstep.sweep.user_file import from_file
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -33,8 +33,8 @@ from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
 from lockstep.sweep.search import measured, space_of
 from lockstep.sweep.slots import Machine
-from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
+from lockstep.sweep.user_file import from_file
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 pytestmark = pytest.mark.usefixtures("own_folder")

@@ -16,7 +16,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.sweep import OneOf, Run, grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Queue
-from lockstep.sweep.spec import from_file
+from lockstep.sweep.user_file import from_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

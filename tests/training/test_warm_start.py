@@ -21,10 +21,10 @@ from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import state_digest
-from lockstep.evaluation.runs import labels
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.launchers.launch import resume, train
 from lockstep.models.normalize import NormalizeConfig
+from lockstep.reports.runs import labels
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
 from lockstep.run import checkpoint

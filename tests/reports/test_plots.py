@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import plots
-from lockstep.evaluation.plots import plot
-from lockstep.evaluation.runs import Method, Run
+from lockstep.reports import plots
+from lockstep.reports.plots import plot
+from lockstep.reports.runs import Method, Run
 
 
 def texts(svg: Path) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from made_runs import SAMPLES, write_run
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.compare import compare
+from lockstep.reports.compare import compare
 
 
 def runs_of(folder: Path, name: str, finals: list[float], task: str = "CartPole-v1", **settings: Any) -> list[Path]:

@@ -20,11 +20,11 @@ from plotly.offline import get_plotlyjs
 from lockstep import recipes
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.charts import mean_curve
-from lockstep.evaluation.compare import compare
-from lockstep.evaluation.report import report as write_report
-from lockstep.evaluation.runs import Run, methods
 from lockstep.launchers.launch import train
+from lockstep.reports.charts import mean_curve
+from lockstep.reports.compare import compare
+from lockstep.reports.report import report as write_report
+from lockstep.reports.runs import Run, methods
 from lockstep.run import ledger
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
