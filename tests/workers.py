@@ -21,9 +21,9 @@ from lockstep.distributed.channels import Link, links
 from lockstep.distributed.groups import GlooGroup, Group
 from lockstep.distributed.local_group import LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
-from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.run.folder import RunFolder
 from lockstep.system import children
+from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 
 MOST = 4

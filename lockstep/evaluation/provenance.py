@@ -15,12 +15,12 @@ from lockstep.evaluation import page
 from lockstep.evaluation.page import Html
 from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.reproducibility.verify import verify
 from lockstep.run import ledger
 from lockstep.run.checkpoint import list_checkpoints
 from lockstep.run.consistency import edited_settings, newest_checkpoint_difference
 from lockstep.run.folder import RunFolder
+from lockstep.system.supervision import WorkerError
 
 _MAX_VIDEO = 2_500_000
 """Bytes of all videos of a page together."""

@@ -13,11 +13,14 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
+from lockstep.launchers.inline import run_inline
+from lockstep.launchers.processes import run_processes
 from lockstep.launchers.ray.launcher import run_ray
-from lockstep.launchers.supervisor import is_unattended, run_inline, run_processes, run_torchrun
+from lockstep.launchers.torchrun import run_torchrun
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import tell
+from lockstep.system.supervision import is_unattended
 from lockstep.training import warm_start
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import work

@@ -102,7 +102,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     from lockstep.config.serialization import from_json
     from lockstep.config.user_code import look_for_files_in
     from lockstep.launchers.launch import resume, train
-    from lockstep.launchers.supervisor import unattended
+    from lockstep.system.supervision import unattended
 
     with contextlib.suppress(OSError):
         os.chdir(entry.directory)
@@ -145,6 +145,6 @@ def _is_busy(error: Exception) -> bool:
 def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
     from lockstep.config.settings import SettingsError
-    from lockstep.launchers.supervisor import WorkerError
+    from lockstep.system.supervision import WorkerError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()

@@ -21,7 +21,6 @@ from lockstep.core.schedule import RolloutId, Schedule, Versions
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Link
 from lockstep.distributed.shared_memory import PrivateArena
-from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.learners.process import Worker
 from lockstep.run.checkpoint import open_checkpoint
 from lockstep.system.graphs import cuda_graph
@@ -29,6 +28,7 @@ from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
 from lockstep.system.output import tell
 from lockstep.training import warm_start
+from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.writer import Resumed, RunWriter, report_of
 from lockstep.transport.messages import Collection, MailedRollouts

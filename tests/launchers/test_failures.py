@@ -20,9 +20,9 @@ from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.launchers.launch import resume, train
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.run import checkpoint
 from lockstep.run.folder import RunFolder
+from lockstep.system.supervision import WorkerError
 
 KILLS = int(os.environ.get("LOCKSTEP_KILLS", "1"))
 """Random moments at which a process of each kind is killed."""

@@ -9,17 +9,16 @@ import socket
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import GlooGroup, Group, meeting_point
-from lockstep.launchers.supervisor import StopRequest, Work, WorkerContext
 from lockstep.run.folder import is_run
 from lockstep.system import children
+from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.job import Job, Result
+from lockstep.training.loops import collection
 from lockstep.transport.messages import Collection, Inbox, Published, RolloutMessage, State
-
-if TYPE_CHECKING:
-    from lockstep.training.job import Job, Result
 
 
 class _Process:
@@ -105,8 +104,6 @@ class RayCollector(_Process):
         self._collection: Collection | None = None
 
     def start(self, *states: dict[int, State]) -> tuple[int, int]:
-        from lockstep.training.loops import collection
-
         self._works()
         self._collection = collection(self._job, self._index, self._stop.alive)
         return self._collection.start({shard: state for some in states for shard, state in some.items()})

@@ -20,20 +20,18 @@ import re
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import RayCollector, RayLearner
-from lockstep.launchers.supervisor import StopRequest, Work, WorkerError
 from lockstep.run.checkpoint import iteration_of
-from lockstep.system import children
 from lockstep.system.output import tell
-
-if TYPE_CHECKING:
-    from lockstep.training.job import Job, Result
+from lockstep.system.supervision import StallDetector, WorkerError
+from lockstep.training.context import StopRequest, Work
+from lockstep.training.job import Job, Result
 
 _POLL = 1.0
 """Seconds between two questions to every process whether it makes progress."""
@@ -131,7 +129,7 @@ class RayDriver:
         """Since when a learner's connection is broken, and what it said."""
         self._places: Any = None
         self._polled = 0.0
-        self._standstill = children.StallDetector(job.layout.stall_timeout)
+        self._stall = StallDetector(job.layout.stall_timeout)
         self._told = False
 
     def run(self) -> Result:
@@ -329,7 +327,7 @@ class RayDriver:
         self._polled = now
         everyone = [*self._learners, *self._collectors]
         steps = sum(actor.steps for actor in everyone) + sum(self._arrived.values())
-        patience = self._standstill.too_long(steps, started=any(actor.steps > 0 for actor in everyone))
+        patience = self._stall.too_long(steps, started=any(actor.steps > 0 for actor in everyone))
         if patience is not None:
             self._explain(everyone, patience)
         for actor in everyone:

@@ -11,18 +11,18 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.ray.driver import Lost, RayDriver, allow, cpus, say
-from lockstep.launchers.supervisor import StopRequest, Work, stopping_on_signals
+from lockstep.launchers.watching import stopping_on_signals
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.files import locked
 from lockstep.system.machine import cores
-
-if TYPE_CHECKING:
-    from lockstep.training.job import Job, Result
+from lockstep.training.context import StopRequest, Work
+from lockstep.training.job import Job, Result
+from lockstep.training.resuming import resumable
 
 _PREFIX, _LOCK = "lockstep-ray-", "lock"
 _PATIENCE = 10.0
@@ -37,8 +37,6 @@ def run_ray(work: Work, job: Job) -> Result:
         SettingsError: the cluster is too small.
         WorkerError: a process raised or stalled, or more were lost than the layout allows.
     """
-    from lockstep.training.resuming import resumable
-
     stop, losses = StopRequest(), 0
     stop.begin()  # this process does not know when its actors do
     told = dataclasses.replace(
