@@ -105,7 +105,7 @@ class Workers:
         self._started.append(job)
         self._answered[order] = {}
         seats: list[Link | None] = [None] * job.layout.processes
-        if job.layout.backend == "split":
+        if job.layout.split:
             learners, collectors = links(self._context, len(job.layout.collectors), _learners(job))
             seats = [*learners, *collectors]
         learning, shards = _learners(job), job.experiment.scheme.shards
@@ -130,7 +130,7 @@ class Workers:
         return ran_of(self.result(order))
 
     def run(self, work: Any, job: Job) -> Result:
-        """In the place of lockstep.launchers.launch.run_processes."""
+        """In the place of lockstep.launchers.processes.run_processes."""
         return self.result(self.start(job))
 
     def close(self) -> None:

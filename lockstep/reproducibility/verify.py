@@ -65,7 +65,7 @@ def verify(
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
-    if layout.backend == "torchrun":
+    if layout.launcher.started_externally:
         raise SettingsError(
             "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
         )
