@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.distributed.channels import Link, links
+from lockstep.distributed.channels import Channels, open_channels
 from lockstep.distributed.groups import CONSEQUENCES, Group
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.shared_memory import SharedCounts
@@ -28,73 +28,73 @@ from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
 _GRACE = 5.0
-"""Seconds that the other workers get to end by themselves after one has failed."""
+"""Seconds that a process has to end after it closed its pipe."""
 _EXPLAINING = 2.0
-"""Seconds that a process which knows more gets to say it: of a broken connection, or of a stall."""
+"""Seconds that another process has to report the cause of a broken connection, or of a stall."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """What a process is told of where it stands."""
+class _WorkerSpec:
+    """A process that is to be started."""
 
     name: str
     """For people."""
     ends: Ends | None = None
-    """What joins it to those."""
-    link: Link | None = None
-    """What joins it to the other role, in a split layout."""
+    """Its connections to the other learners."""
+    channels: Channels | None = None
+    """Its connections to the other role, in a split layout."""
 
 
-def _places(layout: Layout, shards: int, context: Any) -> list[_Place]:
+def _worker_specs(layout: Layout, shards: int, context: Any) -> list[_WorkerSpec]:
     """Every process of a layout, the one with the result first."""
     collectors, learners = len(layout.collectors), layout.learning
     joined = join(context, learners, partners(shards, learners))
     if not layout.split:
-        return [_Place(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
-    of_learners, of_collectors = links(context, collectors, learners)
+        return [_WorkerSpec(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
+    of_learners, of_collectors = open_channels(context, collectors, learners)
     return [
         *(
-            _Place(f"Learner {ends.rank} of {learners}", ends, link)
-            for ends, link in zip(joined, of_learners, strict=True)
+            _WorkerSpec(f"Learner {ends.rank} of {learners}", ends, channels)
+            for ends, channels in zip(joined, of_learners, strict=True)
         ),
-        *(_Place(f"Collector {i} of {collectors}", link=link) for i, link in enumerate(of_collectors)),
+        *(_WorkerSpec(f"Collector {i} of {collectors}", channels=channels) for i, channels in enumerate(of_collectors)),
     ]
 
 
 def run_processes(work: Work, job: Job) -> Result:
-    """Workers, or learners and collectors, as child processes of this one, which watches them and does nothing else.
+    """Run workers, or learners and collectors, as child processes. This process only watches them.
 
     Raises:
         WorkerError: with the traceback of the first process that failed.
     """
     context = multiprocessing.get_context("spawn")
-    places, available = _places(job.layout, job.experiment.scheme.shards, context), machine.cores()
-    shared = SharedCounts(2 + len(places))
+    specs, available = _worker_specs(job.layout, job.experiment.scheme.shards, context), machine.cores()
+    shared = SharedCounts(2 + len(specs))
     pipes: list[Connection] = []
     processes: list[Any] = []
     stop = StopRequest(shared)
     try:
         with stopping_on_signals(stop):
             if job.options.display != "none":
-                tell(f"Starting {len(places)} processes …", sys.stderr)
-            for index, place in enumerate(places):
+                tell(f"Starting {len(specs)} processes …", sys.stderr)
+            for index, spec in enumerate(specs):
                 ours, theirs = context.Pipe()
                 process = children.start(
                     _child,
-                    (work, place, available, theirs, StopRequest(shared, index)),
-                    f"lockstep-{place.name.lower().replace(' ', '-')}",
+                    (work, spec, available, theirs, StopRequest(shared, index)),
+                    f"lockstep-{spec.name.lower().replace(' ', '-')}",
                 )
                 if job.layout.pin:
-                    children.pin(process, index, len(places))
+                    children.pin(process, index, len(specs))
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
-            for end in (end for place in places for end in (place.ends, place.link) if end is not None):
+            for end in (end for spec in specs for end in (spec.ends, spec.channels) if end is not None):
                 end.close()
-            for pipe in pipes:  # not at the start, which would wait for ever if the process died before it read
-                with contextlib.suppress(OSError):  # it has died, as is told below
+            for pipe in pipes:  # not with start(), which would wait forever if the process died before it read
+                with contextlib.suppress(OSError):  # it has died, which _watch reports
                     pipe.send(job)
-            return _watch([place.name for place in places], processes, pipes, stop, job.layout)
+            return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout)
     finally:
         for process in processes:
             if process.is_alive():
@@ -107,7 +107,7 @@ def run_processes(work: Work, job: Job) -> Result:
 def _watch(
     names: list[str], processes: list[Any], pipes: list[Connection], stop: StopRequest, layout: Layout
 ) -> Result:
-    """Wait until every process has answered; raise as soon as one fails, dies or all stand still."""
+    """Wait until every process has answered; raise as soon as one fails or dies, or all stall."""
     results: dict[int, Result | None] = {}
     stall = StallDetector(layout.stall_timeout)
     while len(results) < len(processes):
@@ -116,7 +116,7 @@ def _watch(
         failures = {}
         for rank in open_ranks:
             try:
-                gone = not processes[rank].is_alive()  # asked first: what it sent before it went still counts
+                gone = not processes[rank].is_alive()  # asked first: what it sent before it died still counts
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
                     if kind == "mistake":
@@ -127,7 +127,7 @@ def _watch(
                         failures[rank] = value
                 elif gone:
                     failures[rank] = children.death_report(processes[rank])
-            except (EOFError, OSError):  # OSError: it went before it had read what it was sent
+            except (EOFError, OSError):  # OSError: it died before it had read its job
                 processes[rank].join(_GRACE)
                 failures[rank] = children.death_report(processes[rank])
         if failures:
@@ -140,8 +140,8 @@ def _watch(
             longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
             raise WorkerError(
                 f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
-                f"{dict(zip(names, now, strict=True))}. Where each of them stands is printed above: one hangs, and the "
-                f"others wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
+                f"{dict(zip(names, now, strict=True))}. Their stacks are printed above: one hangs, and the others "
+                f"wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
             )
     result = results[0]
     assert result is not None, "learners return one"
@@ -156,7 +156,7 @@ def _first_cause(
     results: dict[int, Any],
 ) -> str:
     """The failure to show. When one worker dies, its peers fail a moment later with a broken connection; a death or
-    an error of another kind explains more than that."""
+    an error of another kind explains more."""
 
     def follows(text: str) -> bool:
         return any(phrase in text for phrase in CONSEQUENCES)
@@ -171,7 +171,7 @@ def _first_cause(
                     kind, value = pipes[rank].recv()
                     if kind == "mistake":
                         raise value
-                    (failures if kind == "error" else results)[rank] = value  # a result: the others let it end well
+                    (failures if kind == "error" else results)[rank] = value  # a result: the others let it finish
                     continue
             if not process.is_alive():
                 failures[rank] = children.death_report(process)
@@ -180,14 +180,17 @@ def _first_cause(
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: StopRequest) -> None:
-    """A process of a run, which has so many cores: learns what to do, joins the others, works, and tells how it
-    ended."""
+def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop: StopRequest) -> None:
+    """A process of a run: it receives its job, joins the others, works, and reports how it ended.
+
+    Args:
+        available: cores of the whole run.
+    """
     telling = threading.Lock()
     own_streams()
 
     def end(kind: str, what: str | SettingsError) -> None:
-        telling.acquire()  # and keep it: the first to come has the last word
+        telling.acquire()  # never released: the first report counts
         with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
             pipe.send((kind, what))
             pipe.close()
@@ -198,8 +201,8 @@ def _child(work: Work, place: _Place, available: int, pipe: Connection, stop: St
     try:
         job = pipe.recv()
         machine.belongs_to_a_run_with(available)
-        group = Group() if place.ends is None else LocalGroup(place.ends)
-        result = work(job, WorkerContext(group, place.link), stop)
+        group = Group() if spec.ends is None else LocalGroup(spec.ends)
+        result = work(job, WorkerContext(group, spec.channels), stop)
         pipe.send(("result", result))
         pipe.close()
         group.close()

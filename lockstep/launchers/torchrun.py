@@ -22,27 +22,27 @@ _VISIBLE = 60.0
 
 
 def run_torchrun(work: Work, job: Job) -> Result:
-    """One of several processes that torchrun started. torchrun sees it when one ends, and each whether it goes on."""
+    """Run one of the processes that torchrun started, which notices when one ends. Each watches itself for stalls."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
-    stop.begin()  # whoever stops before the others would be taken for lost
+    stop.begin()  # one that stopped before the others would be taken for lost
     layout = dataclasses.replace(job.layout, workers=size)
 
     def fail(reason: str) -> None:
         tell(f"Process {rank} of {size}: {reason}", sys.stderr)
-        os._exit(1)  # which torchrun ends the others for
+        os._exit(1)  # torchrun then ends the others
 
     late = (
-        "it has waited in vain for the others, of which one ended while they met, or cannot be reached through the "
-        "network interface that gloo took (GLOO_SOCKET_IFNAME names another)."
+        "the others did not connect: one of them ended meanwhile, or cannot be reached through the network interface "
+        "that gloo chose (GLOO_SOCKET_IFNAME names another)."
     )
     try:
         with watched(lambda _: fail(late), stop, 3 * MEETING.total_seconds()):
             group = GlooGroup("env://", rank, size)
     except RuntimeError as error:
         raise WorkerError(
-            f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before, and said "
-            "why in its own output, or cannot reach the first one's host."
+            f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before (its own "
+            "output says why), or cannot reach the first one's host."
         ) from error
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
@@ -61,7 +61,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
 
 
 def _meet(group: Group, file: Path) -> None:
-    """Raise SettingsError unless all processes see the file that learner 0 has written, since each writes its shards'
+    """Raise SettingsError unless all processes see the file that learner 0 has written. Each of them writes its shards'
     parts of checkpoints beside it."""
     written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
     deadline = time.monotonic() + _VISIBLE

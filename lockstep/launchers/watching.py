@@ -19,12 +19,12 @@ from lockstep.training.context import StopRequest
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request; a SIGINT or SIGTERM after it ends at once, and so
-    does the first one while the run starts.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request. A later SIGINT or SIGTERM ends the process at once,
+    and so does the first one while the run starts.
 
-    A SIGTERM that comes together with the first request says nothing new, nor does a SIGHUP: a machine that shuts down
-    sends them to every process, and so does whoever started this one and was told, too. Nor does any SIGTERM where
-    somebody else watches (unattended), who passes them on late, perhaps, and ends what does not end by itself.
+    A SIGTERM that arrives together with the first request is ignored, and so is a SIGHUP: a machine that shuts down
+    sends them to every process, and the parent process may forward its own. In an unattended run every further SIGTERM
+    is ignored: the parent process may forward it late, and ends the run itself if need be.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -64,7 +64,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 def watched(
     fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float, group: Group | None = None
 ) -> Iterator[None]:
-    """Have a thread watch the calling one, which works, but for the time in which it waits for others of its group."""
+    """Have a thread watch the calling one for stalls. Waiting for others of its group is no stall."""
     ended = threading.Event()
     arguments = (fail, stop, ended, stall_timeout, threading.get_ident(), group or Group())
     threading.Thread(target=_watch_thread, args=arguments, daemon=True).start()
@@ -92,5 +92,5 @@ def _watch_thread(
             stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
             fail(
                 f"This process has made no progress for {patience:g} seconds (Layout.stall_timeout), after {now} "
-                f"steps. It stands here:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
+                f"steps. Its stack is:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
             )

@@ -24,8 +24,7 @@ from lockstep.models.observations import precision_warning
 from lockstep.run.checkpoint import Checkpoint, write_part
 from lockstep.system.graphs import Capture
 from lockstep.system.output import tell
-from lockstep.training import warm_start
-from lockstep.transport.rollouts import Rollouts
+from lockstep.transport.rollouts import RolloutSource
 
 
 class Worker:
@@ -35,7 +34,7 @@ class Worker:
     def __init__(
         self,
         agent: Agent,
-        rollouts: Rollouts,
+        rollouts: RolloutSource,
         group: Group,
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
@@ -82,8 +81,7 @@ class Worker:
         return self.agent.state() | self._learner.state()
 
     def begin(self, weights: dict[str, torch.Tensor]) -> None:
-        """Make version 0, from what a warm start takes over."""
-        warm_start.load(self.agent, weights)
+        """Make version 0; weights: what a warm start takes over, which the agent holds already."""
         self._learner.load(weights)
         self.rollouts.versions.publish(self.agent.version(0))
 

@@ -52,8 +52,8 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a child process that runs target(*args).
 
     It ignores Ctrl-C, which reaches children too, SIGTERM and SIGHUP: the parent decides when it ends. Programs that it
-    starts do not ignore them. It ends as soon as the parent is gone. And it prints where it stands when it crashes, or
-    is asked to by show_stack.
+    starts do not ignore them. It ends as soon as the parent is gone. It prints its stack when it crashes, or
+    when show_stack asks for it.
     """
     resource_tracker.ensure_running()  # or it would be started below, and unblock the signals
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
@@ -253,9 +253,9 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def show_stack(process: BaseProcess, name: str) -> None:
-    """Have a child process print where it stands to standard error."""
+    """Have a child process print its stack to standard error."""
     if process.pid is not None and process.is_alive():
-        tell(f"\n{name} (process {process.pid}) stands here:", sys.stderr)
+        tell(f"\n{name} (process {process.pid}), stack:", sys.stderr)
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(_SHOWING)
 

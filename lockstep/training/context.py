@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.distributed.channels import Link
+from lockstep.distributed.channels import Channels
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.training.job import Job, Result
@@ -19,7 +19,7 @@ class WorkerContext:
 
     group: Group = dataclasses.field(default_factory=Group)
     """Those that learn together."""
-    link: Link | None = None
+    channels: Channels | None = None
     """To the other role, in a split layout of one machine."""
     inbox: Inbox | None = None
     """What comes from collectors, and is for them, on several machines."""

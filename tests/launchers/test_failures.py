@@ -130,7 +130,7 @@ def test_an_environment_that_fails(
     with pytest.raises(WorkerError, match=message):
         train(experiment, Layout.parse(layout), options(Path("run"), checkpoint_every=1))
     if "sleep" in fault:
-        stack = r"An environment process .*stands here:(.|\n)*env.py\", line \d+ in step"
+        stack = r"An environment process .*, stack:(.|\n)*env.py\", line \d+ in step"
         assert re.search(stack, capfd.readouterr().err)
 
 

@@ -119,7 +119,7 @@ def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixtu
     with pytest.raises(WorkerError, match=r"No process has made progress for 3 seconds"):
         run(env("if self.steps == 13 and first(): time.sleep(1000)"), "processes:2,stall_timeout=3")
     assert re.search(
-        r"Worker [01] of 2 \(process \d+\) stands here:\n.*\n.*env.py\", line \d+ in step", capfd.readouterr().err
+        r"Worker [01] of 2 \(process \d+\), stack:\n.*\n.*env.py\", line \d+ in step", capfd.readouterr().err
     )
 
 
@@ -180,12 +180,12 @@ def test_a_layout_of_many_processes_raises_the_limit_of_open_files() -> None:
     makes_ends = """
 import multiprocessing, resource
 from lockstep.config.layout import Layout
-from lockstep.launchers.processes import _places
+from lockstep.launchers.processes import _worker_specs
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-places = _places(Layout.parse("cpu:a32-l32"), 32, multiprocessing.get_context("spawn"))
-assert len(places) == 64
+specs = _worker_specs(Layout.parse("cpu:a32-l32"), 32, multiprocessing.get_context("spawn"))
+assert len(specs) == 64
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
     done = subprocess.run([sys.executable, "-c", makes_ends], capture_output=True, text=True, check=False)
@@ -209,7 +209,7 @@ def test_a_meeting_that_hangs_in_gloo_ends() -> None:
         "    'experiment': recipes.ppo_cartpole()}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 1 and "Process 1 of 2: it has waited in vain for the others" in done.stderr, done.stderr
+    assert done.returncode == 1 and "Process 1 of 2: the others did not connect" in done.stderr, done.stderr
 
 
 def test_pinned_processes_know_the_cores_of_the_whole_run(tmp_path: Path) -> None:
