@@ -1,4 +1,4 @@
-"""How whoever watches a process learns that it stalls, and what it raises or does then."""
+"""Supervision of processes: detecting that they stall, and the error that says how a worker failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 _STARTUP = 120.0
 """Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
 _BETWEEN_LOOKS = 5.0
-"""Seconds between two looks at a process's progress that count as waiting for it."""
+"""Of the time between two looks at a process's progress, the seconds that count as waiting for it."""
 
 _stall_handler: Callable[[str], Any] | None = None
 
@@ -20,10 +20,10 @@ class WorkerError(RuntimeError):
 
 
 class StallDetector:
-    """Since when nothing has moved, as far as it was watched.
+    """Measures how long there has been no progress.
 
-    The time between two looks counts for a few seconds at most: whoever did not look for longer was stopped itself, as
-    by Ctrl-Z, and so were those that it watches.
+    The time between two looks counts as a few seconds at most: a watcher that did not look for longer was suspended
+    itself, as by Ctrl-Z, and so were the processes that it watches.
 
     Args:
         stall_timeout: seconds that a process may show no progress.
@@ -39,10 +39,10 @@ class StallDetector:
         self._waited, self._looked = 0.0, time.monotonic()
 
     def too_long(self, progress: object = None, *, started: bool, grace: float = 0.0) -> float | None:
-        """The seconds of patience, once they and those of grace are over; to be asked every second or so.
+        """The timeout in seconds once it and the grace have passed, else None. Call this about every second.
 
         Args:
-            progress: something that is no longer equal once there was progress, such as a count of steps.
+            progress: a value that changes with progress, such as a count of steps.
             started: whether there has been progress before.
         """
         if progress != self._progress:

@@ -15,28 +15,28 @@ from lockstep.transport.messages import Inbox
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """A process's place among those of its run."""
+    """How a process reaches the others of its run."""
 
     group: Group = dataclasses.field(default_factory=Group)
-    """Those that learn together."""
+    """The learners."""
     channels: Channels | None = None
-    """To the other role, in a split layout of one machine."""
+    """Its channels to the other role, in a split layout of one machine."""
     inbox: Inbox | None = None
-    """What comes from collectors, and is for them, on several machines."""
+    """A learner's messages from collectors and for them, in a split layout of several machines."""
 
 
 class StopRequest:
-    """How a worker learns that it should stop, and shows that it is alive.
+    """Tells a worker to stop, and counts its steps as a sign of life.
 
     Args:
-        shared: with the other processes of its run, for `2 + processes` numbers.
+        shared: `2 + processes` numbers that all processes of the run share.
         rank: of this one among them.
     """
 
     def __init__(self, shared: SharedCounts | None = None, rank: int = 0) -> None:
         self._shared, self._rank = shared, rank
         self._counts: Any = [0, 0, 0] if shared is None else shared.values
-        """Whether it was requested, whether the first iteration has begun, and each process's steps."""
+        """Whether a stop was requested, whether the first iteration has begun, and each process's steps."""
 
     def request(self) -> None:
         """Ask for a checkpoint and a clean end after the current iteration."""
@@ -46,7 +46,7 @@ class StopRequest:
         return bool(self._counts[0])
 
     def begin(self) -> None:
-        """The first iteration begins: from now on there is something to be saved."""
+        """Note that the first iteration begins: from now on there is something to save."""
         self._counts[1] = 1
 
     def begun(self) -> bool:
