@@ -39,10 +39,10 @@ from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import GlooGroup
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
 from lockstep.speed.trial import Slot, Trial
+from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job
 from lockstep.training.loops import work
 from lockstep.training.prepare import prepare

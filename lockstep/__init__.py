@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lockstep.experiment import WarmStart as WarmStart
     from lockstep.launchers.launch import resume as resume
     from lockstep.launchers.launch import train as train
-    from lockstep.launchers.supervisor import WorkerError as WorkerError
     from lockstep.models.normalize import NormalizeConfig as NormalizeConfig
     from lockstep.reproducibility.replay import replay as replay
     from lockstep.reproducibility.verify import diff as diff
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from lockstep.run.checkpoint import CheckpointError as CheckpointError
     from lockstep.run.ledger import LedgerError as LedgerError
     from lockstep.scheme import Scheme as Scheme
+    from lockstep.system.supervision import WorkerError as WorkerError
     from lockstep.training.job import Result as Result
 
 _HOME = {
@@ -41,7 +41,7 @@ _HOME = {
     "SettingsError": "lockstep.config.settings:SettingsError",
     "CheckpointError": "lockstep.run.checkpoint:CheckpointError",
     "LedgerError": "lockstep.run.ledger:LedgerError",
-    "WorkerError": "lockstep.launchers.supervisor:WorkerError",
+    "WorkerError": "lockstep.system.supervision:WorkerError",
     "Result": "lockstep.training.job:Result",
     "train": "lockstep.launchers.launch:train",
     "resume": "lockstep.launchers.launch:resume",

@@ -66,7 +66,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def processes_are_there_already(workers: Workers) -> Iterator[None]:
     """Runs of all layouts of several processes are those of workers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.launchers.launch.run_processes", workers.run)
+        patch.setattr("lockstep.launchers.processes.run_processes", workers.run)
         yield
 
 

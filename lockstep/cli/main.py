@@ -98,8 +98,8 @@ def _run(arguments: list[str]) -> int:
         complain(error)
         return error.exit_code
     except (OSError, RuntimeError) as error:
-        from lockstep.launchers.supervisor import WorkerError
         from lockstep.run.files import is_full
+        from lockstep.system.supervision import WorkerError
 
         if not isinstance(error, WorkerError) and not is_full(error):
             raise

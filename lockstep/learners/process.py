@@ -25,7 +25,7 @@ from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
 from lockstep.system.graphs import Capture
 from lockstep.system.output import tell
-from lockstep.transport.rollouts import Rollouts
+from lockstep.transport.rollouts import RolloutSource
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
     def __init__(
         self,
         agent: Agent,
-        rollouts: Rollouts,
+        rollouts: RolloutSource,
         group: Group,
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,

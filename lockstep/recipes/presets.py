@@ -81,7 +81,7 @@ def compose(experiment: Experiment, collectors: CollectorSet, learners: LearnerS
     )
     if collectors.number:
         devices = [(each.device,) * each.number for each in (collectors, learners)]
-        layout = Layout("split", collectors=devices[0], learners=devices[1])
+        layout = Layout("processes", collectors=devices[0], learners=devices[1])
     else:
         layout = Layout("inline" if learners.number == 1 else "processes", learners.number, device=learners.device)
     scheme.validate()

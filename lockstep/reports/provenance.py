@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import readable
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.reports import page
 from lockstep.reports.page import Html
 from lockstep.reports.runs import Method, Run, differing, time_unit
@@ -21,6 +20,7 @@ from lockstep.run import ledger
 from lockstep.run.checkpoint import list_checkpoints
 from lockstep.run.consistency import edited_settings, newest_checkpoint_difference
 from lockstep.run.folder import RunFolder
+from lockstep.system.supervision import WorkerError
 
 _MAX_VIDEO = 2_500_000
 """Bytes of all videos of a page together."""

@@ -14,6 +14,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
+from lockstep.launchers.launch import launch
 from lockstep.run import ledger
 from lockstep.run.consistency import edited_settings, platform_warning
 from lockstep.run.folder import RunFolder
@@ -164,8 +165,6 @@ def replay(
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
-    from lockstep.launchers.launch import launch
-
     folder = RunFolder.open(run)
     experiment = folder.experiment()
     head, lines = ledger.read(folder.ledger)

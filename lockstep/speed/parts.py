@@ -21,11 +21,11 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.shards import block
 from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.calls import Calls
 from lockstep.system import children
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle
+from lockstep.system.supervision import StallDetector, WorkerError
 
 PARTS = {
     "env": "environment",
@@ -171,7 +171,7 @@ class PartsWorkers:
 
     def _answers(self) -> list[float]:
         answers: dict[int, float] = {}
-        standstill = children.StallDetector(self._stall_timeout)
+        standstill = StallDetector(self._stall_timeout)
         while len(answers) < len(self._pipes):
             missing = [index for index in range(len(self._pipes)) if index not in answers]
             waited_for = [end for i in missing for end in (self._pipes[i], self._processes[i].sentinel)]

@@ -20,9 +20,9 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
-from lockstep.launchers.supervisor import WorkerError, unattended
 from lockstep.run.folder import RunFolder
 from lockstep.system import children
+from lockstep.system.supervision import WorkerError, unattended
 
 _POLL = 0.005
 """Seconds between looks for finished iterations."""

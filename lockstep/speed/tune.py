@@ -15,10 +15,10 @@ from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import OutOfTime, Trial
 from lockstep.system.machine import cores
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import check, prepare
 
 _ENDING = 4.0

@@ -103,7 +103,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     """How the run ended; None if it was told to stop before."""
     # Importing torch takes seconds. By now this process has its cores, and ends with its parent.
     from lockstep.launchers.launch import resume, train
-    from lockstep.launchers.supervisor import unattended
+    from lockstep.system.supervision import unattended
 
     with contextlib.suppress(OSError):
         os.chdir(entry.directory)
@@ -145,6 +145,6 @@ def _is_busy(error: Exception) -> bool:
 
 def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
-    from lockstep.launchers.supervisor import WorkerError
+    from lockstep.system.supervision import WorkerError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()

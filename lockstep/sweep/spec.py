@@ -68,7 +68,7 @@ class Run:
                     f"{'an' if name == 'experiment' else 'a'} {kind.__name__}."
                 )
         layout = Layout.parse(self.layout)
-        if layout.backend == "torchrun":
+        if layout.launcher.started_externally:
             raise SettingsError(
                 "A sweep starts its runs itself, which --layout torchrun leaves to torchrun. Use processes:N, which "
                 "gives the same result."

@@ -10,7 +10,7 @@ import pytest
 from lockstep.cli import common
 from lockstep.cli.main import VERBS, main
 from lockstep.config.extras import install_command
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.system.supervision import WorkerError
 
 Captured = pytest.CaptureFixture[str]
 

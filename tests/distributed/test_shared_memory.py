@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.distributed.shared_memory import Arena, PrivateArena, SharedCounts, SharedMemory
-from lockstep.launchers.supervisor import StopRequest
+from lockstep.training.context import StopRequest
 
 ODD = 5
 """Bytes of a first tensor, so that the second one is not aligned by itself."""

@@ -22,7 +22,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig
 from lockstep.envs.check import WAYS, EnvCheck, check_env
 from lockstep.launchers.launch import train
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import check_model
 
 

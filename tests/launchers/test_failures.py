@@ -20,9 +20,9 @@ from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.launchers.launch import resume, train
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.run import checkpoint
 from lockstep.run.folder import RunFolder
+from lockstep.system.supervision import WorkerError
 
 KILLS = int(os.environ.get("LOCKSTEP_KILLS", "1"))
 """Random moments at which a process of each kind is killed."""
@@ -130,7 +130,7 @@ def test_an_environment_that_fails(
     with pytest.raises(WorkerError, match=message):
         train(experiment, Layout.parse(layout), options(Path("run"), checkpoint_every=1))
     if "sleep" in fault:
-        stack = r"An environment process .*stands here:(.|\n)*env.py\", line \d+ in step"
+        stack = r"An environment process .*, stack:(.|\n)*env.py\", line \d+ in step"
         assert re.search(stack, capfd.readouterr().err)
 
 

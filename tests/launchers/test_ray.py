@@ -22,7 +22,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.launchers.ray.launcher import _answering, temporary_folder
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.system.supervision import WorkerError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -24,11 +24,13 @@ from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import Group, meeting_point
-from lockstep.launchers import supervisor
+from lockstep.launchers import watching
 from lockstep.launchers.launch import resume, train
-from lockstep.launchers.supervisor import StopRequest, WorkerError, _first_cause, _watch
-from lockstep.system import children
+from lockstep.launchers.processes import _first_cause, _watch
+from lockstep.system import children, supervision
 from lockstep.system.machine import cores
+from lockstep.system.supervision import WorkerError
+from lockstep.training.context import StopRequest
 
 ROOT = Path(__file__).parents[2]
 ENV = """
@@ -117,7 +119,7 @@ def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixtu
     with pytest.raises(WorkerError, match=r"No process has made progress for 3 seconds"):
         run(env("if self.steps == 13 and first(): time.sleep(1000)"), "processes:2,stall_timeout=3")
     assert re.search(
-        r"Worker [01] of 2 \(process \d+\) stands here:\n.*\n.*env.py\", line \d+ in step", capfd.readouterr().err
+        r"Worker [01] of 2 \(process \d+\), stack:\n.*\n.*env.py\", line \d+ in step", capfd.readouterr().err
     )
 
 
@@ -160,13 +162,13 @@ def test_a_mistake_that_explains_the_other_failures_is_told() -> None:
 
 def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
-    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     failed: list[str] = []
 
     def watch(waiting: bool) -> None:
         left, group = iter(range(400)), Group()
         group.waiting, ended = waiting, SimpleNamespace(wait=lambda _: next(left, None) is None)
-        supervisor._watch_own(failed.append, StopRequest(), ended, 300.0, threading.get_ident(), group)  # type: ignore[arg-type]
+        watching._watch_thread(failed.append, StopRequest(), ended, 300.0, threading.get_ident(), group)  # type: ignore[arg-type]
 
     watch(True)
     assert failed == []
@@ -177,13 +179,13 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_layout_of_many_processes_raises_the_limit_of_open_files() -> None:
     makes_ends = """
 import multiprocessing, resource
-from lockstep.layout import Layout
-from lockstep.runtime.supervisor import _places
+from lockstep.config.layout import Layout
+from lockstep.launchers.processes import _worker_specs
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-places = _places(Layout.parse("cpu:a32-l32"), 32, multiprocessing.get_context("spawn"))
-assert len(places) == 64
+specs = _worker_specs(Layout.parse("cpu:a32-l32"), 32, multiprocessing.get_context("spawn"))
+assert len(specs) == 64
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
     done = subprocess.run([sys.executable, "-c", makes_ends], capture_output=True, text=True, check=False)
@@ -197,15 +199,17 @@ def test_a_meeting_that_hangs_in_gloo_ends() -> None:
         "import os, time\n"
         "from datetime import timedelta\n"
         "from lockstep import recipes\n"
-        "from lockstep.runtime import children, supervisor\n"
-        "children._STARTUP, supervisor.MEETING = 0.5, timedelta(seconds=0.5)\n"
-        "supervisor.GlooGroup = lambda *_: time.sleep(600)\n"
+        "from lockstep.config.layout import Layout\n"
+        "from lockstep.launchers import torchrun\n"
+        "from lockstep.system import supervision\n"
+        "supervision._STARTUP, torchrun.MEETING = 0.5, timedelta(seconds=0.5)\n"
+        "torchrun.GlooGroup = lambda *_: time.sleep(600)\n"
         "os.environ |= {'RANK': '1', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2'}\n"
-        "supervisor.run_torchrun(None, type('Job', (), {'layout': supervisor.Layout('torchrun'), \n"
+        "torchrun.run_torchrun(None, type('Job', (), {'layout': Layout('torchrun'), \n"
         "    'experiment': recipes.ppo_cartpole()}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 1 and "Process 1 of 2: it has waited in vain for the others" in done.stderr, done.stderr
+    assert done.returncode == 1 and "Process 1 of 2: the others did not connect" in done.stderr, done.stderr
 
 
 def test_pinned_processes_know_the_cores_of_the_whole_run(tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ def test_an_interrupted_replay_claims_nothing_of_the_rest(
     recorded: Callable[[str], Ran], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = recorded("lstm").run
-    monkeypatch.setattr("lockstep.launchers.launch.launch", lambda *a, **k: launch(*a, **{**k, "stop_after": 2}))
+    monkeypatch.setattr("lockstep.reproducibility.replay.launch", lambda *a, **k: launch(*a, **{**k, "stop_after": 2}))
     quiet = ("--display", "none", "--no-tensorboard")
     assert main(["replay", str(run), "--run", "some", *quiet]) == 130
     printed = capsys.readouterr().out.splitlines()

@@ -13,9 +13,9 @@ from tiny import EXPERIMENTS
 
 from lockstep import Experiment, Layout, SettingsError, envs
 from lockstep.cli.main import main
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.parts import PartsWorkers
 from lockstep.speed.trial import OutOfTime, Slot, Trial
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import prepare
 
 

@@ -17,7 +17,7 @@ from lockstep.collectors.collectors import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.transport.free_running import Admission, Pace, may_take
-from lockstep.transport.processes import RemoteRollouts
+from lockstep.transport.processes import SharedMemoryRollouts
 
 ITERATIONS = 12
 
@@ -173,7 +173,7 @@ class World:
         self.now = max(self.now, until)
 
 
-class Learner(RemoteRollouts):
+class Learner(SharedMemoryRollouts):
     """Chooses among what arrives in a simulated world."""
 
     too_patient = 0

@@ -39,7 +39,7 @@ def test_checkpoints_of_two_learners_whose_messages_fill_the_pipes(
 ) -> None:
     """The moments of long observations: a collector cannot deliver them to a learner who does not read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.launchers.launch.run_processes", workers.run)
+    monkeypatch.setattr("lockstep.launchers.processes.run_processes", workers.run)
     Path("wide.py").write_text(WIDE)
     recipe = recipes.ppo_cartpole()
     experiment = recipe.replace(
