@@ -14,8 +14,18 @@ from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
-from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.envs.base import (
+    Adapter,
+    EnvConfig,
+    Observation,
+    ShardEnv,
+    StepResult,
+    atari_name,
+    atari_protocol,
+    check_numbers,
+)
+from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.episodes import ActionLog, Seeds
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -80,6 +90,27 @@ def check_options(options: dict[str, Any]) -> None:
 RESEED_AFTER = 4096
 
 
+class Ale(Adapter):
+    """Atari games by name."""
+
+    threads = True
+    decorrelates = True
+
+    def ids(self) -> list[str]:
+        return list(games())
+
+    def games(self) -> list[str]:
+        return list(games())
+
+    def find(self, env_id: str) -> str | None:
+        return atari_name(env_id, games())
+
+    def make(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> AleShard:
+        return AleShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+
+
 class AleShard(ShardEnv):
     """B games of one ROM. An environment starts from a seed of its own, and from a new one at the first episode end
     after RESEED_AFTER steps; no episode is cut for it. In between it continues its random stream from one episode to
@@ -138,7 +169,7 @@ class AleShard(ShardEnv):
         self._picture = np.asarray(results[-1][0])
         return results[0]  # type: ignore[return-value]
 
-    def send(self, action: np.ndarray) -> None:
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         action = np.asarray(action, np.int32)
         self._log.append((action,), self._steps)
         for env in self._envs:

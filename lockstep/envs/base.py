@@ -1,24 +1,42 @@
-"""The environments of one shard, behind one small protocol."""
+"""The settings of environments, and the protocol of one shard's environments."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
+import tyro
 
 from lockstep.config.settings import Options, SettingsError, check_free
+from lockstep.config.user_code import load_object
 from lockstep.distributed.shared_memory import Arena, PrivateArena
+from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
+from lockstep.envs.episodes import Seeds
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
 MAX_LEVELS = 2**31 - 1
-"""Levels have the numbers from 0 to this less one."""
+"""Levels are numbered from 0 to MAX_LEVELS - 1."""
+
+AdapterName = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="|".join((AUTO, *ADAPTERS, "FILE.py:CLASS")),
+        instance_from_str=lambda args: args[0],
+        is_instance=lambda instance: isinstance(instance, str),
+        str_from_instance=lambda instance: [instance],
+    ),
+]
+"""The name of an adapter, or the reference of a user's own. The command line's help lists the names."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,9 @@ class EnvConfig:
     num_envs: int = 8
     """Environments in all shards together. More collect faster and make batches larger; each sample then counts for
     less."""
-    adapter: Literal["auto", "ale", "envpool", "gymnasium"] = "auto"
-    """Library that steps them; auto takes the fastest installed one that can serve the id."""
+    adapter: AdapterName = AUTO
+    """Library that steps them; auto takes the fastest installed one that can serve the id. For a library that is not
+    listed, give an adapter of your own ("file.py:Class")."""
     protocol: Literal["none", "machado", "classic"] = "none"
     """Atari protocol. machado: sticky actions 0.25, full action set, no life-loss signal, 108,000 frames.
     classic: 0 to 29 no-ops at the start, episode ends for the agent at a lost life. Both clip training rewards."""
@@ -71,6 +90,7 @@ class EnvConfig:
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
+        check_adapter(self.adapter)
         for name, least in (("num_envs", 1), ("reseed_every", 1), ("decorrelate", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
@@ -132,6 +152,11 @@ def atari_protocol(sticky: float, skip: int, longest: float) -> str:
     return f"sticky actions {sticky:g}, {skip} frames an action, {limit}"
 
 
+def atari_name(env_id: str, games: Iterable[str]) -> str | None:
+    """The name of the Atari game that an id such as ms_pacman or Pong-v5 stands for."""
+    return {game.lower(): game for game in games}.get(env_id.removesuffix("-v5").replace("_", "").lower())
+
+
 class ShardEnv(ABC):
     """B environments with next-step autoreset: the step after an episode's end ignores the action and returns the
     first observation of the next episode. So the true final observation is always seen, and never skipped.
@@ -155,7 +180,7 @@ class ShardEnv(ABC):
         """Start every environment from its first seed; write the observations [B, ...] into out."""
 
     @abstractmethod
-    def send(self, action: np.ndarray) -> None:
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         """Begin a step with actions [B, ...]; returns at once where the library can step in the background."""
 
     @abstractmethod
@@ -194,9 +219,95 @@ class ShardEnv(ABC):
         """One environment's picture, uint8 [H, W, 3], for videos."""
         raise SettingsError(f"{type(self).__name__} cannot draw pictures. Use another --env.adapter for recording.")
 
+    def examine(self) -> None:  # noqa: B027 - most shards have nothing to do
+        """Compare every step's answers with the spaces, where this is otherwise done for the first steps only."""
+
     @abstractmethod
     def close(self) -> None:
         """Release threads and memory."""
+
+
+class Adapter(ABC):
+    """A library that steps environments: which ids it serves, what it can do, and how it makes a shard.
+
+    The attributes declare what lockstep may ask of it. The defaults promise nothing.
+    """
+
+    threads: ClassVar[bool] = False
+    """Whether it steps a shard's environments in several threads (the layout's env_threads)."""
+    processes: ClassVar[bool] = False
+    """Whether child processes of a collector may step them (the layout's env_processes). The shards that it makes must
+    then keep the state that lockstep.envs.gymnasium_shard.GymShard keeps."""
+    decorrelates: ClassVar[bool] = False
+    """Whether it can cut the first episode of each environment at a length of its own (env.decorrelate)."""
+    limits_episodes: ClassVar[bool] = False
+    """Whether it truncates every episode after env.reseed_every steps, so that evaluations can limit their length."""
+
+    @abstractmethod
+    def ids(self) -> list[str]:
+        """The ids that it serves, as users write them."""
+
+    def find(self, env_id: str) -> str | None:
+        """The canonical spelling of an id, or None if it does not serve it."""
+        return env_id if env_id in self.ids() else None
+
+    def games(self) -> list[str]:
+        """Atari games that it serves by name, under the protocols of EnvConfig.protocol."""
+        return []
+
+    def has_levels(self, env_id: str) -> bool:
+        """Whether it can draw the episodes of an id from a set of levels (env.num_levels)."""
+        del env_id
+        return False
+
+    def needs_egl(self, env_id: str) -> bool:
+        """Whether the process must have loaded EGL before the library draws pictures of an id."""
+        del env_id
+        return False
+
+    def group_size(self, config: EnvConfig) -> int:
+        """How many environments of a shard belong together, such as the agents of one match."""
+        del config
+        return 1
+
+    def single(self, config: EnvConfig) -> gymnasium.Env[Any, Any] | None:
+        """One environment outside a shard, for its methods such as compute_reward; None if the library has none."""
+        del config
+        return None
+
+    @abstractmethod
+    def make(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> ShardEnv:
+        """Make the environments of one shard.
+
+        Args:
+            config: resolved. `num_envs` in it counts the environments of all shards.
+            seeds: derives the seed of each episode from the environment and the number of the episode.
+            num_envs: environments of this shard.
+            threads: threads that step them, if `threads` is declared.
+            render: whether pictures will be asked for.
+
+        Raises:
+            SettingsError: an option of the config is unknown or out of range.
+        """
+
+
+@functools.cache
+def adapter_of(name: str) -> Adapter:
+    """The adapter that a name or a reference stands for.
+
+    Raises:
+        SettingsError: there is no such adapter, or the class is no Adapter.
+    """
+    entry = entry_of(name)
+    if entry.built_in:
+        module, _, cls = entry.reference.partition(":")
+        return getattr(importlib.import_module(module), cls)()
+    found = load_object(entry.reference)
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise SettingsError(f"env.adapter={name}: {found!r} must be a subclass of lockstep.envs.Adapter.")
+    return found()
 
 
 def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], arena: Arena | None = None) -> Any:

@@ -19,9 +19,9 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError, check_values
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve, whole_matches
+from lockstep.envs.base import EnvConfig, ShardEnv, allocate_observation
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
-from lockstep.envs.gym import GymShard
+from lockstep.envs.registry import make, resolve, whole_matches
 from lockstep.launchers.supervisor import WorkerError
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout, precision_warning, unused_mask
@@ -246,8 +246,7 @@ class _Game:
         restarts: list[int] = []
         numbers, seconds = _Numbers(), 0.0
         env = make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=count)
-        if isinstance(env, GymShard):
-            env.examine()
+        env.examine()
         out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
         entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
         chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
@@ -413,7 +412,7 @@ def _notes(config: EnvConfig, played: _Played) -> list[str]:
     space, actions, _ = played.env
     distribution = make_distribution(actions)
     notes = [unused_mask(space, distribution.num_logits)]
-    if isinstance(space, spaces.Dict) and {ACHIEVED, DESIRED} <= set(space.spaces) and config.adapter == "gymnasium":
+    if isinstance(space, spaces.Dict) and {ACHIEVED, DESIRED} <= set(space.spaces):
         try:
             check_goals(config)
         except SettingsError as error:

@@ -1,4 +1,4 @@
-"""What adapters share: observations in the form that models take, the log of actions, and the seeds of episodes."""
+"""Observations in the form that models take, and actions in the form that environments take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
-from lockstep.core.rng import derive_seed, stream
 from lockstep.envs.base import Observation
 from lockstep.models.observations import ACTION_MASK
 from lockstep.system.output import tell
@@ -296,75 +295,12 @@ def _vector(shape: tuple[int, ...]) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
-class Seeds:
-    """Seeds of one shard's environments: functions of (seed, purpose, global index, count of seeded resets)."""
-
-    def __init__(self, seed: int, purpose: str, first_index: int) -> None:
-        self._seed, self._purpose, self.first_index = seed, purpose, first_index
-
-    def derive(self, index: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """One seed for each of the given environments of the shard, int64."""
-        return np.array(
-            [
-                derive_seed(self._seed, f"env-{self._purpose}", self.first_index + int(j), int(n))
-                for j, n in zip(index, count, strict=True)
-            ],
-            np.int64,
-        )
-
-    def stream(self, name: str, index: int, count: int) -> np.random.Generator:
-        """A generator for one environment of the shard, since one of its seeded resets."""
-        return stream(self._seed, f"{name}-{self._purpose}", self.first_index + index, count)
-
-    def first_lengths(self, num_envs: int, decorrelate: int) -> np.ndarray:
-        """Steps after which each environment's first episode is cut, int64 [B]; 0 never."""
-        if not decorrelate:
-            return np.zeros(num_envs, np.int64)
-        return np.array(
-            [
-                stream(self._seed, f"decorrelate-{self._purpose}", self.first_index + j).integers(1, decorrelate + 1)
-                for j in range(num_envs)
-            ]
-        )
-
-
-class ActionLog:
-    """The actions of a shard's latest steps, from which its environments can be rebuilt."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        """By component of the action: [capacity, B, ...], of which the first `_length` steps are filled."""
-        self._length = 0
-
-    def append(self, action: tuple[np.ndarray, ...], needed: np.ndarray | None = None) -> None:
-        """Add one step; needed [B] says how many steps before it each environment has made since its seeded reset."""
-        if not self._parts:
-            self._parts = [np.empty((1024, *np.shape(part)), np.asarray(part).dtype) for part in action]
-        capacity = len(self._parts[0])
-        if self._length == capacity:
-            keep = self._length if needed is None else int(needed.max())
-            # Room for as much again keeps the cost of trimming per step constant.
-            size = max(1024, 2 * keep)
-            for i, part in enumerate(self._parts):
-                self._parts[i] = np.empty((size, *part.shape[1:]), part.dtype)
-                self._parts[i][:keep] = part[self._length - keep : self._length]
-            self._length = keep
-        for part, new in zip(self._parts, action, strict=True):
-            part[self._length] = new
-        self._length += 1
-
-    def clear(self) -> None:
-        self._parts, self._length = [], 0
-
-    def last(self, count: int) -> dict[str, np.ndarray]:
-        """The last `count` steps as arrays [count, B, ...], one for each component of the action. They are views, which
-        nothing overwrites: a step is written once, and room for more is made elsewhere."""
-        if not count:
-            return {}
-        return {f"actions.{i}": part[self._length - count : self._length] for i, part in enumerate(self._parts)}
-
-    def load(self, state: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
-        """Replace the log by what last returned; returns its steps."""
-        self._parts = [state[f"actions.{i}"] for i in range(sum(key.startswith("actions.") for key in state))]
-        self._length = len(self._parts[0]) if self._parts else 0
-        return list(zip(*self._parts, strict=True))
+def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
+    """Environment j's action out of the batch, of its space's type and its own to keep or to change."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
+    (x,) = parts
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(x[j])
+    # Copied, since environments may change what they are given, and reshaped, also where it is a single number.
+    return np.array(x[j], space.dtype).reshape(space.shape)

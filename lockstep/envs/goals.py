@@ -12,12 +12,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
-from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
+from lockstep.envs.base import EnvConfig, adapter_of
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.gym import construct
 
 _TRIALS = 8
 """Steps in which an environment is asked with their info and without."""
@@ -36,7 +35,7 @@ class Goals:
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = construct(config.training()) if config.adapter == "gymnasium" else None
+        env: Any = adapter_of(config.adapter).single(config.training())
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         judge, changing = _judge(env)

@@ -19,8 +19,8 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs import vizdoom_engine
 from lockstep.envs.base import EnvConfig, Observation
-from lockstep.envs.convert import Seeds
-from lockstep.envs.envpool import EnvPoolShard
+from lockstep.envs.envpool_shard import EnvPoolShard
+from lockstep.envs.episodes import Seeds
 
 PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"

@@ -5,56 +5,26 @@ Shape legend: N agents of a match, B environments of a shard, B / N matches.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs import gym
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import EnvConfig, StepResult
-from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
+from lockstep.envs.construct import PREFIX, construct
+from lockstep.envs.convert import single_action
+from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
 
-PREFIX = "pettingzoo/"
-"""How the ids of environments with several agents begin, before an id of PettingZoo's or a callable."""
 TURN = "turn"
 """The entry of an observation that says whether it is the agent's turn."""
 _agents: dict[str, int] = {}
 """What agents_of found, by id and options."""
-
-
-def ids() -> list[str]:
-    """PettingZoo's own environments, installed libraries or not."""
-    import pettingzoo
-
-    return [PREFIX + name for name in sorted({*pettingzoo.aec_registry, *pettingzoo.parallel_registry})]
-
-
-def construct(env_id: str, options: dict[str, Any]) -> Any:
-    """One of PettingZoo's own environments: its parallel form if it has one.
-
-    Raises:
-        ImportError: it, or a library that it needs, is not installed.
-    """
-    import pettingzoo
-    from pettingzoo.env_registry.exceptions import FailedToImport
-
-    name = env_id.removeprefix(PREFIX)
-    try:
-        return pettingzoo.make("parallel" if name in pettingzoo.parallel_registry else "aec", name, **options)
-    except FailedToImport as error:
-        raise ImportError(f"{error.__cause__} (pip install '{PREFIX[:-1]}[{name.partition('/')[0]}]')") from error
-
-
-def has_agents(env: Any) -> bool:
-    """Whether it is an environment of PettingZoo's kinds."""
-    pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv))
 
 
 def agents_of(config: EnvConfig) -> int:
@@ -63,9 +33,7 @@ def agents_of(config: EnvConfig) -> int:
         return 0
     key = f"{config.id} {sorted(config.options.items())}"
     if key not in _agents:
-        from lockstep.envs.registry import resolve
-
-        env = gym.construct(resolve(config))
+        env = construct(config)
         _agents[key] = len(env.possible_agents)
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             close_all([env])
@@ -279,7 +247,7 @@ def _zeros(space: spaces.Space[Any]) -> Any:
     return np.zeros(space.shape or (), space.dtype)
 
 
-class MatchShard(gym.GymShard):
+class MatchShard(GymShard):
     """Matches in a Python loop. Without opponents, environment j of the shard is agent j % N of match j // N, whose
     seed is that of its first agent's environment; the episodes of its agents begin and end together. With opponents,
     environment j is one agent of match j, another one in every episode."""
@@ -287,7 +255,7 @@ class MatchShard(gym.GymShard):
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
         assert self.num_envs % self._agents == 0, f"{self.num_envs} environments are no matches of {self._agents}"
-        self._matches = [Match(gym.construct(config, render), config) for _ in range(self.num_envs // self._agents)]
+        self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
         self._envs = [match.env for match in self._matches]
         self.frames_per_step = 1
         return self._matches[0].observation_space, self._matches[0].action_space
@@ -303,7 +271,7 @@ class MatchShard(gym.GymShard):
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         rows = range(j, j + self._agents)
         match = self._matches[j // self._agents]
-        match.step([gym.single_action(self.action_space, action, row) for row in rows])
+        match.step([single_action(self.action_space, action, row) for row in rows])
         self._obs[j : rows.stop] = match.observations()
         step.reward[j : rows.stop] = match.rewards()
         self._gone[j : rows.stop] = match.terminated()
