@@ -30,11 +30,11 @@ _EXTRAS = {
     "gymnasium_robotics": "robotics",
     "pettingzoo": "pettingzoo",
 }
-"""Modules that a complaint may name, and the extras that bring them."""
+"""Modules that an error may name, and the extras that install them."""
 
 
 PREFIX = "pettingzoo/"
-"""The ids of environments with several agents begin with it, before an id of PettingZoo's or a callable."""
+"""Ids of environments with several agents begin with it; an id of PettingZoo's or a callable follows."""
 
 
 def is_callable(env_id: str) -> bool:
@@ -43,12 +43,12 @@ def is_callable(env_id: str) -> bool:
 
 
 def construct(config: EnvConfig, render: bool = False) -> Any:
-    """One environment, gymnasium's or PettingZoo's. What a user's constructor raises is passed on as it is.
+    """Make one environment of gymnasium's or PettingZoo's. Errors of a user's constructor are raised unchanged.
 
     Raises:
-        SettingsError: there is no such option, or a library that the environment needs is not installed.
+        SettingsError: an option is unknown, or a library that the environment needs is not installed.
     """
-    options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list that it is given
+    options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list among its options
     if render:
         options.setdefault("render_mode", "rgb_array")
     if is_callable(config.id):
@@ -58,11 +58,11 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         several = config.id.startswith(PREFIX)
         if several == has_agents(made) and (several or isinstance(made, gymnasium.Env)):
             return made
-        wanted = "none of PettingZoo's environments" if several else "no gymnasium.Env"
+        wanted = "a PettingZoo environment" if several else "a gymnasium.Env"
         raise SettingsError(
-            f"env.id={config.id} gave {made!r}, which is {wanted}. A function must return the environment. One of the "
-            "old gym needs a wrapper, such as shimmy's, and the id of one of PettingZoo's begins with "
-            f"{PREFIX}, as in {PREFIX}file.py:make."
+            f"env.id={config.id} returned {made!r}, but must return {wanted}. An environment of the old gym needs a "
+            f"wrapper, such as shimmy's, and the id of a PettingZoo environment begins with {PREFIX}, as in "
+            f"{PREFIX}file.py:make."
         )
     for prefix, module in _REGISTERED_BY.items():
         if config.id.startswith(prefix):
@@ -72,9 +72,11 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
             warnings.catch_warnings(),
             _unknown_options(config),
             ENVIRONMENT_SETTINGS.applied(thorough=True),
-        ):  # whoever names an old version wants it, say to compare with published scores
+        ):  # users name an old version on purpose, such as to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
-            warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
+            warnings.filterwarnings(
+                "ignore", ".*not in the possible render_modes", UserWarning
+            )  # an error follows if pictures are asked for
             if config.id.startswith(PREFIX):
                 return _of_pettingzoo(config.id, options)
             return gymnasium.make(config.id, disable_env_checker=True, **options)
@@ -83,7 +85,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
 
 
 def needs_library(env_id: str, error: Exception) -> SettingsError:
-    """What to tell of an environment that misses a library, and how to install it."""
+    """The error for an environment whose library is not installed."""
     absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
     extra = next(absent, None)
     hint = f"Install it with: {install_command(extra)}." if extra else "Install that, or correct the id."
@@ -92,20 +94,20 @@ def needs_library(env_id: str, error: Exception) -> SettingsError:
 
 @contextlib.contextmanager
 def _unknown_options(config: EnvConfig) -> Iterator[None]:
-    """Turn a constructor's complaint about one of the user's options into a SettingsError."""
+    """Turn a constructor's TypeError about one of the user's options into a SettingsError."""
     try:
         yield
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected is not None and unexpected[1] == "render_mode" and "render_mode" not in config.options:
             raise SettingsError(
-                f"{config.id} draws no pictures: its constructor takes no render_mode, which a callable of your own "
-                "must take and pass on."
+                f"{config.id} draws no pictures, because its constructor does not take render_mode. Let a callable of "
+                "your own take render_mode and pass it on."
             ) from error
         missing = re.search(r"missing \d+ required .*argument", str(error))
         if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:
             raise SettingsError(
-                f"{config.id} needs arguments that it was not given: {error}. Give them with --env.options NAME=VALUE."
+                f"{config.id} lacks arguments: {error}. Give them with --env.options NAME=VALUE."
             ) from error
         if unexpected is None or unexpected[1] not in config.options:
             raise
@@ -116,10 +118,10 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
 
 
 def _of_pettingzoo(env_id: str, options: dict[str, Any]) -> Any:
-    """One of PettingZoo's own environments: its parallel form if it has one.
+    """Make one of PettingZoo's environments, in its parallel form if it has one.
 
     Raises:
-        ImportError: it, or a library that it needs, is not installed.
+        ImportError: it or a library that it needs is not installed.
     """
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport
@@ -132,6 +134,6 @@ def _of_pettingzoo(env_id: str, options: dict[str, Any]) -> Any:
 
 
 def has_agents(env: Any) -> bool:
-    """Whether it is an environment of PettingZoo's kinds."""
+    """Whether it is a PettingZoo environment."""
     pettingzoo = sys.modules.get("pettingzoo")
     return pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv))

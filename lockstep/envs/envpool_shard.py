@@ -49,7 +49,7 @@ _OURS = {
 
 
 def settings_of(config: EnvConfig) -> dict[str, Any]:
-    """What an experiment asks of EnvPool: its protocol's options, and its own in their place."""
+    """The options that an experiment gives EnvPool: those of its protocol, overridden by its own."""
     settings: dict[str, Any] = {**PROTOCOLS[config.protocol], **config.options}
     if config.protocol != "none":
         settings.setdefault("max_episode_steps", max(1, _LONGEST // settings.get("frame_skip", 4)))
@@ -57,8 +57,8 @@ def settings_of(config: EnvConfig) -> dict[str, Any]:
 
 
 class EnvPoolShard(ShardEnv):
-    """B environments of one pool. EnvPool seeds environments only when a pool is made, so a new pool replaces it
-    every `reseed_every` steps; in between its episodes continue their environment's random stream."""
+    """B environments of one pool. EnvPool seeds environments only when it makes a pool, so a new pool replaces the old
+    one every `reseed_every` steps. Until then an environment's random stream continues from episode to episode."""
 
     def __init__(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
@@ -80,8 +80,8 @@ class EnvPoolShard(ShardEnv):
         self._order = np.arange(num_envs, dtype=np.int32)
         self._ended = np.zeros(num_envs, np.bool_)
         self._info: dict[str, np.ndarray] = {}
-        """What the library told beside the last observations."""
-        with warnings.catch_warnings():  # EnvPool's own spaces warn about the precision of their bounds
+        """The library's info for the last observations."""
+        with warnings.catch_warnings():  # EnvPool's spaces warn about the precision of their bounds
             warnings.simplefilter("ignore")
             spec = self._make_spec()
             self._writer = ObservationWriter(spec.gymnasium_observation_space)
@@ -91,10 +91,10 @@ class EnvPoolShard(ShardEnv):
             steps, sticky = spec.config.max_episode_steps, spec.config.repeat_action_probability
             self.emulator = atari_protocol(sticky, self.frames_per_step, steps * self.frames_per_step)
         self.observation_space = self._writer.space
-        self._pool: Any = None  # made by reset, since it needs the seeds of that moment
+        self._pool: Any = None  # made by reset, which knows the seeds
 
     def _elsewhere(self) -> str:
-        """Where options of another library can be given."""
+        """A sentence that names the adapter whose options the user may have meant; "" if there is none."""
         known = self._id in gymnasium.registry
         return " --env.adapter gymnasium takes those of gymnasium's (another result)." if known else ""
 
@@ -122,7 +122,7 @@ class EnvPoolShard(ShardEnv):
                     "no-ops and crashes the process at 0. Use noop_max=1 for none."
                 )
             return envpool.make_spec(self._id, num_envs=self.num_envs, batch_size=self.num_envs, **self._settings)
-        except ImportError as error:  # a system library that one family needs
+        except ImportError as error:  # a system library that a family of environments needs
             raise SettingsError(f"EnvPool cannot serve {self._id} on this machine: {error}") from error
         except (TypeError, ValueError) as error:
             raise SettingsError(f"EnvPool's {self._id} refuses env.options {self._settings}: {error}") from error
@@ -145,7 +145,9 @@ class EnvPoolShard(ShardEnv):
                 env_seed=seed.tolist(),
                 **settings,
             )
-            assert pool.observation_space is not None  # made on first use, so here, where its warnings are silent
+            assert (
+                pool.observation_space is not None
+            )  # EnvPool makes it on first use, so use it where warnings are silenced
             *_, (self._action_name, of_action) = pool.spec.action_array_spec.items()
             self._action_type = of_action.dtype
         return pool
@@ -171,20 +173,20 @@ class EnvPoolShard(ShardEnv):
         return obs
 
     def _write(self, obs: Any, out: Observation) -> None:
-        """Convert the library's observations [B, ...] into out."""
+        """Convert the library's observations [B, ...] into out; a subclass may add to them."""
         self._writer.write(obs, out)
 
     def _to_library(self, action: np.ndarray) -> np.ndarray:
-        """Actions [B, ...] of action_space, as the library takes them."""
+        """Convert actions [B, ...] of action_space to the library's."""
         return action
 
     def _rewards(self, reward: np.ndarray, terminated: np.ndarray, before: dict[str, np.ndarray]) -> np.ndarray:
-        """Rewards [B] of the last step, where the library does not give them.
+        """Rewards [B] of the last step; a subclass may compute what the library does not return.
 
         Args:
-            reward: what it gave.
+            reward: the library's.
             terminated: bool [B]
-            before: what it told beside the observations before; `_info` has what it told since.
+            before: the info of the step before; `_info` is the info of this step.
         """
         return reward
 
@@ -196,13 +198,13 @@ class EnvPoolShard(ShardEnv):
         self._since += 1
 
     def _send(self, action: np.ndarray) -> None:
-        # Given whole: to add what is missing, EnvPool makes a dict of all of its settings at every step.
+        # Send all keys: to add missing ones, EnvPool would make a dict of all its settings at every step.
         action = np.ascontiguousarray(self._to_library(action), self._action_type)
         self._pool.send({self._action_name: action, "env_id": self._order, "players.env_id": self._order})
 
     def recv(self, out: Observation) -> StepResult:
         obs, reward, terminated, truncated, info = self._pool.recv()
-        # Pools with batch_size == num_envs answer in the order of environments; everything here relies on it.
+        # Pools with batch_size == num_envs return environments in order, and everything here relies on that.
         assert (info["env_id"] == self._order).all()
         before, self._info = self._info, info
         self._write(obs, out)

@@ -24,7 +24,7 @@ from lockstep.system.output import tell
 
 
 def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
-    """Frames for each step, and how the emulator is run, of an Atari game that gymnasium makes; 1 and "" of others."""
+    """Frames for each step, and a description of the emulator, of an Atari game; 1 and "" of other environments."""
     game: Any = env.unwrapped
     ale, frames = getattr(game, "ale", None), getattr(game, "_frameskip", None)
     if ale is None or not isinstance(frames, int):
@@ -39,14 +39,14 @@ def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
 
 
 class GymShard(ShardEnv):
-    """B gymnasium environments in a Python loop. Every episode starts from a seed of its own, and is truncated after
-    `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
+    """B gymnasium environments in a Python loop. Every episode starts from a new seed, and is truncated after
+    `reseed_every` steps, which bounds how many steps a restore has to replay."""
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         self.num_envs = num_envs
         self._seeds = seeds
         self._agents = 1
-        """Environments that one element of _envs is, all of which begin and end episodes together."""
+        """Environments of the shard that one element of _envs makes up. They begin and end episodes together."""
         seen, self.action_space = self._construct(config, render)
         self._writer = ObservationWriter(seen)
         self.observation_space = self._writer.space
@@ -61,11 +61,11 @@ class GymShard(ShardEnv):
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
-        """Who has terminated though the episode goes on, as an agent may while others play on."""
+        """Which environments have terminated although their episode goes on, as an agent may while others play."""
         register(self._envs, config.id)
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        """Make the environments; returns observation and action space."""
+        """Make the environments; return their observation and action space."""
         self._envs: list[Any] = [construct(config, render) for _ in range(self.num_envs)]
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self._envs[0], name, None), gymnasium.Space):
@@ -87,24 +87,23 @@ class GymShard(ShardEnv):
         self._writer.write_list(self._obs, out, self._where)
 
     def examine(self) -> None:
-        """Look at what every step returns and sets in the process as closely as at the first ones."""
         self._writer.looks = sys.maxsize
 
     def _seed(self, j: int) -> int:
-        """What the present episode of environment j begins from."""
+        """The seed of the current episode of environment j."""
         seed = int(self._seeds.derive(np.array([j]), self._episode[j : j + 1])[0])
         return self._start_level + seed % self._num_levels if self._num_levels else seed
 
     def _reset_one(self, j: int, seed: int) -> None:
-        """Begin an episode of environment j, and of those that go with it."""
+        """Begin an episode of environment j and its group."""
         try:
             answer = self._envs[j].reset(seed=seed)
         except TypeError as error:
             if "unexpected keyword argument 'seed'" not in str(error):
                 raise
             raise SettingsError(
-                f"The environment's reset takes no seed ({error}), without which no episode could be repeated. Let it "
-                "be reset(self, *, seed=None, options=None), as gymnasium has it since 0.26, and pass the seed on: "
+                f"The environment's reset takes no seed ({error}), so no episode could be repeated. Define it as "
+                "reset(self, *, seed=None, options=None), as gymnasium does since 0.26, and pass the seed on with "
                 "super().reset(seed=seed)."
             ) from error
         if not (isinstance(answer, tuple) and len(answer) == 2):
@@ -112,7 +111,7 @@ class GymShard(ShardEnv):
         self._obs[j], _ = answer
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
-        """Play one step of environment j, and of those that go with it; write what it earned and ended into step."""
+        """Play one step of environment j and its group; write rewards and ends into step."""
         answer = self._envs[j].step(single_action(self.action_space, action, j))
         try:
             self._obs[j], reward, terminated, truncated, _ = answer
@@ -124,7 +123,7 @@ class GymShard(ShardEnv):
         step.reward[j] = reward if isinstance(reward, NUMBERS) else number(reward)
 
     def _play_one(self, j: int, step: StepResult | None) -> None:
-        """Play the present step of environment j, or begin its episode if there is none."""
+        """Play one step of environment j, or begin its episode if `step` is None."""
         try:
             if step is None:
                 self._reset_one(j, self._seed(j))
@@ -158,7 +157,7 @@ class GymShard(ShardEnv):
         return step
 
     def _tell_where(self, j: int, *, first: bool) -> None:
-        """Say what an environment was doing that has raised an error."""
+        """Print what an environment was doing when it raised an error."""
         actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
         doing = (
             "when it was reset"
@@ -172,7 +171,7 @@ class GymShard(ShardEnv):
         )
 
     def _where(self, j: int, step: int | None = None) -> str:
-        """Which environment, and in which step of its episode: by default, that which it has made."""
+        """Name environment j and a step of its episode, by default the last one."""
         step = int(self._steps[j]) if step is None else step
         when = f"in step {step} of" if step else "at the start of"
         return f"environment {self._seeds.first_index + j}, {when} an episode that begins from seed {self._seed(j)}"
@@ -206,8 +205,8 @@ class GymShard(ShardEnv):
         env = self._envs[index // self._agents]
         if env.render_mode not in ("rgb_array", "rgb_array_list"):
             raise SettingsError(
-                f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
-                "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
+                f"This environment draws no pictures (render_mode={env.render_mode!r}). Pass render=True to "
+                "lockstep.envs.make, and let a callable of your own take render_mode and pass it on."
             )
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             return as_picture(env.render())
@@ -222,6 +221,6 @@ class GymShard(ShardEnv):
 def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
     found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
     return SettingsError(
-        f"The environment's {method} returned {found}, but should return {wanted}, as gymnasium has it since 0.26. "
+        f"The environment's {method} returned {found}, but must return {wanted}, as in gymnasium since 0.26. "
         "Mend the environment, or wrap it."
     )
