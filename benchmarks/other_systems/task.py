@@ -130,7 +130,7 @@ def _environment(experiment: Experiment) -> dict[str, Any]:
     options: dict[str, Any] = dict(config.options)
     atari = config.protocol != "none"
     if atari:
-        from lockstep.envs.envpool import settings_of
+        from lockstep.envs.envpool_shard import settings_of
 
         episodic = config.protocol == "classic"
         options = {**settings_of(config), **options, "reward_clip": True, "episodic_life": episodic}

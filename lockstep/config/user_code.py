@@ -40,8 +40,8 @@ def import_module(name: str) -> ModuleType:
 
 
 def _environment_settings() -> AbstractContextManager[None]:
-    """What a user's module sets for the process holds for environments alone."""
-    from lockstep.envs.boundary import ENVIRONMENT_SETTINGS  # which needs torch
+    """Keep what a user's module sets for the process to environments alone."""
+    from lockstep.config.boundary import ENVIRONMENT_SETTINGS  # imports torch, which the command line's help avoids
 
     return ENVIRONMENT_SETTINGS.applied(thorough=True)
 

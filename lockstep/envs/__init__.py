@@ -1,6 +1,16 @@
-"""Environments: one protocol (ShardEnv), three libraries behind it, and the choice between them."""
+"""Environments: one protocol (ShardEnv), the adapters of libraries behind it, and the choice between them."""
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
+from lockstep.envs.adapters import register_adapter
+from lockstep.envs.base import (
+    Adapter,
+    EnvConfig,
+    Observation,
+    ShardEnv,
+    StepResult,
+    adapter_of,
+    allocate_observation,
+)
+from lockstep.envs.episodes import Seeds
 from lockstep.envs.registry import (
     atari_game,
     check_matches,
@@ -13,16 +23,20 @@ from lockstep.envs.registry import (
 )
 
 __all__ = [
+    "Adapter",
     "EnvConfig",
     "Observation",
+    "Seeds",
     "ShardEnv",
     "StepResult",
+    "adapter_of",
     "allocate_observation",
     "atari_game",
     "check_matches",
     "first_seeds",
     "list_envs",
     "make",
+    "register_adapter",
     "resolve",
     "spaces",
     "whole_matches",

@@ -14,8 +14,18 @@ from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
-from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.envs.base import (
+    Adapter,
+    EnvConfig,
+    Observation,
+    ShardEnv,
+    StepResult,
+    atari_name,
+    atari_protocol,
+    check_numbers,
+)
+from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.episodes import ActionLog, Seeds
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -57,7 +67,7 @@ def games() -> dict[str, str]:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise SettingsError for an option that AtariVectorEnv does not take, or that lockstep sets itself."""
+    """Raise SettingsError for an option that AtariVectorEnv does not have, or that another setting decides."""
     allowed = sorted(set(inspect.signature(AtariVectorEnv.__init__).parameters) - set(_OURS) - {"self"})
     for name in options:
         if name in _OURS:
@@ -71,22 +81,42 @@ def check_options(options: dict[str, Any]) -> None:
             )
     check_numbers(options)
     for name in ("grayscale", "maxpool", "use_fire_reset", "full_action_space"):
-        if options.get(name, True) not in (True, False):  # 1 and 0 are those, too
+        if options.get(name, True) not in (True, False):  # 1 and 0 are equal to these
             raise SettingsError(f"env.options.{name}={options[name]!r} must be true or false.")
 
 
-# A seeded reset loads the ROM again, which costs as much as 200 to 250 steps; an unseeded one costs about 15. So seeds
-# are renewed at the first episode end after this many steps (or after EnvConfig.reseed_every, if that is less).
+# A seeded reset loads the ROM again and costs as much as 200 to 250 steps; an unseeded one costs about 15. So an
+# environment gets a new seed at the first end of an episode after this many steps, or EnvConfig.reseed_every if less.
 RESEED_AFTER = 4096
 
 
-class AleShard(ShardEnv):
-    """B games of one ROM. An environment starts from a seed of its own, and from a new one at the first episode end
-    after RESEED_AFTER steps; no episode is cut for it. In between it continues its random stream from one episode to
-    the next.
+class Ale(Adapter):
+    """Atari games by name."""
 
-    The library resets an environment by itself on the step after its end. Where a new seed is due, that is followed at
-    once by a seeded reset, whose observation is the one returned.
+    threads = True
+    decorrelates = True
+
+    def ids(self) -> list[str]:
+        return list(games())
+
+    def games(self) -> list[str]:
+        return list(games())
+
+    def find(self, env_id: str) -> str | None:
+        return atari_name(env_id, games())
+
+    def make(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> AleShard:
+        return AleShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+
+
+class AleShard(ShardEnv):
+    """B games of one ROM. Each environment starts from its seed, and from a new seed at the end of the first episode
+    after RESEED_AFTER steps, which cuts no episode. Until then its random stream continues from episode to episode.
+
+    The library resets an environment on the step after its end. If a new seed is due, a seeded reset follows at once,
+    and its observation is returned.
     """
 
     def __init__(
@@ -98,7 +128,7 @@ class AleShard(ShardEnv):
         fixed: dict[str, Any] = {"reward_clipping": False, "episodic_life": False, "num_threads": threads}
         self._envs = [AtariVectorEnv(num_envs=num_envs, **settings, **fixed)]
         if render:
-            # A twin with equal seeds and actions plays the same game, and draws it in color at full size.
+            # A second environment with equal seeds and actions plays the same game and draws it in color at full size.
             color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1, "maxpool": False}
             self._envs.append(AtariVectorEnv(num_envs=num_envs, **(settings | color), **fixed))
         self.num_envs = num_envs
@@ -138,7 +168,7 @@ class AleShard(ShardEnv):
         self._picture = np.asarray(results[-1][0])
         return results[0]  # type: ignore[return-value]
 
-    def send(self, action: np.ndarray) -> None:
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         action = np.asarray(action, np.int32)
         self._log.append((action,), self._steps)
         for env in self._envs:
@@ -152,7 +182,7 @@ class AleShard(ShardEnv):
     def recv(self, out: Observation) -> StepResult:
         obs, reward, terminated, truncated, info = self._recv()
         first, going = self._ended, ~self._ended
-        # An end that decorrelation forces is unknown to the library, so a first episode is followed by a seeded reset.
+        # The library does not know when decorrelation cuts an episode, so a seeded reset follows the first episode.
         cut_first = (self._count == 0) & (self._first_length > 0)
         renew = first & ((self._steps >= self._reseed_after) | cut_first)
         self._steps += 1
@@ -167,7 +197,7 @@ class AleShard(ShardEnv):
         self._ended = terminated | truncated
         lives = info["lives"]
         if self._life_loss:
-            # Some games stay at zero lives for some frames before they end: that is the end, not a lost life.
+            # Some games stay at zero lives for some frames before they end. This is the end, not a lost life.
             life_lost = (lives < self._lives) & (lives > 0) & going & ~self._ended
         else:
             life_lost = np.zeros(self.num_envs, np.bool_)
@@ -189,8 +219,8 @@ class AleShard(ShardEnv):
         self._steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
-        # Environments were seeded at different times, so each gets its seeded reset where its own actions begin.
-        # What it plays before that is discarded.
+        # Environments were seeded at different times, so each gets its seeded reset where its actions begin.
+        # What it plays before is discarded.
         begin = len(actions) - self._steps
         obs, info = self._seeded_reset(np.ones(self.num_envs, np.bool_))
         for t, (action,) in enumerate(actions):

@@ -1,4 +1,4 @@
-"""Checks of Python environments: ends must be true or false, rewards numbers, and instances distinct."""
+"""Checks of what Python environments return: ends are bools, rewards are numbers, and instances are distinct."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from lockstep.config.settings import SettingsError
 
 BOOLS = (bool, np.bool_)
-"""Types of ends that need no further check."""
+"""Types of `terminated` and `truncated` that need no further check."""
 NUMBERS = (float, int, np.floating, np.integer)
 """Types of rewards that need no further check."""
 _registered: dict[int, weakref.ref[Any]] = {}
-"""The open environments of this process, without their wrappers, by id."""
+"""The open environments of this process, without their wrappers, by id()."""
 
 
 def flag(name: str, value: Any) -> bool:
-    """Whether an episode has ended, from a value that is no bool itself: 0 and 1 are taken, also in an array of one.
+    """Convert a value that is no bool to one. It may be 0 or 1, or an array that holds one of these.
 
     Raises:
-        SettingsError: it is something else, such as None, NaN or a text.
+        SettingsError: the value is something else, such as None, NaN or a text.
     """
     found = _single(value)
     if found is None or found not in (0, 1):
@@ -34,10 +34,10 @@ def flag(name: str, value: Any) -> bool:
 
 
 def number(reward: Any) -> float:
-    """A reward from a value that is no plain number, such as an array of one.
+    """Convert a reward that is no plain number, such as an array that holds one number.
 
     Raises:
-        SettingsError: it is something else, such as a text or a complex number.
+        SettingsError: the value is something else, such as a text or a complex number.
     """
     found = _single(reward)
     if found is None:
@@ -48,7 +48,7 @@ def number(reward: Any) -> float:
 
 
 def _single(value: Any) -> Any:
-    """The real number, or bool, that a value is; None if it is none."""
+    """The only number or bool in a value; None if it holds something else."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):  # a ragged list, or a tensor that requires gradients
@@ -57,10 +57,10 @@ def _single(value: Any) -> Any:
 
 
 def register(envs: Sequence[Any], env_id: str) -> None:
-    """Note that these environments are open.
+    """Record that these environments are open.
 
     Raises:
-        SettingsError: two are the same object, or one is open already.
+        SettingsError: two of them are the same object, or one is already open.
     """
     for i, env in enumerate(envs):
         base = _base(env)
@@ -69,15 +69,14 @@ def register(envs: Sequence[Any], env_id: str) -> None:
             unregister(envs[:i])
             raise SettingsError(
                 f"env.id={env_id} returned the same {type(base).__name__} object twice, but each environment must be a "
-                "separate object: a step of one would be a step of all. Make a new environment at each call, as in "
-                f"def make(): return {type(base).__name__}(), and keep none in a variable, a cache or a default "
-                "argument."
+                "separate object, or a step of one would be a step of all. Make a new environment at each call, as in "
+                f"def make(): return {type(base).__name__}(), and keep it in no variable, cache or default argument."
             )
         _registered[id(base)] = weakref.ref(base)
 
 
 def unregister(envs: Sequence[Any]) -> None:
-    """Note that these environments are closed."""
+    """Record that these environments are closed."""
     for env in envs:
         _registered.pop(id(_base(env)), None)
 

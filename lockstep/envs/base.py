@@ -1,24 +1,42 @@
-"""The environments of one shard, behind one small protocol."""
+"""The settings of environments, and the protocol of one shard's environments."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
+import tyro
 
 from lockstep.config.settings import Options, SettingsError, check_free
+from lockstep.config.user_code import load_object
 from lockstep.distributed.shared_memory import Arena, PrivateArena
+from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
+from lockstep.envs.episodes import Seeds
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
 MAX_LEVELS = 2**31 - 1
-"""Levels have the numbers from 0 to this less one."""
+"""Levels are numbered from 0 to MAX_LEVELS - 1."""
+
+AdapterName = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="|".join((AUTO, *ADAPTERS, "FILE.py:CLASS")),
+        instance_from_str=lambda args: args[0],
+        is_instance=lambda instance: isinstance(instance, str),
+        str_from_instance=lambda instance: [instance],
+    ),
+]
+"""The name of an adapter, or the reference of a user's own. The command line's help lists the names."""
 
 
 @dataclass(frozen=True)
@@ -28,49 +46,52 @@ class EnvConfig:
     id: str = "CartPole-v1"
     """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable ("file.py:make")."""
     num_envs: int = 8
-    """Environments in all shards together. More collect faster and make batches larger; each sample then counts for
-    less."""
-    adapter: Literal["auto", "ale", "envpool", "gymnasium"] = "auto"
-    """Library that steps them; auto takes the fastest installed one that can serve the id."""
+    """Environments in all shards together. More of them collect faster, but make batches larger, so that each sample
+    counts for less."""
+    adapter: AdapterName = AUTO
+    """Library that steps them; auto takes the fastest installed one that can serve the id. For a library that is not
+    listed, give an adapter of your own ("file.py:Class")."""
     protocol: Literal["none", "machado", "classic"] = "none"
-    """Atari protocol. machado: sticky actions 0.25, full action set, no life-loss signal, 108,000 frames.
-    classic: 0 to 29 no-ops at the start, episode ends for the agent at a lost life. Both clip training rewards."""
+    """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
+    108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. Both clip
+    training rewards."""
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     reseed_every: int = 4096
-    """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments and starts
-    them all afresh, episodes in flight being truncated and bootstrapped; gymnasium truncates an episode that lasts this
-    long; ALE does it at the end of an episode, after 4,096 steps or this many if that is less. Bounds the time that
-    resuming takes: lower resumes faster, higher disturbs long episodes less."""
+    """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments: it
+    restarts all of them, and truncates and bootstraps the episodes in progress. gymnasium truncates an episode that
+    lasts this long. ALE reseeds at the end of an episode, after 4,096 steps at most. A lower number makes resuming
+    faster; a higher one disturbs long episodes less."""
     decorrelate: int = 0
     """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
     do not stay in phase. 0 switches it off."""
     random_actions: bool = False
-    """Send uniformly random actions to the training environments in place of the policy's, which is run and trained as
-    usual but learns nothing: measures throughput without the policy's influence on the environments."""
+    """Send uniformly random actions to the training environments in place of the policy's. The policy runs and trains
+    as usual, but learns nothing. Use it to measure throughput without the policy's influence on the environments."""
     options: Options = field(default_factory=dict)
     """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1. Values are
     numbers, true, false, None, and lists, tuples, dicts and quoted texts as Python writes them, as in 'sizes=[1,2]'.
     Anything else is a text."""
     curriculum: Options = field(default_factory=dict)
-    """Options that only training environments get, over those in `options`: easier starts, say. Evaluations and videos
-    play the task without them."""
+    """Options that only training environments get, such as easier starts. They take precedence over `options`.
+    Evaluations and videos play the task without them."""
     num_levels: int = 0
-    """Levels that training episodes are drawn from, so that others can test what was learned; 0 for no limit. Fewer are
-    learned sooner, and say less about all others. A level is what a seed makes of the task: Procgen's own levels, and
-    with gymnasium the episode that reset(seed=level) begins."""
+    """Number of levels from which training episodes are drawn, so that the other levels can test what was learned; 0
+    sets no limit. Fewer levels are learned sooner, but generalize less. A level is a Procgen level, or with gymnasium
+    the episode that reset(seed=level) begins."""
     start_level: int = 0
     """The first of these levels; the others follow it."""
     opponents: tuple[str, ...] = ()
-    """Who plays the other agents of a match, where an environment has several: random, another run (RUN or
-    RUN@ITERATION), or a function of your own (file.py:play). None by default, and the policy plays all, against or with
-    itself. Of several, each match draws one: more are harder to exploit."""
+    """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or a function of your own
+    (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
+    makes them harder to exploit."""
 
     later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents"})
     free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
+        check_adapter(self.adapter)
         for name, least in (("num_envs", 1), ("reseed_every", 1), ("decorrelate", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
@@ -83,8 +104,8 @@ class EnvConfig:
             )
         if self.start_level and not self.num_levels:
             raise SettingsError(
-                f"env.start_level={self.start_level} names the first of a set of levels, but env.num_levels=0 sets no "
-                "limit. Say how many there are, as in --env.num-levels 200."
+                f"env.start_level={self.start_level} is the first of a set of levels, but env.num_levels=0 sets no "
+                "limit. Give their number, as in --env.num-levels 200."
             )
 
         for kind in ("options", "curriculum"):
@@ -92,52 +113,62 @@ class EnvConfig:
                 check_free(value, f"env.{kind}.{name}")
 
     def training(self) -> EnvConfig:
-        """The environments of training, which follow the curriculum."""
+        """The settings of training environments, with the curriculum applied."""
         return replace(self, options={**self.options, **self.curriculum}, curriculum={})
 
     def held_out(self) -> EnvConfig:
-        """The same environments on all levels above those that were trained on.
+        """The same environments, on all levels above the training levels.
 
         Raises:
             SettingsError: training was not limited to a set of levels.
         """
         if not self.num_levels:
             raise SettingsError(
-                "This run was trained on an unlimited number of levels (env.num_levels=0), which leaves none to test "
-                "on. Train with a set of levels, as in --env.num-levels 200, or evaluate without --levels test."
+                "This run was trained on an unlimited number of levels (env.num_levels=0), so none is left to test on. "
+                "Train on a set of levels, as in --env.num-levels 200, or evaluate without --levels test."
             )
         end = self.start_level + self.num_levels
         return replace(self, start_level=end, num_levels=MAX_LEVELS - end)
 
 
 class StepResult(NamedTuple):
-    """What one step of B environments returned. The observation is written into the caller's buffer."""
+    """The results of one step of B environments. Observations are written into the caller's buffer."""
 
     reward: np.ndarray
     """float32 [B], raw: never clipped or normalised. 0 on a reset step."""
     terminated: np.ndarray
     """bool [B]: the environment itself ended (game over)."""
     truncated: np.ndarray
-    """bool [B]: ended by a time limit; the value of the observation must still be bootstrapped."""
+    """bool [B]: a time limit ended the episode; the value of the observation must still be bootstrapped."""
     first: np.ndarray
-    """bool [B]: this was a reset step. The action was ignored, and the observation starts a new episode."""
+    """bool [B]: this was a reset step, which ignored the action and started a new episode."""
     life_lost: np.ndarray
-    """bool [B]: a life was lost but the episode goes on. Always False under protocols without that signal."""
+    """bool [B]: a life was lost, but the episode goes on. Always False under protocols without this signal."""
 
 
 def atari_protocol(sticky: float, skip: int, longest: float) -> str:
-    """What scores depend on most, in words: the probability that the last action is repeated, frames for each action,
-    and frames that an episode may last."""
+    """Describe what scores depend on most.
+
+    Args:
+        sticky: probability that the last action is repeated.
+        skip: frames for each action.
+        longest: frames that an episode may last; infinite for no limit.
+    """
     limit = f"at most {longest:,} frames" if math.isfinite(longest) else "without a limit of frames"
     return f"sticky actions {sticky:g}, {skip} frames an action, {limit}"
 
 
-class ShardEnv(ABC):
-    """B environments with next-step autoreset: the step after an episode's end ignores the action and returns the
-    first observation of the next episode. So the true final observation is always seen, and never skipped.
+def atari_name(env_id: str, games: Iterable[str]) -> str | None:
+    """The name of the Atari game that an id such as ms_pacman or Pong-v5 stands for."""
+    return {game.lower(): game for game in games}.get(env_id.removesuffix("-v5").replace("_", "").lower())
 
-    Environment j of this shard has the global index first_index + j. Its seeds derive from (seed, global index,
-    episode or reseeding count) alone.
+
+class ShardEnv(ABC):
+    """B environments with next-step autoreset: the step after the end of an episode ignores the action and returns the
+    first observation of the next episode. So the true final observation is never skipped.
+
+    Environment j of this shard has the global index first_index + j. Its seeds depend only on the run's seed, the
+    global index, and the number of the episode or of the reseeding.
     """
 
     num_envs: int
@@ -148,27 +179,27 @@ class ShardEnv(ABC):
     frames_per_step: int
     """Emulator frames per environment step (4 in Atari, 1 where the term means nothing)."""
     emulator: str = ""
-    """How the emulator is run, if there is one, as protocols of evaluations say it."""
+    """How the emulator runs, if there is one; evaluations add it to their protocol."""
 
     @abstractmethod
     def reset(self, out: Observation) -> None:
         """Start every environment from its first seed; write the observations [B, ...] into out."""
 
     @abstractmethod
-    def send(self, action: np.ndarray) -> None:
-        """Begin a step with actions [B, ...]; returns at once where the library can step in the background."""
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
+        """Begin a step with actions [B, ...]. It returns at once if the library can step in the background."""
 
     @abstractmethod
     def recv(self, out: Observation) -> StepResult:
         """Wait for the step begun by send; write the observations into out."""
 
     def reseed_due(self) -> bool:
-        """Whether all environments must be started afresh now (see EnvConfig.reseed_every). Asked between rollouts;
-        never so where single environments can be reseeded."""
+        """Whether all environments must be restarted now (see EnvConfig.reseed_every). The collector asks between
+        rollouts. It is always False if single environments can be reseeded."""
         return False
 
     def reseed(self, out: Observation) -> None:
-        """Start every environment afresh from its next seed; write the observations into out."""
+        """Restart every environment from its next seed; write the observations into out."""
         raise NotImplementedError(f"{type(self).__name__} reseeds single environments")
 
     @abstractmethod
@@ -179,12 +210,12 @@ class ShardEnv(ABC):
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
     ) -> int:
-        """Rebuild the environments by replaying their actions; write the current observations into out.
+        """Rebuild the environments by replaying their actions; write their current observations into out.
 
         Args:
-            state: what state_dict returned, in this process or another.
+            state: the result of state_dict, from this process or another.
             out: as for reset.
-            alive: called at every replayed step, to tell whoever watches this process that it makes progress.
+            alive: called at every replayed step, so that supervision sees progress.
 
         Returns:
             The number of environment steps that were replayed.
@@ -194,15 +225,102 @@ class ShardEnv(ABC):
         """One environment's picture, uint8 [H, W, 3], for videos."""
         raise SettingsError(f"{type(self).__name__} cannot draw pictures. Use another --env.adapter for recording.")
 
+    def examine(self) -> None:  # noqa: B027 - most shards have nothing to do
+        """Compare the results of every step with the spaces. Otherwise only the first steps are compared."""
+
     @abstractmethod
     def close(self) -> None:
         """Release threads and memory."""
 
 
-def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], arena: Arena | None = None) -> Any:
-    """Zeros for observations of a space, [*leading, ...]: a tensor, or a dict of them for a Dict space.
+class Adapter(ABC):
+    """A library that steps environments: which ids it serves, what it can do, and how it makes a shard.
 
-    arena: where the memory is; by default it is this process's own.
+    The attributes declare what lockstep may ask of it. The defaults promise nothing.
+    """
+
+    threads: ClassVar[bool] = False
+    """Whether it steps a shard's environments in several threads (the layout's env_threads)."""
+    processes: ClassVar[bool] = False
+    """Whether child processes of a collector may step them (the layout's env_processes). The shards that it makes must
+    then keep the state that lockstep.envs.gymnasium_shard.GymShard keeps."""
+    decorrelates: ClassVar[bool] = False
+    """Whether it can cut the first episode of each environment at a length of its own (env.decorrelate)."""
+    limits_episodes: ClassVar[bool] = False
+    """Whether it truncates every episode after env.reseed_every steps, so that evaluations can limit their length."""
+
+    @abstractmethod
+    def ids(self) -> list[str]:
+        """The ids that it serves, as users write them."""
+
+    def find(self, env_id: str) -> str | None:
+        """The canonical spelling of an id, or None if it does not serve it."""
+        return env_id if env_id in self.ids() else None
+
+    def games(self) -> list[str]:
+        """Atari games that it serves by name, under the protocols of EnvConfig.protocol."""
+        return []
+
+    def has_levels(self, env_id: str) -> bool:
+        """Whether it can draw the episodes of an id from a set of levels (env.num_levels)."""
+        del env_id
+        return False
+
+    def needs_egl(self, env_id: str) -> bool:
+        """Whether the process must have loaded EGL before the library draws pictures of an id."""
+        del env_id
+        return False
+
+    def group_size(self, config: EnvConfig) -> int:
+        """How many environments of a shard belong together, such as the agents of one match."""
+        del config
+        return 1
+
+    def single(self, config: EnvConfig) -> gymnasium.Env[Any, Any] | None:
+        """One environment outside a shard, for its methods such as compute_reward; None if the library has none."""
+        del config
+        return None
+
+    @abstractmethod
+    def make(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> ShardEnv:
+        """Make the environments of one shard.
+
+        Args:
+            config: resolved. `num_envs` in it counts the environments of all shards.
+            seeds: derives the seed of each episode from the environment and the number of the episode.
+            num_envs: environments of this shard.
+            threads: threads that step them, if `threads` is declared.
+            render: whether pictures will be asked for.
+
+        Raises:
+            SettingsError: an option of the config is unknown or out of range.
+        """
+
+
+@functools.cache
+def adapter_of(name: str) -> Adapter:
+    """The adapter that a name or a reference stands for.
+
+    Raises:
+        SettingsError: there is no such adapter, or the class is no Adapter.
+    """
+    entry = entry_of(name)
+    if entry.built_in:
+        module, _, cls = entry.reference.partition(":")
+        return getattr(importlib.import_module(module), cls)()
+    found = load_object(entry.reference)
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise SettingsError(f"env.adapter={name}: {found!r} must be a subclass of lockstep.envs.Adapter.")
+    return found()
+
+
+def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], arena: Arena | None = None) -> Any:
+    """Allocate zeros for observations of a space, [*leading, ...]: a tensor, or a dict of tensors for a Dict space.
+
+    Args:
+        arena: provides the memory; by default it is private to this process.
     """
     arena = arena or PrivateArena()
     if isinstance(space, gymnasium.spaces.Dict):
@@ -221,11 +339,11 @@ _WHOLE = {
     "max_episode_steps": 0,
     "max_num_frames_per_episode": 0,
 }
-"""Options of C++ environments that they take as they are, and crash or hang with; each with its least value."""
+"""Options that C++ environments do not check, so that wrong values crash or hang them, with their least values."""
 
 
 def check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise SettingsError for numbers that crash a library, or that it takes for something else."""
+    """Raise SettingsError for numbers that would crash a library or that it would misread."""
     for name, least in _WHOLE.items():
         value = options.get(name, least)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -1,4 +1,4 @@
-"""Does an environment keep what bit-identity rests on? It is played in several ways that must give the same bits."""
+"""Checks the properties of an environment that equal bits depend on, by playing it in several ways and comparing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError, check_values
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.envs import EnvConfig, ShardEnv, allocate_observation, make, resolve, whole_matches
+from lockstep.envs.base import EnvConfig, ShardEnv, allocate_observation
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
-from lockstep.envs.gym import GymShard
+from lockstep.envs.registry import make, resolve, whole_matches
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout, precision_warning, unused_mask
 from lockstep.system import children
@@ -34,32 +34,35 @@ WAYS = {
     "elsewhere": "another process gives the same bits",
     "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
 }
-"""What is checked, in this order."""
-_MEND = "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set all else anew in reset."
+"""The checks, in order."""
+_MEND = (
+    "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again in "
+    "reset."
+)
 _CAUSES = {
     "finite": "No network learns from these. Mend the environment, or wrap it.",
     "again": "Either randomness comes from what reset(seed=...) does not seed, such as np.random, random, or a "
-    "generator that the constructor makes; or something is kept on a class or module, or read from the clock.",
+    "generator that the constructor makes; or something is stored in a class or module, or depends on the clock.",
     "alone": "Environments of one process share something: a generator that each reset seeds for all of them, as "
     "np.random.seed does, or a variable of a class or module. Layouts differ in which environments share a process.",
     "elsewhere": "It depends on the process: on the order of a set of strings, on hash() or id(), on the clock, on "
-    "files, or on what the script that made it has set.",
-    "rebuilt": "An episode depends on those before it, since something outlives reset(seed=...): a count of episodes, "
+    "files, or on something that the script has set.",
+    "rebuilt": "An episode depends on earlier ones, because something outlives reset(seed=...): a count of episodes, "
     "the last observation or potential, a stack of frames, a generator that only the constructor seeds, or the running "
-    "statistics of a wrapper (--normalize.observations and --normalize.returns keep theirs apart). Resume rebuilds an "
-    "episode from its own seed and actions alone.",
+    "statistics of a wrapper (use --normalize.observations and --normalize.returns instead). Resume rebuilds an "
+    "episode from its seed and actions alone.",
 }
 _TIMES = 4
-"""That each environment begins from a new seed, at least: where a library can, its episodes are cut for it."""
+"""Each environment begins from a new seed at least this often. Episodes are cut for it where the adapter can."""
 _QUICK_STEPS = 32, 400
-"""Steps of the short form at the least and at the most."""
+"""Least and most steps of quick_check."""
 _MOST = 1_000_000
-"""Steps, all of which are remembered."""
+"""Most steps, because all of them are kept in memory."""
 
 
 @dataclass(frozen=True)
 class EnvCheck:
-    """What check_env found."""
+    """The result of check_env."""
 
     id: str
     adapter: str
@@ -67,13 +70,13 @@ class EnvCheck:
     steps: int
     """Of each environment."""
     facts: dict[str, str]
-    """What random actions met, by name, in words. Episodes are cut more often than in training, for the last way."""
+    """Descriptions of what random actions met, by name. Episodes are cut more often than in training."""
     held: tuple[str, ...]
-    """Which of WAYS hold, in order. Those behind the first that does not were not tried."""
+    """The checks of WAYS that hold, in order. Checks after the first failure were not run."""
     failed: str | None
-    """Which one does not; None if all hold."""
+    """The check that failed; None if all hold."""
     message: str
-    """The verdict, and what most often causes it."""
+    """The verdict, and the usual causes of a failure."""
 
     @property
     def ok(self) -> bool:
@@ -84,36 +87,36 @@ class EnvCheck:
 def check_env(
     config: EnvConfig | str, *, steps: int = 1_000, seed: int = 1, tell: Callable[[str], Any] = lambda text: None
 ) -> EnvCheck:
-    """Play an environment with random actions, and find out whether equal seeds and actions give equal bits.
+    """Check that an environment gives equal bits for equal seeds and actions, by playing it with random actions.
 
     Args:
-        config: which environments, as training has them, and how many side by side: at least 2, and at least two
-            matches where several agents play one. An id alone has the defaults.
-        steps: of each of them, 8 to 1M. More reach what happens late.
+        config: the environments of training. At least 2, or two matches, are played side by side. An id stands for
+            its default settings.
+        steps: for each environment, 8 to 1M. More steps reach what happens late.
         seed: of environments and actions.
-        tell: is given each line of the report as soon as it is known.
+        tell: called with each line of the report as soon as it is known.
 
     Raises:
-        SettingsError: there is no such environment, it returns what none may, there is no model for its spaces, or a
-            number is out of range.
-        WorkerError: the environment raised in a process of its own, or that process died.
+        SettingsError: the environment is unknown or returns something wrong, no model takes its spaces, or a number is
+            out of range.
+        WorkerError: the environment failed in a child process, or that process died.
     """
     if not 2 * _TIMES <= steps <= _MOST:
         raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
     config = EnvConfig(id=config) if isinstance(config, str) else config
     if not isinstance(config, EnvConfig):
-        raise SettingsError(f"{config!r} names no environment: give an id, such as 'CartPole-v1', or an EnvConfig.")
+        raise SettingsError(f"{config!r} is no environment. Give an id, such as 'CartPole-v1', or an EnvConfig.")
     check_values(config)
     config.validate()
     if config.num_envs < 2:
         raise SettingsError(
-            f"--env.num-envs {config.num_envs} must be at least 2 here: one alone cannot show whether environments "
-            "influence each other."
+            f"--env.num-envs {config.num_envs} must be at least 2 here, because one environment cannot show whether "
+            "environments influence each other."
         )
     config = resolve(replace(config, random_actions=False, decorrelate=0))
     together = whole_matches(config, 1)
     config = replace(config, num_envs=whole_matches(config, max(config.num_envs, 2 * together)))
-    longest = min(config.reseed_every, steps // _TIMES - 1)  # less than round numbers, which are limits of their own
+    longest = min(config.reseed_every, steps // _TIMES - 1)  # below round numbers, which often are time limits
     game = _Game(replace(config, reseed_every=longest), seed, range(config.num_envs), together)
     tell(f"environment {config.id}, stepped by {config.adapter}")
     expected = game.play(steps)
@@ -137,14 +140,14 @@ def check_env(
 
 
 def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str] | None:
-    """A short form of check_env, within this process: which of WAYS does not hold, with where and why; None if those
-    that can be tried so hold. It takes about so many seconds at the most, unless making environments takes longer.
+    """A short check_env within this process. Return the check of WAYS that failed, with where and why; None if all that
+    need no other process hold. It takes about `seconds` at most, unless making environments takes longer.
 
     Args:
-        config: resolved. One environment alone is not doubled.
+        config: resolved. A single environment is not doubled.
 
     Raises:
-        TimeoutError: environments are too slow for it.
+        TimeoutError: the environments are too slow.
     """
     together = whole_matches(config, 1)
     count = whole_matches(config, min(config.num_envs, 2 * together))
@@ -159,13 +162,13 @@ def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str]
     game = _Game(replace(config, reseed_every=longest), seed, range(count), together)
     expected = game.play(steps)
     for way, found in _differences(game, expected, steps, elsewhere=False):
-        if found and way != "finite":  # which the run itself finds, and where
+        if found and way != "finite":  # the run itself finds these numbers
             return way, f"{found}. {_CAUSES[way]} {_MEND}"
     return None
 
 
 def _differences(game: _Game, expected: _Played, steps: int, *, elsewhere: bool = True) -> Iterator[tuple[str, str]]:
-    """Each of WAYS, and where the environments do otherwise in it, or ""; elsewhere: whether to try other processes."""
+    """Each check of WAYS, and the first difference in words or ""; elsewhere: whether to use other processes."""
     actions, trace = expected.actions, expected.trace
     yield "finite", expected.numbers.not_finite
     yield "again", _difference(trace, game.play(steps, actions).trace)
@@ -180,18 +183,18 @@ def _differences(game: _Game, expected: _Played, steps: int, *, elsewhere: bool 
     found = ""
     for t, again in zip(expected.states, rebuilt, strict=True):
         for part, known in zip(again[1:], trace[1:], strict=True):
-            part[0] = known[t]  # of the step before the state, which has the observation alone
+            part[0] = known[t]  # the first row has the observation alone
         found = found or _difference(_Trace(*(part[t:] for part in trace)), again, t)
     yield "rebuilt", found
 
 
 class _Trace(NamedTuple):
-    """What B environments did, by time and environment: all that must be equal. The first row is their start."""
+    """Everything that must be equal, by time and environment. The first row is the start."""
 
     observation: np.ndarray
-    """uint64 [T + 1, B]: a hash of each."""
+    """uint64 [T + 1, B]: hashes of observations."""
     reward: np.ndarray
-    """float32 [T + 1, B]; those below bool."""
+    """float32 [T + 1, B]; the fields below are bool."""
     termination: np.ndarray
     truncation: np.ndarray
     reset: np.ndarray
@@ -203,38 +206,38 @@ class _Played(NamedTuple):
     actions: list[Any]
     """T batches of the action space."""
     states: dict[int, dict[str, np.ndarray]]
-    """By step: where an episode has just begun, and within one, neither of them the first. Only of random actions."""
+    """States by step: one where a later episode has just begun, one within an episode. Only for random actions."""
     restarts: list[int]
-    """Steps after which all environments were started afresh."""
+    """Steps after which all environments were restarted."""
     numbers: _Numbers
-    """Only of random actions, too: a repetition that is equal has the same."""
+    """Only for random actions, because equal repetitions have the same numbers."""
     seconds: float
-    """That the environments took for their steps."""
+    """Time that the environments took for their steps."""
     env: tuple[gymnasium.Space[Any], gymnasium.Space[Any], str]
     """Observation space, action space and emulator."""
 
 
 @dataclass(frozen=True)
 class _Game:
-    """What is played: with the actions, all of it is a function of these."""
+    """What is played. With the actions, these values must determine all results."""
 
     config: EnvConfig
     seed: int
     rows: range
     """Global indices of the environments."""
     together: int = 1
-    """How many of them are one match."""
+    """Environments of one match."""
 
     def matches(self) -> list[slice]:
-        """The rows of each environment, or of the agents of one match."""
+        """The rows of each match, or of each single environment."""
         return [slice(j, j + self.together) for j in range(0, len(self.rows), self.together)]
 
     def only(self, rows: slice) -> _Game:
-        """Some of its environments, by themselves."""
+        """The same game with some of its environments only."""
         return replace(self, rows=self.rows[rows])
 
     def play(self, steps: int, actions: list[Any] | None = None, state: dict[str, np.ndarray] | None = None) -> _Played:
-        """Play with random actions, or repeat what was played with the given ones, from the start or from a state."""
+        """Play random or given actions, from the start or from a state."""
         original, count = actions is None, len(self.rows)
         trace = _Trace(
             np.zeros((steps + 1, count), np.uint64),
@@ -246,8 +249,7 @@ class _Game:
         restarts: list[int] = []
         numbers, seconds = _Numbers(), 0.0
         env = make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=count)
-        if isinstance(env, GymShard):
-            env.examine()
+        env.examine()
         out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
         entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
         chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
@@ -284,15 +286,15 @@ class _Game:
 
 
 class _Numbers:
-    """What numbers observations consist of."""
+    """The ranges of the numbers in observations."""
 
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[float, float]] = {}
-        """The least and the largest of each entry."""
+        """Least and largest number of each entry."""
         self.ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        """The same of each number of an entry."""
+        """Least and largest value of each number of an entry."""
         self.not_finite = ""
-        """Where one was not, or a reward; "" if nowhere."""
+        """The first observation or reward that was not finite, in words; "" if all were."""
 
     def see(self, t: int, entries: dict[str, np.ndarray], reward: np.ndarray) -> None:
         for name, x in entries.items():
@@ -312,7 +314,7 @@ class _Numbers:
 
 
 def _random_actions(env: ShardEnv, seed: int, rows: range, entries: dict[str, np.ndarray]) -> Iterator[Any]:
-    """What a policy that knows nothing does: it respects action masks. Environment j's depend on seed and j alone."""
+    """Random actions that respect action masks. Those of environment j depend on the seed and j alone."""
     distribution = make_distribution(env.action_space)
     ObservationLayout.of(env.observation_space).check_mask(env.action_space, distribution.num_logits)
     draws = [stream(seed, "check-env", j) for j in rows]
@@ -329,7 +331,7 @@ def _columns(batch: Any, rows: slice) -> Any:
 
 
 def _difference(expected: _Trace, found: _Trace, begin: int = 0) -> str:
-    """Where two traces part first, in words; "" if they don't."""
+    """The first difference of two traces in words; "" if they are equal."""
     parts = [a != b for a, b in zip(_bits(expected), _bits(found), strict=True)]
     anywhere = np.logical_or.reduce(parts)
     if not anywhere.any():
@@ -340,7 +342,7 @@ def _difference(expected: _Trace, found: _Trace, begin: int = 0) -> str:
 
 
 def _bits(trace: _Trace) -> _Trace:
-    """A trace whose rewards compare as bits: NaN is equal to itself."""
+    """A trace with rewards as bits, so that NaN equals itself."""
     return trace._replace(reward=np.ascontiguousarray(trace.reward).view(np.uint32))
 
 
@@ -349,7 +351,7 @@ def _when(t: int) -> str:
 
 
 def _in_child(game: _Game, plays: list[tuple[Any, ...]]) -> list[_Trace]:
-    """What game.play gives with each of these arguments, in a process of its own."""
+    """The traces of game.play with each of these arguments, in a child process."""
     ours, theirs = multiprocessing.Pipe()
     process = children.start(_serve, (theirs, game), "lockstep-check-env")
     try:
@@ -365,7 +367,7 @@ def _in_child(game: _Game, plays: list[tuple[Any, ...]]) -> list[_Trace]:
         process.join()
         ours.close()
     if error:
-        raise WorkerError(f"The environment failed in a process of its own, though not in this one:\n{error}")
+        raise WorkerError(f"The environment failed in a child process, though not in this one:\n{error}")
     return traces
 
 
@@ -377,7 +379,7 @@ def _serve(pipe: Connection, game: _Game) -> None:
 
 
 def _facts(game: _Game, played: _Played) -> dict[str, str]:
-    """What there is to know of an environment before it is trained on."""
+    """Facts about an environment that help before training."""
     space, actions, emulator = played.env
     shapes = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
     trace, seen = played.trace, played.numbers.ranges
@@ -409,11 +411,11 @@ def _scaling(space: gymnasium.Space[Any]) -> str:
 
 
 def _notes(config: EnvConfig, played: _Played) -> list[str]:
-    """What is likely to be a mistake or to make learning hard, though it breaks nothing."""
+    """Warnings of probable mistakes, and of what makes learning hard."""
     space, actions, _ = played.env
     distribution = make_distribution(actions)
     notes = [unused_mask(space, distribution.num_logits)]
-    if isinstance(space, spaces.Dict) and {ACHIEVED, DESIRED} <= set(space.spaces) and config.adapter == "gymnasium":
+    if isinstance(space, spaces.Dict) and {ACHIEVED, DESIRED} <= set(space.spaces):
         try:
             check_goals(config)
         except SettingsError as error:
@@ -429,7 +431,7 @@ def _notes(config: EnvConfig, played: _Played) -> list[str]:
 
 
 def _episodes(trace: _Trace, restarts: list[int], longest: int) -> str:
-    """How episodes ended by themselves, and how many were cut, by this check or as the settings have it."""
+    """How episodes ended, and how many were cut by this check or by env.reseed_every."""
     lengths, returns, cut, terminations = [], [], 0, 0
     for j in range(trace.reward.shape[1]):
         begin = 0

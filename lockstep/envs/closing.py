@@ -1,4 +1,4 @@
-"""Closing users' environments, which may fail, or wait forever for a program that they started."""
+"""Closes users' environments, whose close() may fail or wait forever for a program that they started."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lockstep.system.output import tell
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""
 _LATER_PATIENCE = 1.0
-"""The same once an environment of this process has exceeded it."""
+"""Seconds for the other environments of a process once one has taken too long."""
 _GRACE = 10.0
-"""Further seconds after which the process is ended, since native code cannot be interrupted."""
+"""Further seconds after which the process ends, because native code cannot be interrupted."""
 
 _patience: float | None = None
 
@@ -28,8 +28,8 @@ class _CloseTimeout(BaseException):
 
 
 def close_all(envs: Iterable[Any]) -> None:
-    """Close all environments. What was played counts all the same, so errors are printed and not raised, and a close()
-    that does not return is given up."""
+    """Close all environments. The run's results are complete by then, so errors are printed and not raised, and a
+    close() that does not return is abandoned."""
     for env in envs:
         try:
             if threading.current_thread() is threading.main_thread():
@@ -49,7 +49,7 @@ def _limit() -> float:
 
 
 def _tell_timeout(env: Any, more: str) -> None:
-    """Say it once in a process, since its other environments are likely to do the same."""
+    """Print the message once in a process, because its other environments are likely to time out, too."""
     global _patience
     told, _patience = _patience is not None, _LATER_PATIENCE
     if not told:
@@ -61,7 +61,7 @@ def _tell_timeout(env: Any, more: str) -> None:
 
 
 def _name(env: Any) -> str:
-    """The outermost of its classes that is the user's."""
+    """The name of the outermost class that belongs to the user."""
     kinds = [type(env)]
     while (env := getattr(env, "env", None)) is not None:
         kinds.append(type(env))
@@ -72,7 +72,7 @@ def _name(env: Any) -> str:
 
 @contextlib.contextmanager
 def _interrupted(seconds: float, env: Any) -> Iterator[None]:
-    """Raise _CloseTimeout in the main thread after so many seconds."""
+    """Raise _CloseTimeout in the main thread after this time."""
 
     def interrupt(number: int, frame: object) -> None:
         raise _CloseTimeout
@@ -99,7 +99,7 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
 
 
 def _close_in_thread(seconds: float, env: Any) -> None:
-    """Close it in a new thread, which can be abandoned: signals interrupt only the main thread."""
+    """Close an environment in a new thread that can be abandoned, because signals interrupt only the main thread."""
     failed: list[Exception] = []
 
     def close() -> None:

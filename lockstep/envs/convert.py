@@ -1,4 +1,4 @@
-"""What adapters share: observations in the form that models take, the log of actions, and the seeds of episodes."""
+"""Observations in the form that models take, and actions in the form that environments take."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
-from lockstep.core.rng import derive_seed, stream
 from lockstep.envs.base import Observation
 from lockstep.models.observations import ACTION_MASK
 from lockstep.system.output import tell
 
 _Write = Callable[[np.ndarray, np.ndarray], None]
 _COLORS = (1, 3, 4)
-"""Channels that images have of themselves."""
+"""Channels that an image may have."""
 _LOOKS = 16
-"""Batches of single observations, the first ones, that are compared with the bounds of their space: at every step that
-would take as long as some environments' steps."""
+"""The first batches of single observations are compared with the bounds of their space. Doing so at every step would
+take as long as some environments take to step."""
 _FAR = 1e6
-"""How far beyond its bounds a number may be, in their widths: some more is common, and harms nothing."""
+"""How far a number may lie outside its bounds, in multiples of their width. Small excesses are common and harmless."""
 _GOALS = ("achieved_goal", "desired_goal")
-"""Entries that the environment's own compute_reward is given."""
+"""Entries that are passed to the environment's compute_reward."""
 _LARGE, _TIGHT = 2.0**16, 2.0**-7
-"""Bounds so far from 0, and by this share of it or less apart, leave float32 with 16 bits or fewer."""
+"""If bounds are at least this far from 0, and at most this share of that distance apart, float32 keeps 16 bits or
+fewer of the difference."""
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
 
 
 class _Unfit(SettingsError):
-    """One observation of a batch is none of its space."""
+    """One observation of a batch does not fit its space."""
 
     def __init__(self, text: str, row: int = 0) -> None:
         super().__init__(text)
@@ -42,21 +42,21 @@ class _Unfit(SettingsError):
 
 
 class _Entry:
-    """One entry of an observation, on its way from the environment."""
+    """How one entry of an observation is checked and converted."""
 
     def __init__(self, key: str, path: tuple[str | int, ...], space: spaces.Space[Any], write: _Write) -> None:
         self.key, self.path, self.space, self.write = key, path, space, write
         self.name = f"observation {key!r}" if key else "observation"
         self.shape = tuple(space.shape or ())
         self.dtype: np.dtype[Any] | None = None
-        """Of the last batch, if that may be."""
+        """Of the last batch that was checked."""
         whole = isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and space.dtype.kind in "biu")
         self._kinds = "biu" if whole else "biuf"
         self._told = False
-        """Whether it was said to be outside its bounds."""
+        """Whether the warning about its bounds was printed."""
 
     def require_kind(self, batch: np.ndarray, values: list[Any]) -> None:
-        """Raise SettingsError unless a batch, of these values, has numbers of the kind that the space has."""
+        """Raise SettingsError if the numbers of a batch are of another kind than the space declares."""
         if batch.dtype.kind not in self._kinds:
             kinds = [np.asarray(value).dtype.kind in self._kinds for value in values]
             row = kinds.index(False) if False in kinds else 0
@@ -70,17 +70,17 @@ class _Entry:
         self.dtype = batch.dtype
 
     def compare(self, batch: np.ndarray, where: Callable[[int], str]) -> None:
-        """Say it, once, if numbers of a batch are beyond the bounds of the space.
+        """Warn once if numbers of a batch lie outside the bounds of the space.
 
         Raises:
-            SettingsError: they are far beyond.
+            SettingsError: they lie far outside.
         """
         if isinstance(self.space, spaces.MultiBinary):
             low, high = np.zeros(self.shape), np.ones(self.shape)
         elif isinstance(self.space, spaces.Box):
             low, high = self.space.low.astype(np.float64), self.space.high.astype(np.float64)
         else:
-            return  # whose numbers are all looked at when they are written
+            return  # the conversion checks these numbers
         x = batch.astype(np.float64)
         with np.errstate(all="ignore"):  # infinite ones, too
             beyond = np.nan_to_num(np.maximum(low - x, x - high), posinf=0)
@@ -105,7 +105,7 @@ class ObservationWriter:
 
     Images (uint8 with two or more axes) become channels-first uint8: [H, W, C] -> [C, H, W], [H, W] -> [1, H, W],
     stacked [S, H, W, C] or [S, C, H, W] -> [S * C, H, W]; they keep the highest value of their space. Everything else
-    becomes float32: numbers as they are (less the middle of their bounds where these are close together and far from
+    becomes float32: numbers unchanged (or minus the middle of their bounds, if these are close together and far from
     0), Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict
     and Tuple spaces become one flat Dict; the keys of nested ones are joined by dots.
     """
@@ -116,7 +116,7 @@ class ObservationWriter:
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         self._entries: list[_Entry] = []
         self.looks = _LOOKS
-        """Batches of single observations that are still to be compared with the bounds."""
+        """How many more batches of single observations are compared with the bounds."""
         converted: dict[str, spaces.Space[Any]] = {}
         for path, leaf in _leaves(space, ()):
             key = ".".join(map(str, path))
@@ -140,7 +140,7 @@ class ObservationWriter:
     def write_list(
         self, observations: list[Any], out: Observation, where: Callable[[int], str] = lambda j: f"observation {j}"
     ) -> None:
-        """Convert a list of B single observations into out; where: says which environment one comes from, and when."""
+        """Convert a list of B single observations into out; where(j) says where observation j comes from."""
         look, self.looks = self.looks > 0, max(0, self.looks - 1)
         for entry in self._entries:
             try:
@@ -163,7 +163,7 @@ class ObservationWriter:
 
 
 def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
-    """A batch in the shape that its space has; SettingsError unless they differ in axes of length 1 alone."""
+    """A batch in the shape of its space. Raise SettingsError if more than axes of length 1 differ."""
     found, declared = batch.shape[1:], entry.shape
     if [n for n in found if n != 1] != [n for n in declared if n != 1]:
         raise _Unfit(
@@ -174,7 +174,7 @@ def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
 
 
 def _unlike(entry: _Entry, observations: list[Any], error: Exception) -> _Unfit:
-    """What is wrong with observations that could not be written."""
+    """Find out why observations could not be converted."""
     for row, value in enumerate(observations):
         found = ""
         try:
@@ -184,7 +184,7 @@ def _unlike(entry: _Entry, observations: list[Any], error: Exception) -> _Unfit:
             entries = f"are {', '.join(map(str, value))}" if isinstance(value, dict) else f"is {value!r}"
             found = f"is missing: there {entries}"
         else:
-            with contextlib.suppress(ValueError, RuntimeError):  # of a ragged list, which has no shape
+            with contextlib.suppress(ValueError, RuntimeError):  # a ragged list has no shape
                 if np.shape(value) != entry.shape:
                     found = f"has the shape {np.shape(value)}, but its observation_space says {entry.shape}"
         if found:
@@ -214,7 +214,7 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
 
         def one_hots(x: np.ndarray, out: np.ndarray) -> None:
             out[...] = x.reshape(len(out), -1)[:, column] == symbol
-            lacking = np.flatnonzero(out.sum(-1) != sizes.size)  # a number that the space lacks is written as zeros
+            lacking = np.flatnonzero(out.sum(-1) != sizes.size)  # a number outside the space has no one-hot vector
             if lacking.size:
                 raise _Unfit(
                     f"An observation{where} of the environment is {x[lacking[0]]}, which its observation_space {space} "
@@ -244,8 +244,8 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
 
 
 def _middle(space: spaces.Box) -> np.ndarray | None:
-    """What is subtracted from each number, lest float32 round what it varies by: the middle of bounds that are close
-    together and far from 0, elsewhere 0. None if there are no such bounds."""
+    """What to subtract from each number so that float32 does not round its variation away: the middle of bounds that
+    are close together and far from 0, and 0 elsewhere. None if there are no such bounds."""
     if space.dtype in (np.float16, np.float32):
         return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
@@ -296,75 +296,12 @@ def _vector(shape: tuple[int, ...]) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
-class Seeds:
-    """Seeds of one shard's environments: functions of (seed, purpose, global index, count of seeded resets)."""
-
-    def __init__(self, seed: int, purpose: str, first_index: int) -> None:
-        self._seed, self._purpose, self.first_index = seed, purpose, first_index
-
-    def derive(self, index: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """One seed for each of the given environments of the shard, int64."""
-        return np.array(
-            [
-                derive_seed(self._seed, f"env-{self._purpose}", self.first_index + int(j), int(n))
-                for j, n in zip(index, count, strict=True)
-            ],
-            np.int64,
-        )
-
-    def stream(self, name: str, index: int, count: int) -> np.random.Generator:
-        """A generator for one environment of the shard, since one of its seeded resets."""
-        return stream(self._seed, f"{name}-{self._purpose}", self.first_index + index, count)
-
-    def first_lengths(self, num_envs: int, decorrelate: int) -> np.ndarray:
-        """Steps after which each environment's first episode is cut, int64 [B]; 0 never."""
-        if not decorrelate:
-            return np.zeros(num_envs, np.int64)
-        return np.array(
-            [
-                stream(self._seed, f"decorrelate-{self._purpose}", self.first_index + j).integers(1, decorrelate + 1)
-                for j in range(num_envs)
-            ]
-        )
-
-
-class ActionLog:
-    """The actions of a shard's latest steps, from which its environments can be rebuilt."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        """By component of the action: [capacity, B, ...], of which the first `_length` steps are filled."""
-        self._length = 0
-
-    def append(self, action: tuple[np.ndarray, ...], needed: np.ndarray | None = None) -> None:
-        """Add one step; needed [B] says how many steps before it each environment has made since its seeded reset."""
-        if not self._parts:
-            self._parts = [np.empty((1024, *np.shape(part)), np.asarray(part).dtype) for part in action]
-        capacity = len(self._parts[0])
-        if self._length == capacity:
-            keep = self._length if needed is None else int(needed.max())
-            # Room for as much again keeps the cost of trimming per step constant.
-            size = max(1024, 2 * keep)
-            for i, part in enumerate(self._parts):
-                self._parts[i] = np.empty((size, *part.shape[1:]), part.dtype)
-                self._parts[i][:keep] = part[self._length - keep : self._length]
-            self._length = keep
-        for part, new in zip(self._parts, action, strict=True):
-            part[self._length] = new
-        self._length += 1
-
-    def clear(self) -> None:
-        self._parts, self._length = [], 0
-
-    def last(self, count: int) -> dict[str, np.ndarray]:
-        """The last `count` steps as arrays [count, B, ...], one for each component of the action. They are views, which
-        nothing overwrites: a step is written once, and room for more is made elsewhere."""
-        if not count:
-            return {}
-        return {f"actions.{i}": part[self._length - count : self._length] for i, part in enumerate(self._parts)}
-
-    def load(self, state: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
-        """Replace the log by what last returned; returns its steps."""
-        self._parts = [state[f"actions.{i}"] for i in range(sum(key.startswith("actions.") for key in state))]
-        self._length = len(self._parts[0]) if self._parts else 0
-        return list(zip(*self._parts, strict=True))
+def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
+    """A copy of environment j's action, of the type that its space declares."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
+    (x,) = parts
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(x[j])
+    # Environments may change the action that they are given, so they get a copy.
+    return np.array(x[j], space.dtype).reshape(space.shape)

@@ -1,4 +1,4 @@
-"""Numbers that environments return must be finite: nothing can be learned from NaN and infinities.
+"""Checks that environments return finite numbers, because nothing can be learned from NaN and infinities.
 
 Shape legend: B environments.
 """
@@ -21,17 +21,17 @@ def all_finite(x: np.ndarray) -> bool:
 
 
 def floats(obs: Any) -> dict[str, np.ndarray]:
-    """The entries of an observation that may have such numbers, by name; "" for one that has no entries."""
+    """The entries of an observation that hold floats, by name; "" is the name if the observation has no entries."""
     entries: dict[str, np.ndarray] = obs if isinstance(obs, dict) else {"": obs}
     return {name: x for name, x in entries.items() if x.dtype.kind == "f"}
 
 
 def wrong_numbers(obs: dict[str, np.ndarray], reward: np.ndarray | None) -> Iterator[tuple[int, str]]:
-    """The first number of each environment that is not finite, as (environment, "the reward nan"), in their order.
+    """The first number of each environment that is not finite, as (environment, "the reward nan"), in order.
 
     Args:
-        obs: what floats returned, [B, ...].
-        reward: [B]; None where there is none, as after a reset.
+        obs: the result of floats, [B, ...].
+        reward: [B]; None after a reset.
     """
     named = {f"observation {name!r}" if name else "observation": x for name, x in obs.items()}
     parts = named if reward is None else {"reward": reward, **named}
@@ -45,7 +45,7 @@ def wrong_numbers(obs: dict[str, np.ndarray], reward: np.ndarray | None) -> Iter
 
 
 class FiniteCheck:
-    """Stops the run at numbers that are not finite, or warns of them once.
+    """Stops the run at a number that is not finite, or warns of it once.
 
     Args:
         env_id: of the environments.
@@ -55,13 +55,13 @@ class FiniteCheck:
     def __init__(self, env_id: str, *, stop: bool = True) -> None:
         self._id, self._stop = env_id, stop
         self.found = ""
-        """The first such number, after which nobody checks any more; "" if there was none."""
+        """A description of the first such number, after which checking ends; "" if there was none."""
 
     def report(self, environment: int, what: str, when: str) -> None:
         """Report that an environment, named by its global index, returned such a number.
 
         Raises:
-            NotFinite: the run shall stop.
+            NotFinite: the run must stop.
         """
         self.found = f"environment {environment} of env.id={self._id} returned {what} {when}"
         if self._stop:
@@ -73,7 +73,7 @@ class FiniteCheck:
         tell(f"warning: {self.found}. The run goes on, as --on-nonfinite continue wants.", sys.stderr)
 
     def report_action(self) -> None:
-        """Report that the policy chose an action that is not finite, though all that environments returned was.
+        """Report that the policy chose an action that is not finite, although all observations and rewards were.
 
         Raises:
             NotFinite: the run shall stop.

@@ -1,7 +1,8 @@
-"""Environments that are told goals: what would have been earned, had another goal been the wanted one.
+"""Goal-conditioned environments: which reward a step would have earned for another goal.
 
 They follow gymnasium-robotics' GoalEnv: observations have the entries `observation`, `achieved_goal` and
-`desired_goal`, and `compute_reward(achieved_goal, desired_goal, info)` takes batches. `compute_terminated` may, too.
+`desired_goal`, and `compute_reward(achieved_goal, desired_goal, info)` takes batches. They may also have
+`compute_terminated`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
-from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
+from lockstep.envs.base import EnvConfig, adapter_of
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.gym import construct
 
 _TRIALS = 8
-"""Steps in which an environment is asked with their info and without."""
+"""Steps at which compute_reward is called with the step's info and without it."""
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 
 
@@ -28,30 +28,30 @@ class Goals:
     """An environment's reward as a function of goals.
 
     Args:
-        config: the environment, which is that of training.
+        config: the environments; its curriculum is applied.
 
     Raises:
-        SettingsError: it is not told goals, a wrapper changes what it is told or earns, another library than gymnasium
-            serves it, or its goals are no vectors.
+        SettingsError: the environment has no goals, a wrapper changes its goals or rewards, its adapter makes no
+            single environments, or its goals are no vectors.
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = construct(config.training()) if config.adapter == "gymnasium" else None
+        env: Any = adapter_of(config.adapter).single(config.training())
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         judge, changing = _judge(env)
         if judge is None or not ({ACHIEVED, DESIRED} <= entries or changing):
             raise SettingsError(
-                f"algorithm.replay.hindsight needs an environment that is told goals, and env.id={config.id} is none. "
-                f"Its observations need the entries {ACHIEVED} and {DESIRED}, and it the method compute_reward, as "
-                "gymnasium_robotics.GoalEnv has them, served by gymnasium. Use lockstep/BitFlip-v0, for example, or "
+                f"algorithm.replay.hindsight needs an environment with goals, and env.id={config.id} has none. Its "
+                f"observations need the entries {ACHIEVED} and {DESIRED}, and it needs the method compute_reward of "
+                "gymnasium_robotics.GoalEnv and env.adapter=gymnasium. Use lockstep/BitFlip-v0, for example, or "
                 "--algorithm.replay.hindsight 0."
             )
         if changing:
             raise SettingsError(
-                f"algorithm.replay.hindsight asks an environment what other goals would have earned, but {changing} of "
-                f"env.id={config.id} changes its rewards or goals, and has no compute_reward of its own that "
-                "would do the same. Give it one, leave it out, or use --algorithm.replay.hindsight 0."
+                f"algorithm.replay.hindsight computes rewards for other goals, but the wrapper {changing} of "
+                f"env.id={config.id} changes rewards or goals, and has no compute_reward that does the same. "
+                "Give it one, leave it out, or use --algorithm.replay.hindsight 0."
             )
         assert isinstance(space, gymnasium.spaces.Dict)
         seen: Any = ObservationWriter(space).space
@@ -67,20 +67,21 @@ class Goals:
         self._id = config.id
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        """float32 [n]: for having come to goals [n, ...] that were achieved, where these [n, ...] were desired."""
+        """float32 [n]: the rewards for achieved goals [n, ...] if the desired goals are [n, ...]."""
         reward = _answers(self._judge.compute_reward, achieved, desired).astype(np.float32)
         return np.clip(reward, -1.0, 1.0) if self._clip else reward
 
     def terminated(
         self, achieved: np.ndarray, desired: np.ndarray, wanted: np.ndarray, terminated: np.ndarray
     ) -> np.ndarray:
-        """bool [n]: whether the episode would have ended there.
+        """bool [n]: whether the episode would have terminated there.
 
         Args:
-            achieved: goals [n, ...] that were.
-            desired: goals as they would have been.
-            wanted: goals as they were,
-            terminated: bool [n], and whether it ended: which it does again if that was for another reason.
+            achieved: achieved goals [n, ...].
+            desired: the goals to judge by.
+            wanted: the goals of the original episode.
+            terminated: bool [n]: whether the original episode terminated. If that had another reason than its goal,
+                it terminates with any goal.
         """
         if not self._judge.has_wrapper_attr("compute_terminated"):
             return terminated
@@ -89,11 +90,11 @@ class Goals:
         return of_goals | (terminated & ~of_wanted)
 
     def check(self) -> None:
-        """Raise SettingsError if answers depend on the info of a step, of which replay keeps nothing."""
+        """Raise SettingsError if rewards depend on the info of a step, which replay does not keep."""
         if needed := _needs_info(self._env, self._judge):
             raise SettingsError(
-                f"algorithm.replay.hindsight asks env.id={self._id} what other goals would have earned, long after a "
-                f"step whose info is not kept. {needed} Compute it from the achieved and the desired goal alone, or "
+                f"algorithm.replay.hindsight computes rewards of env.id={self._id} for other goals without the step's "
+                f"info, which replay does not keep. {needed} Compute it from the achieved and desired goal alone, or "
                 "use --algorithm.replay.hindsight 0."
             )
 
@@ -104,7 +105,7 @@ class Goals:
 
 
 def check_goals(config: EnvConfig) -> None:
-    """Raise SettingsError unless an environment can be learned from with hindsight."""
+    """Raise SettingsError unless hindsight can learn from an environment."""
     goals = Goals(config)
     try:
         goals.check()
@@ -113,11 +114,11 @@ def check_goals(config: EnvConfig) -> None:
 
 
 def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-    """[n]: what an environment says of goals."""
+    """[n]: the results of an environment's method for n goals."""
     answers = _ask(compute, achieved, desired, {})
     if answers.shape == (len(achieved),) or answers.shape == (len(achieved), 1):
         return answers.reshape(-1)
-    # It takes one goal alone, and judges a batch as if it were one (gymnasium-robotics' mazes).
+    # The method takes a batch for a single goal, as in gymnasium-robotics' mazes, so it is called for each goal.
     each = [_ask(compute, a, d, {}) for a, d in zip(achieved, desired, strict=True)]
     if each[0].size != 1:
         raise SettingsError(
@@ -128,10 +129,10 @@ def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndar
 
 
 def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[str, Any]) -> np.ndarray:
-    """What an environment answers; it may change copies of the goals.
+    """Call an environment's method with copies of goals, which it may change.
 
     Raises:
-        SettingsError: it raised an error.
+        SettingsError: the method raised an error.
     """
     try:
         with ENVIRONMENT_SETTINGS.applied():
@@ -145,7 +146,7 @@ def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[st
 
 
 def _needs_info(env: Any, judge: Any) -> str:
-    """Which method of an environment answers otherwise without the step's info, in a sentence; "" if none does."""
+    """A sentence that names a method whose result depends on the step's info; "" if there is none."""
     names = [name for name in ("compute_reward", "compute_terminated") if judge.has_wrapper_attr(name)]
     computes = [judge.get_wrapper_attr(name) for name in names]
     with ENVIRONMENT_SETTINGS.applied(thorough=True):
@@ -158,21 +159,21 @@ def _needs_info(env: Any, judge: Any) -> str:
                 try:
                     known = _ask(compute, *goals, info)
                 except SettingsError:
-                    return ""  # which is another fault, and is told when it matters
+                    return ""  # another fault, which is reported when it matters
                 try:
                     same = np.array_equal(known, _ask(compute, *goals, {}))
                 except SettingsError as error:
                     return f"Its {name} raised {error.__cause__!r} for an empty info."
                 if not same:
-                    return f"Its {name} answered otherwise for an empty info than for that of the step."
+                    return f"Its {name} returned something else for an empty info than for the info of the step."
             if terminated or truncated:
                 break
     return ""
 
 
 def _judge(env: Any) -> tuple[Any, str]:
-    """The outermost of an environment and its wrappers that says what goals earn; and which wrapper around it, if any,
-    makes something else of that."""
+    """The outermost object with compute_reward among an environment and its wrappers, and the name of a wrapper around
+    it that changes rewards or goals, if any."""
     changing = ""
     while env is not None and not hasattr(env, "compute_reward"):
         if isinstance(env, (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)) or (
@@ -184,7 +185,7 @@ def _judge(env: Any) -> tuple[Any, str]:
 
 
 def _goals(env: Any) -> list[Any]:
-    """The spaces of goals that an environment shows."""
+    """The spaces of an environment's goals."""
     space = env.observation_space
     shown = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
     return [shown.get(name) for name in (ACHIEVED, DESIRED)]

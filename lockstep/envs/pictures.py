@@ -1,4 +1,4 @@
-"""What environments draw, in the one form that videos are made of."""
+"""Converts what environments draw to the form that videos are made of."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _ALLOWED = (
     "from 0 to 1."
 )
 _COUNTS = (1, 3, 4)
-"""Channels of a grey picture, one in color, and one with transparency."""
+"""Channels of a grey picture, a color picture, and one with transparency."""
 _ROUNDING = 1e-3
-"""By how much floats from 0 to 1 may lie outside."""
+"""How far floats may lie outside 0 to 1, or numbers outside 0 to 255."""
 
 
 def as_picture(drawn: Any) -> np.ndarray:
-    """What an environment's render returned, as uint8 [H, W, 3].
+    """Convert what an environment's render returned to uint8 [H, W, 3].
 
-    Floats are taken to go from 0 to 1, or to 255 if any of them is above 1. Channels may come last or first. Whatever
-    is transparent shows white behind it. Of a list of pictures the last one counts.
+    Floats range from 0 to 1, or to 255 if any is above 1. Channels may come last or first. Transparent pixels are
+    blended with white. Of a list of pictures, the last one is used.
 
     Raises:
         SettingsError: it is no picture.
@@ -47,7 +47,7 @@ def _array(drawn: Any) -> np.ndarray:
 
 
 def _is_picture(x: np.ndarray) -> bool:
-    channels = x.shape[::2] if x.ndim == 3 else _COUNTS  # behind the picture, or before it
+    channels = x.shape[::2] if x.ndim == 3 else _COUNTS  # the last axis, or the first
     return x.dtype.kind in "buif" and x.ndim in (2, 3) and x.size > 0 and any(n in _COUNTS for n in channels)
 
 
@@ -59,7 +59,7 @@ def _channels_last(picture: np.ndarray) -> np.ndarray:
 
 
 def _in_bytes(picture: np.ndarray) -> np.ndarray:
-    """Numbers of any type as uint8."""
+    """Convert numbers of any type to uint8."""
     if picture.dtype == np.uint8:
         return picture
     if picture.dtype == np.bool_:
@@ -75,7 +75,7 @@ def _in_bytes(picture: np.ndarray) -> np.ndarray:
 
 
 def _described(drawn: Any) -> str:
-    """What was returned in place of a picture."""
+    """Describe what was returned in place of a picture."""
     if drawn is None:
         return "None, which is no picture"
     array = _array(drawn)

@@ -1,4 +1,4 @@
-"""Environments that play at random whatever the policy chose, to measure speed without its influence."""
+"""Environments that ignore the policy's actions and take random ones, to measure speed without its influence."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CHUNK = 256
 
 
 class RandomActions(ShardEnv):
-    """A shard's environments, to which uniformly random actions are sent in place of those that are chosen.
+    """A shard's environments, which take uniformly random actions in place of the policy's.
 
-    How fast an environment steps depends on how it is played: a better policy makes some slower. With random actions
-    throughputs compare before anything is learned (Petrenko et al. 2020, arXiv:2006.11751, appendix A.1.2).
+    How fast an environment steps depends on how it is played: a better policy makes some slower. With random actions,
+    throughputs can be compared before anything is learned (Petrenko et al. 2020, arXiv:2006.11751, appendix A.1.2).
     """
 
     def __init__(self, env: ShardEnv, seed: int, first_index: int) -> None:
@@ -37,7 +37,7 @@ class RandomActions(ShardEnv):
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self._steps = 0
         self._drawn: tuple[np.ndarray, ...] = ()
-        """Actions of the present chunk, [_CHUNK, B, ...], one array for each part of a Tuple."""
+        """Actions of the current chunk, [_CHUNK, B, ...], one array for each part of a Tuple space."""
 
     def reset(self, out: Observation) -> None:
         self._steps = 0

@@ -1,7 +1,7 @@
-"""Gymnasium environments stepped by child processes of a collector, so that Python environments use several cores.
+"""Environments stepped by child processes of a collector, so that Python environments use several cores.
 
-Each process runs a GymShard over its block of a shard's environments. Observations, actions, rewards and flags travel
-through shared memory; pipes carry only short requests, the answers to them, and errors.
+Each process makes a shard of its block of the environments. Observations, actions, rewards and flags travel through
+shared memory; pipes carry only short requests, their answers, and errors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.distributed.shared_memory import Arena, SharedMemory
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation
-from lockstep.envs.convert import ActionLog, Seeds
-from lockstep.envs.gym import episode_state
-from lockstep.envs.registry import python_shard, whole_matches
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, adapter_of, allocate_observation
+from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.system import children
 from lockstep.system.machine import cores
 from lockstep.system.numerics import settle
@@ -36,15 +34,15 @@ from lockstep.system.output import tell
 from lockstep.system.supervision import StallDetector
 
 _SPIN = 50e-6
-"""Seconds for which an answer is polled for before the wait for it blocks, where cores are to spare: waking up takes
-about as long. Where they are not, polling takes a core from those that step (measured: steps took from as long to five
-times as long)."""
+"""Seconds of polling for an answer before the wait blocks, if there are spare cores; waking up takes about as long.
+Without spare cores polling takes a core from the processes that step (measured: steps took up to five times as
+long)."""
 
 _LOOK = 0.1
-"""Seconds after which a blocked wait looks whether all processes still live."""
+"""Seconds after which a blocked wait checks that all processes are alive."""
 
 _GRACE = 1.0
-"""Seconds that processes get to close their environments at the end."""
+"""Seconds that processes have to close their environments at the end."""
 
 _WHAT = "An environment process"
 
@@ -52,26 +50,26 @@ _WHAT = "An environment process"
 class SteppingPool:
     """Processes that step the environments of one collector's shards, several shards at once.
 
-    A process serves requests in the order in which they were sent. All of them end with this process, however it ends.
+    A process serves requests in the order in which they were sent. All processes end with this one, however it ends.
 
     Args:
         processes: how many.
-        jitter: seconds; each step is preceded by a pause of random length up to this. The results stay the same, as
-            tests show with it.
-        stall_timeout: seconds that an answer is waited for, as long as nothing is replayed.
+        jitter: tests set it to show that timing does not affect results: each step begins with a pause of random
+            length up to this many seconds.
+        stall_timeout: seconds to wait for an answer while no progress is seen.
     """
 
     def __init__(self, processes: int, jitter: float = 0.0, stall_timeout: float = float("inf")) -> None:
         self.failed = False
-        """Whether a process has died, so that nothing can be asked of the pool any more."""
+        """Whether a process has died, so that the pool can serve no more requests."""
         self.memory = SharedMemory()
         self.used = 0
-        """Bytes of memory that shards have taken."""
+        """Bytes of `memory` that shards occupy."""
         self._shards = 0
         self._stall_timeout = stall_timeout
         self._spin = _SPIN if processes + 1 < cores() else 0.0
         self._steppers: list[_Stepper] = []
-        # Run before multiprocessing joins its children at exit, which would wait for ever.
+        # It must run before multiprocessing joins its children at exit, which would wait forever.
         self._finalize = Finalize(self, _end, (self._steppers,), exitpriority=10)
         context = multiprocessing.get_context("spawn")
         for index in range(processes):
@@ -84,8 +82,8 @@ class SteppingPool:
         children.watch([stepper.process for stepper in self._steppers], _WHAT, lambda: getattr(pool(), "failed", True))
 
     def enroll(self, num_envs: int, together: int = 1) -> tuple[int, list[tuple[_Stepper, slice]]]:
-        """A number for a new shard, and contiguous blocks of its environments with the processes that step them: the
-        larger ones for those that have the fewest so far. A block has a multiple of as many as go together."""
+        """Number a new shard, and divide its environments into contiguous blocks, one for each process that steps some.
+        Processes with the fewest environments get the larger blocks. A block holds whole groups of `together`."""
         self._shards += 1
         base, extra = divmod(num_envs // together, len(self._steppers))
         blocks: list[tuple[_Stepper, slice]] = []
@@ -99,7 +97,7 @@ class SteppingPool:
         return self._shards, blocks
 
     def request(self, stepper: _Stepper, shard: int, name: str, *arguments: Any) -> None:
-        """Ask for something; at most one thing at a time for each shard."""
+        """Send a request; each shard has at most one open request."""
         stepper.started |= name == "step"
         try:
             stepper.pipe.send((shard, name, *arguments))
@@ -107,15 +105,15 @@ class SteppingPool:
             self._report_death(stepper)
 
     def answer(self, stepper: _Stepper, shard: int, waiting: Callable[[], bool]) -> Any:
-        """Wait for what a process answers for a shard.
+        """Wait for a process's answer to a shard's request.
 
         Args:
-            waiting: called about every 0.1 seconds until then; says whether there is progress to be seen.
+            waiting: called about every 0.1 seconds meanwhile; returns whether there was progress.
 
         Raises:
-            RuntimeError: an environment raised, with its traceback: the shard cannot be used any more. Or a process of
-                the pool died, with its signal: no shard can.
-            SettingsError: an environment raised that.
+            RuntimeError: an environment raised an error, which ends the use of the shard (the text holds the
+                traceback), or a process died, which ends the use of the pool (the text holds the signal).
+            SettingsError: an environment raised it.
         """
         while shard not in stepper.answers:
             self._wait(stepper, waiting)
@@ -144,8 +142,8 @@ class SteppingPool:
                 self.failed = True
                 children.show_stack(stepper.process, _WHAT)
                 raise RuntimeError(
-                    f"{_WHAT} has not answered for {patience:g} seconds (Layout.stall_timeout). Where it stands is "
-                    "printed above. To allow longer, use stall_timeout=SECONDS in the layout."
+                    f"{_WHAT} has not answered for {patience:g} seconds (Layout.stall_timeout). Its stack is printed "
+                    "above. To allow longer, use stall_timeout=SECONDS in the layout."
                 )
             for other in self._steppers:
                 if not other.process.is_alive():
@@ -153,7 +151,7 @@ class SteppingPool:
 
     def _report_death(self, stepper: _Stepper) -> NoReturn:
         self.failed = True
-        stepper.process.join(_GRACE)  # its pipe closes a moment before it has an exit code
+        stepper.process.join(_GRACE)  # a pipe closes a moment before the exit code is known
         raise RuntimeError(f"{_WHAT} {children.death_report(stepper.process)}") from None
 
     def close(self) -> None:
@@ -171,10 +169,10 @@ class _Stepper:
         self.poll = select.poll()
         self.poll.register(pipe.fileno(), select.POLLIN)
         self.answers: dict[int, tuple[str, Any]] = {}
-        """By shard, (kind, value): what arrived while another shard was waited for."""
+        """(kind, value) by shard: answers that arrived during a wait for another shard."""
         self.num_envs = 0
         self.started = False
-        """Whether all environments have been made and it has been asked for steps: until then it may take longer."""
+        """Whether steps were requested. Until then environments are being made, which may take longer."""
 
 
 def _end(steppers: list[_Stepper]) -> None:
@@ -189,10 +187,10 @@ def _end(steppers: list[_Stepper]) -> None:
 
 
 class _Exchange(ArrayTuple):
-    """What passes between the collector and the processes at a step of B environments: numpy arrays, shared."""
+    """Shared numpy arrays through which the collector and the processes exchange a step of B environments."""
 
     obs: Any
-    """As ShardEnv's buffers."""
+    """As the buffers of ShardEnv."""
     action: dict[str, Any]
     """[B, ...], by component."""
     reward: Any
@@ -201,7 +199,7 @@ class _Exchange(ArrayTuple):
     truncated: Any
     first: Any
     replayed: Any
-    """int64 [B]: steps replayed so far, counted in the first row of each process."""
+    """int64 [B]: steps replayed so far, counted in the first row of each block."""
 
 
 def _exchange(
@@ -211,7 +209,7 @@ def _exchange(
     action_space: spaces.Space[Any],
     num_envs: int,
 ) -> tuple[_Exchange, int]:
-    """The arrays of one shard, which lie from byte `begin` on, and the byte behind them."""
+    """The arrays of one shard, which begin at byte `begin`, and the byte after them."""
     parts = action_space.spaces if isinstance(action_space, spaces.Tuple) else (action_space,)
 
     def allocate(arena: Arena) -> tuple[_Exchange, int]:
@@ -232,34 +230,34 @@ def _exchange(
 
 
 class PooledShard(ShardEnv):
-    """A GymShard stepped by the processes of a pool: equal bit for bit, with states that fit the other kind too."""
+    """A shard stepped by the processes of a pool. Its bits and its states equal those of a GymShard."""
 
     def __init__(
         self, config: EnvConfig, *, seed: int, purpose: str, first_index: int, num_envs: int, pool: SteppingPool
     ) -> None:
         self.num_envs = num_envs
         self._pool = pool
-        self._number, self._blocks = pool.enroll(num_envs, whole_matches(config, 1))
+        self._number, self._blocks = pool.enroll(num_envs, adapter_of(config.adapter).group_size(config))
         self._asked = False
-        """Whether answers are still to come."""
+        """Whether a request is still unanswered."""
         begin = pool.used
         self._ask("make", lambda rows: (begin, config, Seeds(seed, purpose, first_index + rows.start), num_envs, rows))
         self.observation_space, self.action_space, self.frames_per_step, self.emulator = self._answers()[0]
         self._exchange, pool.used = _exchange(pool.memory, begin, self.observation_space, self.action_space, num_envs)
         self._log = ActionLog()
-        # The processes count too, but their own logs do not reach back equally far.
+        # The processes keep these, too, but their logs reach back to different steps.
         self._episode = np.zeros(num_envs, np.int64)
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
 
     def _ask(self, name: str, arguments: Callable[[slice], tuple[Any, ...]] = lambda rows: ()) -> None:
-        assert not self._asked, f"{name} before the answer to the request before it was taken"
+        assert not self._asked, f"{name} before the previous request was answered"
         self._asked = True
         for stepper, rows in self._blocks:
             self._pool.request(stepper, self._number, name, *arguments(rows))
 
     def _answers(self, waiting: Callable[[], bool] = lambda: False) -> list[Any]:
-        """What each process answered to the last request."""
+        """The answer of each process to the last request."""
         values = [self._pool.answer(stepper, self._number, waiting) for stepper, _ in self._blocks]
         self._asked = False
         return values
@@ -327,11 +325,11 @@ class PooledShard(ShardEnv):
 
     def close(self) -> None:
         if self._asked or self._pool.failed:
-            return  # what is still at work, or broken, ends with the pool
+            return  # processes that are busy or broken end with the pool
         try:
             self._ask("close")
             self._answers()
-        except RuntimeError as error:  # what was played counts all the same
+        except RuntimeError as error:  # the run's results are complete by then
             tell(f"Environments could not be closed: {error}", sys.stderr)
         for stepper, rows in self._blocks:
             stepper.num_envs -= rows.stop - rows.start
@@ -339,17 +337,17 @@ class PooledShard(ShardEnv):
 
 
 def _columns(state: dict[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
-    """The part of a shard's state that belongs to some of its environments."""
+    """The part of a shard's state for some of its environments."""
     return {name: a[:, rows] if name.startswith("actions.") else a[rows] for name, a in state.items()}
 
 
 class _Slice:
-    """A process's block of one shard's environments, between shared memory and a GymShard."""
+    """A process's block of one shard's environments, and its part of the shared arrays."""
 
     def __init__(
         self, memory: SharedMemory, begin: int, config: EnvConfig, seeds: Seeds, num_envs: int, rows: slice
     ) -> None:
-        self._shard = python_shard(config, seeds=seeds, num_envs=rows.stop - rows.start)
+        self._shard = adapter_of(config.adapter).make(config, seeds=seeds, num_envs=rows.stop - rows.start)
         shard = self._shard
         self.facts = shard.observation_space, shard.action_space, shard.frames_per_step, shard.emulator
         whole, _ = _exchange(memory, begin, shard.observation_space, shard.action_space, num_envs)
@@ -376,8 +374,8 @@ class _Slice:
 
 
 def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
-    """A process of the pool: serves requests until the other end of the pipe is closed."""
-    settle(threads)  # as inline runs do, so that environments find the same there
+    """Serve requests in a process of the pool until the other end of the pipe closes."""
+    settle(threads)  # as inline runs do, so that environments find the same settings
     pause = np.random.default_rng()
     slices: dict[int, _Slice] = {}
     while True:
@@ -409,4 +407,4 @@ def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) 
         block.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # taking down the interpreter would be the slowest part of ending
+    os._exit(0)  # shutting down the interpreter would be the slowest part

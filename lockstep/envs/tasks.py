@@ -1,4 +1,4 @@
-"""Small tasks of our own: with memory, with mixed observations and actions, with goals."""
+"""Small tasks that test memory, mixed observations and actions, and goals."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TupleBandit(gymnasium.Env[Any, Any]):
 
 
 class BitFlip(gymnasium.Env[Any, np.int64]):
-    """Flip one bit at a time until all are as wanted (Andrychowicz et al. 2017, section 3.1).
+    """Flip one bit at a time until all equal the goal (Andrychowicz et al. 2017, section 3.1).
 
     Observation: "observation" and "achieved_goal", the bits, and "desired_goal", each float32 [bits]. Action: which bit
     to flip. Reward: -1 a step, 0 for the one that reaches the goal, which ends the episode; else it is truncated after

@@ -19,27 +19,27 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs import vizdoom_engine
 from lockstep.envs.base import EnvConfig, Observation
-from lockstep.envs.convert import Seeds
-from lockstep.envs.envpool import EnvPoolShard
+from lockstep.envs.envpool_shard import EnvPoolShard
+from lockstep.envs.episodes import Seeds
 
 PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"
-"""What EnvPool is asked for, with another map and configuration than it would take by itself."""
+"""The EnvPool environment that plays a scenario, with the scenario's map and configuration in place of its own."""
 
 _GAME_MEMORY = 2_700_000
-"""Bytes that an engine shares with its controller."""
+"""Bytes of shared memory for each engine."""
 
 MEASUREMENTS = (
     *("HEALTH", "ARMOR", "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO"),
     *("AMMO2", "AMMO3", "AMMO4", "AMMO5", "AMMO6", "AMMO7", "KILLCOUNT"),
 )
-"""What the game tells beside the picture, in the order of the observation's `measurements`; raw numbers."""
+"""Game variables in the order of the observation's `measurements`, as raw numbers."""
 
 Heads = tuple[tuple[str, ...], ...]
 """Buttons by head. Choice 0 of a head presses none of its buttons, choice i the i-th."""
 
 _TURN = "TURN_LEFT_RIGHT_DELTA"
-"""A button that turns by an angle: its head has a choice for each, of which the middle one is 0."""
+"""A button that turns by an angle. Its head has one choice for each angle, and the middle one is 0."""
 _WALK: Heads = (("MOVE_FORWARD", "MOVE_BACKWARD"), ("MOVE_RIGHT", "MOVE_LEFT"), ("ATTACK",), ("SPEED",))
 _WEAPONS = tuple(f"SELECT_WEAPON{n}" for n in range(1, 8))
 
@@ -50,7 +50,7 @@ class Actions:
 
     heads: Heads
     angles: tuple[float, ...] = ()
-    """Degrees a tic that the last head turns by, if that is what it does."""
+    """Degrees per tic by which the last head turns, if it turns."""
 
     @property
     def sizes(self) -> list[int]:
@@ -64,8 +64,8 @@ _COMPACT = Actions((*_WALK, (_TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
 
 @dataclass(frozen=True)
 class Scenario:
-    """A map of EnvPool's and what happens in it. Rewards are the scenario's own, rebuilt from the game's variables,
-    since EnvPool does not pass them on."""
+    """A map that EnvPool ships, and its rules. EnvPool does not return the scenario's rewards, so they are computed
+    from the game's variables."""
 
     map: str
     actions: dict[str, Actions]
@@ -75,7 +75,7 @@ class Scenario:
     timeout: int
     """Tics (35 a second) after which an episode is truncated."""
     start: int = 1
-    """Tics that pass before an episode starts."""
+    """Tics before an episode starts."""
     per_tic: float = 0.0
     """Reward of every tic."""
     per_kill: float = 0.0
@@ -83,7 +83,7 @@ class Scenario:
     per_shot: float = 0.0
     """Reward of every shot."""
     at_end: float = 0.0
-    """Reward of the step that ends an episode before its time."""
+    """Reward of the step that terminates an episode."""
 
 
 _BATTLE: dict[str, Any] = {
@@ -125,7 +125,7 @@ SCENARIOS = {
 }
 """ViZDoom's own scenarios (Kempka et al. 2016, arXiv:1605.02097), and the two battles of Dosovitskiy and Koltun 2017
 (arXiv:1611.01779). The battles' action spaces are Sample Factory's: `full`, with weapons and use, has 12,096 actions,
-`compact` the 396 that matter in them."""
+and `compact` has the 396 that matter."""
 
 
 def ids() -> list[str]:
@@ -193,7 +193,7 @@ class VizdoomShard(EnvPoolShard):
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[dict[str, str]]:
-        """What EnvPool reads while it starts the engines: settings with paths of files that exist for that long."""
+        """Files that EnvPool reads while it starts the engines, as settings with their paths."""
         library = _registry.specs[_LIBRARY_ID][2]
         maps = Path(library["cfg_path"]).parent
         wad = str(maps / f"{self._scenario.map}.wad")
@@ -207,7 +207,7 @@ class VizdoomShard(EnvPoolShard):
             yield {"cfg_path": str(config), "wad_path": wad, "vzd_path": str(engine)}
 
     def _config(self, wad: str) -> str:
-        """The scenario in ViZDoom's own format."""
+        """The scenario in ViZDoom's format."""
         settings = {
             "doom_scenario_path": wad,
             "doom_map": "map01",
@@ -261,7 +261,7 @@ def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
     if name is None:
         name = known[0]
     if name not in known:
-        raise SettingsError(f"env.options.actions={name!r} is no action space of {env_id}. It has {', '.join(known)}.")
+        raise SettingsError(f"env.options.actions={name!r} is no action space of {env_id}. Use {' or '.join(known)}.")
     return scenario.actions[name]
 
 
@@ -277,15 +277,15 @@ def _check_memory(games: int) -> None:
 
 
 def _home() -> str:
-    """One folder for all engines of a user; it stays, empty, but does not become more."""
+    """One folder for all engines of a user. It stays behind empty, but only one does."""
     home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
     home.mkdir(mode=0o700, exist_ok=True)
     return str(home)
 
 
 def _unlink(marks: Path) -> None:
-    """Take the names off the memory that engines and this process share, once all of them have opened it: it is then
-    freed with the last of them, however they end."""
+    """Unlink the shared memory once this process and all engines have opened it. The system then frees it with the last
+    of them, however they end."""
     for instance in marks.iterdir():
         for kind in ("SM", "MQCtr", "MQDoom"):
             Path("/dev/shm", f"ViZDoom{kind}{instance.name}").unlink(missing_ok=True)

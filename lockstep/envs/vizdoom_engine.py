@@ -1,7 +1,7 @@
-"""Starts one Doom engine; run as a program of its own: PARENT MARKS HOME ENGINE ARGUMENT...
+"""Starts one Doom engine. It runs as a separate program with the arguments PARENT MARKS HOME ENGINE ARGUMENT...
 
-ViZDoom runs each game in a process of its own, which would outlive a controller that was killed, end at a Ctrl-C that
-is meant for the controller, and write its settings into the current folder.
+ViZDoom runs each game in a separate process. That process would outlive a killed controller, end at a Ctrl-C that is
+meant for the controller, and write its settings into the working directory.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent: str, marks: str, home: str, engine: str, *arguments: str) -> None:
-    """Become the engine.
+    """Replace this process by the engine.
 
     Args:
-        parent: process id of the controller, with which the engine ends.
-        marks: folder in which an empty file is left, named as the memory that engine and controller share.
-        home: folder in which the engine makes one of its own, whenever it loads a map.
+        parent: process id of the controller. The engine ends with it.
+        marks: folder for an empty file with the name of the memory that engine and controller share.
+        home: folder in which the engine makes a folder whenever it loads a map.
         engine: the program.
         arguments: what the controller tells the engine.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it went before
+    if os.getppid() != int(parent):  # the controller has already ended
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -13,8 +13,7 @@ from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.gym import single_action
+from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.evaluation.policy import Policy
 from lockstep.models.capture import Inference
 

@@ -14,7 +14,7 @@ import numpy as np
 from lockstep import envs
 from lockstep.config.options import check_episodes
 from lockstep.config.settings import SettingsError
-from lockstep.envs.multiagent.opponents import resolved
+from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, acting_of, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
@@ -178,13 +178,14 @@ def evaluate_policy(
     if max_steps is not None and max_steps < 1:
         raise SettingsError(f"--max-steps {max_steps} is out of range: an episode has at least one.")
     experiment = experiment.replace(env=envs.resolve(experiment.env))
-    adapter = experiment.env.adapter
-    if max_steps is not None and adapter != "gymnasium":
+    limits = envs.adapter_of(experiment.env.adapter).limits_episodes
+    if max_steps is not None and not limits:
         raise SettingsError(
-            f"--max-steps {max_steps} is for tasks that gymnasium steps, but {experiment.env.id} is stepped by "
-            f"{adapter}, which has a limit of its own: an option of the run's environment. Leave out --max-steps."
+            f"--max-steps {max_steps} cannot limit the episodes of {experiment.env.id}, because "
+            f"env.adapter={experiment.env.adapter} has its own limit, an option of the environment. Leave out "
+            "--max-steps."
         )
-    longest = (max_steps or MAX_STEPS) if adapter == "gymnasium" else sys.maxsize
+    longest = (max_steps or MAX_STEPS) if limits else sys.maxsize
     if levels == "test" or (levels is None and experiment.env.num_levels):
         experiment = experiment.replace(env=experiment.env.held_out())
     if opponents:

@@ -14,8 +14,8 @@ import imageio_ffmpeg
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
-from lockstep.envs.gym import needs_library
+from lockstep.envs.base import EnvConfig, adapter_of
+from lockstep.envs.construct import needs_library
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
@@ -100,11 +100,8 @@ def prepare_graphics(env: EnvConfig) -> None:
         # EnvPool's MuJoCo uses EGL without loading it, and ends the process where nobody has.
         ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        if env.adapter == "envpool":
-            from envpool.registration import registry
-
-            if env.id in registry.specs and ".mujoco" in registry.specs[env.id][0]:
-                raise SettingsError(f"{env.id} cannot be drawn: {error}. {_ADVICE}") from error
+        if adapter_of(env.adapter).needs_egl(env.id):
+            raise SettingsError(f"{env.id} cannot be drawn: {error}. {_ADVICE}") from error
 
 
 def _pictures(player: Player, env_id: str, episodes: int, max_steps: int) -> Iterator[np.ndarray]:

@@ -20,6 +20,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.core.shards import block
 from lockstep.distributed.shared_memory import SharedCounts
+from lockstep.envs import adapter_of
 from lockstep.experiment import Experiment
 from lockstep.speed.calls import Calls
 from lockstep.system import children
@@ -108,8 +109,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
 def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors: int) -> float:
     """Seconds a sample of all collectors together."""
     groups = acting_groups(experiment, block(experiment.scheme.shards, collectors, 0))
-    native = experiment.env.adapter != "gymnasium"
-    if not native and not layout.env_processes:
+    if not adapter_of(experiment.env.adapter).threads and not layout.env_processes:
         return (costs.env + costs.inference) / collectors
     stepping = groups if len(groups) > 1 else groups[:1]
     at_once = layout.env_processes or layout.env_threads * sum(len(group.shards) for group in stepping)
@@ -119,7 +119,7 @@ def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors
 
 def processes_to_load(experiment: Experiment, layout: Layout, cores: int) -> int:
     """Processes that measure at once, so that each has a core as slow as training's cores are."""
-    helpers = layout.env_processes > 0 or (experiment.env.adapter != "gymnasium" and layout.env_threads > 1)
+    helpers = layout.env_processes > 0 or layout.env_threads > 1
     return max(1, min(cores, cores if helpers else layout.processes))
 
 

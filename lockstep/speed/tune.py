@@ -14,6 +14,7 @@ import torch
 from lockstep.algorithms.base import OnPolicyConfig
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
+from lockstep.envs import adapter_of
 from lockstep.experiment import Experiment
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import OutOfTime, Trial
@@ -87,7 +88,7 @@ def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> lis
     share = max(2, (available - len(layout.learners)) // collecting)  # a collector waits while its helpers step
     if available < 2 or collecting * share > 2 * available:
         return []
-    name = "env_processes" if experiment.env.adapter == "gymnasium" else "env_threads"
+    name = "env_processes" if adapter_of(experiment.env.adapter).processes else "env_threads"
     return [dataclasses.replace(layout, **{name: min(share, experiment.envs_per_shard)})]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
-from lockstep.envs.multiagent import opponents
+from lockstep.evaluation import opponents
 from lockstep.experiment import WarmStart
 from lockstep.sweep.population import Population
 from lockstep.sweep.proposals import Proposals

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lockstep import envs
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.envs.multiagent.pettingzoo import agents_of
@@ -79,7 +80,7 @@ class Population:
             raise SettingsError(f"A population's share={self.share} must lie above 0 and not above 0.5.")
         check_objective(self.objective, self.runs)
         experiment = self.run.experiment
-        if self.rivals and not agents_of(experiment.env):
+        if self.rivals and not agents_of(envs.resolve(experiment.env)):
             raise SettingsError(
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is none of "
                 "PettingZoo's environments, and has nobody to play against. Leave it out."

@@ -18,7 +18,7 @@ from lockstep.config.settings import SettingsError, check_values
 from lockstep.core.schedule import Recorded
 from lockstep.envs.check import quick_check
 from lockstep.envs.goals import check_goals
-from lockstep.envs.multiagent import opponents
+from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment
 from lockstep.system.forked import call_in_fork
 from lockstep.system.numerics import settled
@@ -149,16 +149,17 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
     """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
-    if layout.env_processes and experiment.env.adapter != "gymnasium":
+    adapter = envs.adapter_of(experiment.env.adapter)
+    if layout.env_processes and not adapter.processes:
         raise SettingsError(
-            f"Layout {layout}: env_processes is for Python environments, but {experiment.env.id} is served by "
-            f"{experiment.env.adapter}, which steps them in threads: use env_threads=N, or --env.adapter gymnasium "
-            "(another result)."
+            f"--layout {layout}: env_processes cannot step {experiment.env.id} with env.adapter="
+            f"{experiment.env.adapter}. {'Use env_threads=N' if adapter.threads else 'Leave it out'}, or use "
+            "--env.adapter gymnasium if that serves the id (its results differ)."
         )
-    if layout.env_threads > 1 and experiment.env.adapter == "gymnasium":
+    if layout.env_threads > 1 and not adapter.threads:
         raise SettingsError(
-            f"Layout {layout}: env_threads is for native adapters, but {experiment.env.id} is served by gymnasium, "
-            "which steps environments one after the other: use env_processes=N instead."
+            f"--layout {layout}: env_threads cannot step {experiment.env.id} with env.adapter="
+            f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."
         )
     shares_memory = layout.launcher.shares_memory
     free = experiment.scheme.free_running

@@ -12,7 +12,7 @@ from playing import buffers, play, random_actions, reset
 from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
-from lockstep.envs.convert import Seeds
+from lockstep.envs.episodes import Seeds
 
 
 def make(game: str = "Breakout", num_envs: int = 1, render: bool = False, **settings: Any) -> ShardEnv:

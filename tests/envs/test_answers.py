@@ -13,11 +13,11 @@ from gymnasium import spaces
 from playing import play, reset
 
 from lockstep import envs
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.answers import flag, number
-from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
-from lockstep.envs.gym import single_action
+from lockstep.envs.convert import single_action
 
 OWN = '''
 import os

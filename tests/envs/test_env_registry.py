@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 
 import gymnasium
 import numpy as np
@@ -12,14 +11,7 @@ import pytest
 from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, registry
-from lockstep.envs.convert import Seeds
-
-
-@pytest.fixture(autouse=True)
-def _what_is_installed_is_looked_up_afresh() -> Iterator[None]:
-    registry._atari_games.cache_clear()
-    yield
-    registry._atari_games.cache_clear()
+from lockstep.envs.episodes import Seeds
 
 
 @pytest.mark.parametrize(
@@ -54,11 +46,11 @@ def test_auto_takes_the_fastest_and_resolving_again_changes_nothing(env_id: str,
 def test_what_envpool_has_no_say_in_does_not_load_it(
     env_id: str, name: str, given: str, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = envs.resolve(EnvConfig(id=env_id, adapter=given))  # type: ignore[arg-type]
-    monkeypatch.setattr(registry, "_catalog", pytest.fail)
-    monkeypatch.setattr(registry, "_atari_games", pytest.fail)
+    expected = envs.resolve(EnvConfig(id=env_id, adapter=given))
+    load = registry.adapter_of
+    monkeypatch.setattr(registry, "adapter_of", lambda name: pytest.fail() if name == "envpool" else load(name))
     assert (expected.id, expected.adapter) == (name, adapter)
-    assert envs.resolve(EnvConfig(id=env_id, adapter=given)) == expected  # type: ignore[arg-type]
+    assert envs.resolve(EnvConfig(id=env_id, adapter=given)) == expected
     assert envs.resolve(expected) == expected
 
 
@@ -68,7 +60,6 @@ def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.Monke
 
     def without(*names: str) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else find(name))
-        registry._atari_games.cache_clear()
 
     without("envpool")
     assert envs.resolve(EnvConfig(id="CartPole-v1")).adapter == "gymnasium"

@@ -15,7 +15,7 @@ from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs import EnvConfig, ShardEnv
-from lockstep.envs.convert import Seeds
+from lockstep.envs.episodes import Seeds
 from lockstep.envs.subprocess import SteppingPool
 
 

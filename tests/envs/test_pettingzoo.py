@@ -19,10 +19,11 @@ from tiny import cut
 from lockstep import check_env, envs, recipes, train
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.envs import EnvConfig, ShardEnv, gym
-from lockstep.envs.convert import Seeds
-from lockstep.envs.multiagent.opponents import _loaded, resolved
+from lockstep.envs import EnvConfig, ShardEnv
+from lockstep.envs.episodes import Seeds
+from lockstep.envs.multiagent import pettingzoo as matches
 from lockstep.envs.subprocess import SteppingPool
+from lockstep.evaluation.opponents import _loaded, resolved
 from lockstep.evaluation.scores import evaluate
 
 FOUR, SHAPES = "pettingzoo/classic/connect_four-v3", "pettingzoo/classic/rps-v2"
@@ -474,8 +475,8 @@ def test_a_match_makes_one_environment_whomever_it_is_played_against(
     config = EnvConfig(id=FOUR)
     config = dataclasses.replace(config, opponents=resolved(envs.resolve(config), (str(last),)))
     made: list[EnvConfig] = []
-    construct = gym.construct
-    monkeypatch.setattr(gym, "construct", lambda config, *rest: made.append(config) or construct(config, *rest))
+    construct = matches.construct
+    monkeypatch.setattr(matches, "construct", lambda config, *rest: made.append(config) or construct(config, *rest))
     envs.make(config, seed=1, first_index=0, num_envs=4)
     assert len(made) == 4
 

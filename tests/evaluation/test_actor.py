@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lockstep import envs, recipes
 from lockstep.config.settings import SettingsError
+from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.gym import construct
 from lockstep.evaluation.actor import Actor
 from lockstep.evaluation.policy import Policy, load_policy
 from lockstep.launchers.launch import train

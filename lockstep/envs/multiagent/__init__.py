@@ -1,1 +1,1 @@
-"""Environments of several agents, and who plays those that do not learn."""
+"""Environments with several agents, and the opponents that play some of them."""

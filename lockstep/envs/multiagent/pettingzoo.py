@@ -1,71 +1,39 @@
-"""Environments of several agents (PettingZoo): each agent of a match is one environment of the shard.
+"""Environments with several agents (PettingZoo): each agent of a match is one environment of the shard.
 
 Shape legend: N agents of a match, B environments of a shard, B / N matches.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs import gym
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import EnvConfig, StepResult
-from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
+from lockstep.envs.construct import PREFIX, construct
+from lockstep.envs.convert import single_action
+from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
 
-PREFIX = "pettingzoo/"
-"""How the ids of environments with several agents begin, before an id of PettingZoo's or a callable."""
 TURN = "turn"
 """The entry of an observation that says whether it is the agent's turn."""
 _agents: dict[str, int] = {}
-"""What agents_of found, by id and options."""
-
-
-def ids() -> list[str]:
-    """PettingZoo's own environments, installed libraries or not."""
-    import pettingzoo
-
-    return [PREFIX + name for name in sorted({*pettingzoo.aec_registry, *pettingzoo.parallel_registry})]
-
-
-def construct(env_id: str, options: dict[str, Any]) -> Any:
-    """One of PettingZoo's own environments: its parallel form if it has one.
-
-    Raises:
-        ImportError: it, or a library that it needs, is not installed.
-    """
-    import pettingzoo
-    from pettingzoo.env_registry.exceptions import FailedToImport
-
-    name = env_id.removeprefix(PREFIX)
-    try:
-        return pettingzoo.make("parallel" if name in pettingzoo.parallel_registry else "aec", name, **options)
-    except FailedToImport as error:
-        raise ImportError(f"{error.__cause__} (pip install '{PREFIX[:-1]}[{name.partition('/')[0]}]')") from error
-
-
-def has_agents(env: Any) -> bool:
-    """Whether it is an environment of PettingZoo's kinds."""
-    pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv))
+"""Results of agents_of, by id and options."""
 
 
 def agents_of(config: EnvConfig) -> int:
-    """Environments of the shard that a match takes: N, or 1 with opponents; 0 for environments that have no agents."""
+    """Environments of the shard that a match takes: N, or 1 with opponents; 0 if it is not PettingZoo's."""
     if not config.id.startswith(PREFIX):
         return 0
     key = f"{config.id} {sorted(config.options.items())}"
     if key not in _agents:
-        from lockstep.envs.registry import resolve
-
-        env = gym.construct(resolve(config))
+        env = construct(config)
         _agents[key] = len(env.possible_agents)
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             close_all([env])
@@ -75,20 +43,20 @@ def agents_of(config: EnvConfig) -> int:
 class Match:
     """A PettingZoo environment in which all agents act at every step, and stay until the match is over.
 
-    Where agents take turns (AECEnv), all are asked, and only the action of the one whose turn it is counts: the action
-    masks of the others allow the first action alone, so that nothing is learned from it. The entry `turn` tells them
-    apart. An agent that has terminated sees zeros, one that was truncated what it saw last; neither earns anything or
-    comes back, and their actions are ignored.
+    If agents take turns (AECEnv), the policy acts for all of them, but only the action of the agent to move counts. The
+    action masks of the others allow the first action alone, so that nothing is learned from it; the entry `turn` tells
+    who moves. A terminated agent sees zeros and a truncated one its last observation; both earn nothing, and their
+    actions are ignored.
 
-    With opponents, the policy plays one agent. Where agents take turns, a step then goes on until it is the policy's
-    turn again; and the match is over for it when that agent is out.
+    With opponents, the policy plays one agent. If agents take turns, a step lasts until it is the policy's turn again.
+    The match is over when the policy's agent is out.
 
     Args:
         env: a ParallelEnv, or an AECEnv whose actions are discrete.
-        config: whence it came.
+        config: its settings.
 
     Raises:
-        SettingsError: its agents differ in their spaces, or take turns with actions that cannot be masked.
+        SettingsError: its agents have different spaces, or take turns with actions that cannot be masked.
     """
 
     def __init__(self, env: Any, config: EnvConfig) -> None:
@@ -99,7 +67,7 @@ class Match:
         self._turns = isinstance(env, pettingzoo.AECEnv)
         seen, self.action_space = (_common(env, self._names, kind, config.id) for kind in ("observation", "action"))
         self._entries: dict[str, Any] = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {}
-        """Of the observation, if it has any."""
+        """Entries of the observation, if it has entries."""
         if self._turns:
             seen = self._of_turns(seen, config.id)
         self.observation_space = seen
@@ -110,15 +78,15 @@ class Match:
         others = len(self._names) - 1
         self._opponents = Opponents(config.opponents, seen, self.action_space, others) if config.opponents else None
         self._own, self._others = self._names, []
-        """Agents that the policy plays, and those that opponents play."""
+        """Agents that the policy plays, and agents that opponents play."""
         self.over = True
-        """Whether the next step has to begin another match."""
+        """Whether the next step must begin another match."""
         self._told: dict[Any, Any] = {}
-        """What agents have seen last that cannot be asked of the environment: all of them where nobody takes turns,
-        else those who are out."""
+        """Last observations, if the environment does not repeat them: of all agents if they move at once, else of
+        agents that are out."""
         self._reward: dict[Any, float] = {}
         self._out: dict[Any, bool] = {}
-        """Who is out, and whether it has terminated."""
+        """Agents that are out, and whether they terminated."""
         self._fresh = True
         """Whether the policy has not acted yet."""
 
@@ -126,7 +94,7 @@ class Match:
         """Begin another match.
 
         Args:
-            draw: what is random about opponents.
+            draw: generates all random numbers of opponents.
             own: the number of the agent that the policy plays, if opponents play the others.
         """
         if self._opponents is not None:
@@ -145,7 +113,7 @@ class Match:
         if not self._fresh:
             self._reward = dict.fromkeys(self._own, 0.0)
         self._fresh = False
-        if self.over:  # opponents have ended it before anybody else came to act
+        if self.over:  # opponents ended the match before the policy could act
             return
         self._told |= {name: self._blank for name, terminated in self._out.items() if terminated}
         by_agent = dict(zip(self._own, actions, strict=True))
@@ -159,15 +127,15 @@ class Match:
             self._count(rewards, *ends)
 
     def observations(self) -> list[Any]:
-        """What the policy's agents see."""
+        """Observations of the policy's agents."""
         return self._seen(self._own)
 
     def rewards(self) -> list[float]:
-        """What they have earned in the last step."""
+        """Rewards of the policy's agents in the last step."""
         return [self._reward[name] for name in self._own]
 
     def terminated(self) -> np.ndarray:
-        """bool: which of them are out, and not for time."""
+        """bool: which of the policy's agents have terminated."""
         return np.array([self._out.get(name, False) for name in self._own])
 
     def _answer(self) -> None:
@@ -177,20 +145,20 @@ class Match:
             self._move(self._asked([mover])[mover])
 
     def _asked(self, movers: list[Any]) -> dict[Any, Any]:
-        """What opponents do."""
+        """The actions of opponents that move now."""
         if self._opponents is None or not movers:
             return {}
         asked = [self._others.index(name) for name in movers]
         return dict(zip(movers, self._opponents.act(self._seen(self._others), asked), strict=True))
 
     def _move(self, action: Any) -> None:
-        """The one whose turn it is acts."""
+        """Play the action of the agent to move."""
         env = self.env
         env.step(action)
         self._count(env.rewards, env.terminations, env.truncations)
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
             self._told[env.agent_selection] = self._shown(env.observe(env.agent_selection), acting=False)
-            env.step(None)  # takes the agent out
+            env.step(None)  # removes the agent
         self.over |= not env.agents
 
     def _count(self, rewards: dict[Any, Any], terminations: dict[Any, bool], truncations: dict[Any, bool]) -> None:
@@ -206,7 +174,7 @@ class Match:
         self.over = all(name in self._out for name in self._own) or not self.env.agents
 
     def _seen(self, names: list[Any]) -> list[Any]:
-        """What agents see now."""
+        """Current observations of agents."""
         if not self._turns:
             return [self._told.get(name, self._blank) for name in names]
         env, live, mover = self.env, self.env.agents, self.env.agent_selection
@@ -216,22 +184,22 @@ class Match:
         ]
 
     def _of_turns(self, seen: spaces.Space[Any], name: str) -> spaces.Dict:
-        """The observation space of agents that take turns."""
+        """The observation space if agents take turns."""
         entries = self._entries or {"observation": seen}
         if not isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
             raise SettingsError(
-                f"The agents of env.id={name} take turns, but their actions {self.action_space} are not Discrete, and "
-                "cannot be masked: those who wait could not be kept from learning of actions that do nothing. Use the "
-                "environment's parallel form, as its parallel_env or pettingzoo.utils.aec_to_parallel."
+                f"The agents of env.id={name} take turns, but their actions {self.action_space} are not discrete and "
+                "cannot be masked, so agents that wait would learn from actions that do nothing. Use the parallel form "
+                "of the environment, such as its parallel_env or pettingzoo.utils.aec_to_parallel."
             )
         if ACTION_MASK not in entries:
             entries = {**entries, ACTION_MASK: spaces.MultiBinary(int(np.sum(_choices(self.action_space))))}
-        # A board looks the same to who is to move and to who waits on the other side of one with colors exchanged: the
-        # value of both would be learned as one number.
+        # A board may look the same to the agent to move and, with colors exchanged, to the one that waits. Without the
+        # entry `turn` both positions would have the same value.
         return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
 
     def _shown(self, obs: Any, acting: bool) -> Any:
-        """What an agent sees where they take turns, with a mask that only lets those act who are to."""
+        """An agent's observation if agents take turns. Its mask allows a choice only to the agent to move."""
         shown = dict(obs) if self._entries else {"observation": obs}
         if not acting:
             shown[ACTION_MASK] = self._blank[ACTION_MASK]
@@ -242,13 +210,13 @@ class Match:
 
 
 def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
-    """The space of all agents."""
+    """The space that all agents have in common."""
     found = [getattr(env, f"{kind}_space")(agent) for agent in names]
     for agent, space in zip(names, found, strict=True):
         if space != found[0]:
             raise SettingsError(
                 f"The agents of env.id={name} differ in their {kind} spaces: {names[0]} has {found[0]}, and {agent} "
-                f"{space}. One policy plays all of them, so wrap the environment, as SuperSuit's "
+                f"{space}. One policy plays all of them, so wrap the environment, such as with SuperSuit's "
                 f"pad_{kind}{'s' if kind == 'observation' else '_space'}_v0 does, and give that as --env.id "
                 "file.py:make."
             )
@@ -256,20 +224,20 @@ def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
 
 
 def _flag(kind: str, flags: dict[Any, Any], name: Any) -> bool:
-    """What an environment says of one agent's end; those that it says nothing of play on."""
+    """Whether an environment reports an end for an agent. Agents without a report play on."""
     value = flags.get(name, False)
     return bool(value) if isinstance(value, BOOLS) else flag(f"{kind}[{name!r}]", value)
 
 
 def _choices(space: spaces.Space[Any]) -> np.ndarray:
-    """How many choices each part of a discrete action has, of which the first is one that may do nothing."""
+    """The number of choices of each part of a discrete action; empty for other actions."""
     if isinstance(space, spaces.MultiDiscrete):
         return np.ravel(space.nvec)
     return np.array([space.n] if isinstance(space, spaces.Discrete) else [], int)
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
-    """An observation of who sees nothing."""
+    """The observation of an agent that has terminated."""
     if isinstance(space, spaces.Dict):
         return {key: _zeros(entry) for key, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -279,15 +247,15 @@ def _zeros(space: spaces.Space[Any]) -> Any:
     return np.zeros(space.shape or (), space.dtype)
 
 
-class MatchShard(gym.GymShard):
+class MatchShard(GymShard):
     """Matches in a Python loop. Without opponents, environment j of the shard is agent j % N of match j // N, whose
     seed is that of its first agent's environment; the episodes of its agents begin and end together. With opponents,
-    environment j is one agent of match j, another one in every episode."""
+    environment j is one agent of match j, and another one in every episode."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
         assert self.num_envs % self._agents == 0, f"{self.num_envs} environments are no matches of {self._agents}"
-        self._matches = [Match(gym.construct(config, render), config) for _ in range(self.num_envs // self._agents)]
+        self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
         self._envs = [match.env for match in self._matches]
         self.frames_per_step = 1
         return self._matches[0].observation_space, self._matches[0].action_space
@@ -303,7 +271,7 @@ class MatchShard(gym.GymShard):
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         rows = range(j, j + self._agents)
         match = self._matches[j // self._agents]
-        match.step([gym.single_action(self.action_space, action, row) for row in rows])
+        match.step([single_action(self.action_space, action, row) for row in rows])
         self._obs[j : rows.stop] = match.observations()
         step.reward[j : rows.stop] = match.rewards()
         self._gone[j : rows.stop] = match.terminated()

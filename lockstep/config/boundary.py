@@ -1,7 +1,7 @@
-"""Keeps settings of the process that Python environments change apart from this library's.
+"""Keeps process-wide settings that users' environments change apart from lockstep's own.
 
-What an environment sets in torch and NumPy, and the folder that it changes to, hold only while its code runs. So
-neither results nor the places of a run's files depend on them. Environments run outside inference mode and with
+What an environment sets in torch and NumPy, and the working directory that it changes to, apply only while its code
+runs. So neither results nor the paths of a run's files depend on them. Environments run outside inference mode with
 gradients enabled, so that they can compute gradients.
 """
 
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 _Access = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""How settings are read, and how they are set."""
+"""A function that reads settings, and one that writes them."""
 _TINY = 5e-324
 
 
 def _folder() -> str:
-    """The current folder; "" if it is gone."""
+    """The working directory, or "" if it has been deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -28,14 +28,14 @@ def _folder() -> str:
 
 
 def _torchs() -> tuple[Any, ...]:
-    """Torch's settings, which are read at every step, in 0.3 µs."""
+    """Torch's settings. Every step reads them, which takes 0.3 µs."""
     return (
         torch.get_default_dtype(),
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        _TINY * 1.0 == 0,  # numbers as small are flushed to 0, by Python, too
+        _TINY * 1.0 == 0,  # whether denormals are flushed to 0, which affects Python's numbers, too
     )
 
 
@@ -45,7 +45,7 @@ def _set_torchs(wanted: tuple[Any, ...]) -> None:
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
     torch.set_flush_denormal(flushes)
-    if _torchs() != wanted:  # changing these imports torch's compiler, which takes a second
+    if _torchs() != wanted:  # writing these imports torch's compiler, which takes a second
         torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
@@ -54,7 +54,8 @@ def _device() -> torch.device:
 
 
 def _set_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)  # which slows torch down, as None does not
+    # Any default device slows torch down, even the CPU; None does not.
+    torch.set_default_device(None if device.type == "cpu" else device)
 
 
 _SLOW: tuple[_Access, ...] = (
@@ -62,14 +63,14 @@ _SLOW: tuple[_Access, ...] = (
     (_device, _set_device),
     (_folder, lambda wanted: os.chdir(wanted) if wanted else None),
 )
-"""Settings that take 4 µs to read."""
+"""Settings that take 4 µs to read, so they are not read at every step."""
 
 
 class EnvironmentSettings:
-    """The settings of the process that environments have made. They hold while this is entered, and otherwise this
-    library's hold.
+    """The process-wide settings that environments have made. They apply inside the `with` block; lockstep's own apply
+    outside it.
 
-    A process has one such object, ENVIRONMENT_SETTINGS, as it has one value of each setting.
+    A process has one such object, ENVIRONMENT_SETTINGS, because it has one value of each setting.
     """
 
     def __init__(self) -> None:
@@ -77,18 +78,18 @@ class EnvironmentSettings:
         self._mode = torch.inference_mode(False)
         self._ours: tuple[Any, ...] = ()
         self._theirs: tuple[Any, ...] | None = None
-        """Torch's settings, once they differ from ours."""
+        """Torch's settings as environments made them; None if they equal ours."""
         self._our_slow: list[Any] = []
         self._their_slow: dict[int, Any] = {}
-        """The settings of _SLOW that differ from ours, by place."""
+        """The settings of _SLOW that differ from ours, by index."""
         self._thorough = True
 
     def applied(self, *, thorough: bool = False) -> EnvironmentSettings:
-        """This object, to be entered by `with`.
+        """Return this object, for `with`.
 
         Args:
-            thorough: look at the settings of _SLOW, too: where environments are made, first reset, restored or closed,
-                and in their first steps. Once they have changed one of these, it is always done.
+            thorough: also compare the settings of _SLOW. Callers ask for it when environments are made, reset,
+                restored or closed, and in their first steps. Once an environment has changed one, it is always done.
         """
         if not self._depth:
             self._thorough = thorough or bool(self._their_slow)

@@ -1,127 +1,30 @@
-"""Any gymnasium id or user callable, stepped in the calling process."""
+"""One shard's gymnasium environments, stepped in the calling process."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import importlib.util
 import math
-import re
 import sys
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.config.extras import install_command
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.config.user_code import load_object
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
-from lockstep.envs.boundary import ENVIRONMENT_SETTINGS
 from lockstep.envs.closing import close_all
-from lockstep.envs.convert import ActionLog, ObservationWriter, Seeds
+from lockstep.envs.construct import construct
+from lockstep.envs.convert import ObservationWriter, single_action
+from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.pictures import as_picture
 from lockstep.system.output import tell
 
-_REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
-_EXTRAS = {
-    "mujoco": "mujoco",
-    "ale_py": "atari",
-    "minatar": "minatar",
-    "pygame": "classic",
-    "gymnasium_robotics": "robotics",
-    "pettingzoo": "pettingzoo",
-}
-"""Modules that a complaint may name, and the extras that bring them."""
-
-
-def is_callable(env_id: str) -> bool:
-    """Whether the id refers to a user's callable ("module:make", "file.py:make") rather than to a registered one."""
-    return ":" in env_id and not re.search(r"-v\d+$", env_id)
-
-
-def construct(config: EnvConfig, render: bool = False) -> Any:
-    """One environment, gymnasium's or PettingZoo's. What a user's constructor raises is passed on as it is.
-
-    Raises:
-        SettingsError: there is no such option, or a library that the environment needs is not installed.
-    """
-    from lockstep.envs.multiagent import pettingzoo
-
-    options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list that it is given
-    if render:
-        options.setdefault("render_mode", "rgb_array")
-    if is_callable(config.id):
-        make = load_object(config.id.removeprefix(pettingzoo.PREFIX))
-        with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
-            made = make(**options)
-        several = config.id.startswith(pettingzoo.PREFIX)
-        if several == pettingzoo.has_agents(made) and (several or isinstance(made, gymnasium.Env)):
-            return made
-        wanted = "none of PettingZoo's environments" if several else "no gymnasium.Env"
-        raise SettingsError(
-            f"env.id={config.id} gave {made!r}, which is {wanted}. A function must return the environment. One of the "
-            "old gym needs a wrapper, such as shimmy's, and the id of one of PettingZoo's begins with "
-            f"{pettingzoo.PREFIX}, as in {pettingzoo.PREFIX}file.py:make."
-        )
-    for prefix, module in _REGISTERED_BY.items():
-        if config.id.startswith(prefix):
-            importlib.import_module(module)
-    try:
-        with (
-            warnings.catch_warnings(),
-            _unknown_options(config),
-            ENVIRONMENT_SETTINGS.applied(thorough=True),
-        ):  # whoever names an old version wants it, say to compare with published scores
-            warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
-            warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)  # the error tells
-            if config.id.startswith(pettingzoo.PREFIX):
-                return pettingzoo.construct(config.id, options)
-            return gymnasium.make(config.id, disable_env_checker=True, **options)
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise needs_library(config.id, error) from error
-
-
-def needs_library(env_id: str, error: Exception) -> SettingsError:
-    """What to tell of an environment that misses a library, and how to install it."""
-    absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
-    extra = next(absent, None)
-    hint = f"Install it with: {install_command(extra)}." if extra else "Install that, or correct the id."
-    return SettingsError(f"{env_id} needs a library that is not installed: {str(error).rstrip('.')}. {hint}")
-
-
-@contextlib.contextmanager
-def _unknown_options(config: EnvConfig) -> Iterator[None]:
-    """Turn a constructor's complaint about one of the user's options into a SettingsError."""
-    try:
-        yield
-    except TypeError as error:
-        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unexpected is not None and unexpected[1] == "render_mode" and "render_mode" not in config.options:
-            raise SettingsError(
-                f"{config.id} draws no pictures: its constructor takes no render_mode, which a callable of your own "
-                "must take and pass on."
-            ) from error
-        missing = re.search(r"missing \d+ required .*argument", str(error))
-        if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:
-            raise SettingsError(
-                f"{config.id} needs arguments that it was not given: {error}. Give them with --env.options NAME=VALUE."
-            ) from error
-        if unexpected is None or unexpected[1] not in config.options:
-            raise
-        raise SettingsError(
-            f"env.options names {unexpected[1]!r}, which {config.id} does not take: {error}. Give arguments of its "
-            "constructor only."
-        ) from error
-
 
 def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
-    """Frames for each step, and how the emulator is run, of an Atari game that gymnasium makes; 1 and "" of others."""
+    """Frames for each step, and a description of the emulator, of an Atari game; 1 and "" of other environments."""
     game: Any = env.unwrapped
     ale, frames = getattr(game, "ale", None), getattr(game, "_frameskip", None)
     if ale is None or not isinstance(frames, int):
@@ -136,14 +39,14 @@ def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
 
 
 class GymShard(ShardEnv):
-    """B gymnasium environments in a Python loop. Every episode starts from a seed of its own, and is truncated after
-    `reseed_every` steps if it has not ended by then, which bounds what restoring has to replay."""
+    """B gymnasium environments in a Python loop. Every episode starts from a new seed, and is truncated after
+    `reseed_every` steps, which bounds how many steps a restore has to replay."""
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         self.num_envs = num_envs
         self._seeds = seeds
         self._agents = 1
-        """Environments that one element of _envs is, all of which begin and end episodes together."""
+        """Environments of the shard that one element of _envs makes up. They begin and end episodes together."""
         seen, self.action_space = self._construct(config, render)
         self._writer = ObservationWriter(seen)
         self.observation_space = self._writer.space
@@ -158,11 +61,11 @@ class GymShard(ShardEnv):
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
-        """Who has terminated though the episode goes on, as an agent may while others play on."""
+        """Which environments have terminated although their episode goes on, as an agent may while others play."""
         register(self._envs, config.id)
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        """Make the environments; returns observation and action space."""
+        """Make the environments; return their observation and action space."""
         self._envs: list[Any] = [construct(config, render) for _ in range(self.num_envs)]
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self._envs[0], name, None), gymnasium.Space):
@@ -184,24 +87,23 @@ class GymShard(ShardEnv):
         self._writer.write_list(self._obs, out, self._where)
 
     def examine(self) -> None:
-        """Look at what every step returns and sets in the process as closely as at the first ones."""
         self._writer.looks = sys.maxsize
 
     def _seed(self, j: int) -> int:
-        """What the present episode of environment j begins from."""
+        """The seed of the current episode of environment j."""
         seed = int(self._seeds.derive(np.array([j]), self._episode[j : j + 1])[0])
         return self._start_level + seed % self._num_levels if self._num_levels else seed
 
     def _reset_one(self, j: int, seed: int) -> None:
-        """Begin an episode of environment j, and of those that go with it."""
+        """Begin an episode of environment j and its group."""
         try:
             answer = self._envs[j].reset(seed=seed)
         except TypeError as error:
             if "unexpected keyword argument 'seed'" not in str(error):
                 raise
             raise SettingsError(
-                f"The environment's reset takes no seed ({error}), without which no episode could be repeated. Let it "
-                "be reset(self, *, seed=None, options=None), as gymnasium has it since 0.26, and pass the seed on: "
+                f"The environment's reset takes no seed ({error}), so no episode could be repeated. Define it as "
+                "reset(self, *, seed=None, options=None), as gymnasium does since 0.26, and pass the seed on with "
                 "super().reset(seed=seed)."
             ) from error
         if not (isinstance(answer, tuple) and len(answer) == 2):
@@ -209,7 +111,7 @@ class GymShard(ShardEnv):
         self._obs[j], _ = answer
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
-        """Play one step of environment j, and of those that go with it; write what it earned and ended into step."""
+        """Play one step of environment j and its group; write rewards and ends into step."""
         answer = self._envs[j].step(single_action(self.action_space, action, j))
         try:
             self._obs[j], reward, terminated, truncated, _ = answer
@@ -221,7 +123,7 @@ class GymShard(ShardEnv):
         step.reward[j] = reward if isinstance(reward, NUMBERS) else number(reward)
 
     def _play_one(self, j: int, step: StepResult | None) -> None:
-        """Play the present step of environment j, or begin its episode if there is none."""
+        """Play one step of environment j, or begin its episode if `step` is None."""
         try:
             if step is None:
                 self._reset_one(j, self._seed(j))
@@ -255,7 +157,7 @@ class GymShard(ShardEnv):
         return step
 
     def _tell_where(self, j: int, *, first: bool) -> None:
-        """Say what an environment was doing that has raised an error."""
+        """Print what an environment was doing when it raised an error."""
         actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
         doing = (
             "when it was reset"
@@ -269,7 +171,7 @@ class GymShard(ShardEnv):
         )
 
     def _where(self, j: int, step: int | None = None) -> str:
-        """Which environment, and in which step of its episode: by default, that which it has made."""
+        """Name environment j and a step of its episode, by default the last one."""
         step = int(self._steps[j]) if step is None else step
         when = f"in step {step} of" if step else "at the start of"
         return f"environment {self._seeds.first_index + j}, {when} an episode that begins from seed {self._seed(j)}"
@@ -303,8 +205,8 @@ class GymShard(ShardEnv):
         env = self._envs[index // self._agents]
         if env.render_mode not in ("rgb_array", "rgb_array_list"):
             raise SettingsError(
-                f"This environment draws no pictures (render_mode={env.render_mode!r}): pass render=True to "
-                "lockstep.envs.make; a callable of your own must take render_mode and pass it on."
+                f"This environment draws no pictures (render_mode={env.render_mode!r}). Pass render=True to "
+                "lockstep.envs.make, and let a callable of your own take render_mode and pass it on."
             )
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             return as_picture(env.render())
@@ -319,23 +221,6 @@ class GymShard(ShardEnv):
 def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
     found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
     return SettingsError(
-        f"The environment's {method} returned {found}, but should return {wanted}, as gymnasium has it since 0.26. "
+        f"The environment's {method} returned {found}, but must return {wanted}, as in gymnasium since 0.26. "
         "Mend the environment, or wrap it."
     )
-
-
-def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:
-    """The state of B environments, wherever they are stepped: [B] episodes begun, steps in them, whether they have
-    ended, and the actions since their longest one began."""
-    return {"episode": episode.copy(), "steps": steps.copy(), "ended": ended.copy(), **log.last(int(steps.max()))}
-
-
-def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
-    """Environment j's action out of the batch, of its space's type and its own to keep or to change."""
-    if isinstance(space, spaces.Tuple):
-        return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
-    (x,) = parts
-    if isinstance(space, spaces.Discrete):
-        return space.dtype.type(x[j])
-    # Copied, since environments may change what they are given, and reshaped, also where it is a single number.
-    return np.array(x[j], space.dtype).reshape(space.shape)

@@ -1,0 +1,109 @@
+"""The table of environment adapters. Each is a class in a file of its own, which is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from lockstep.config.extras import EXTRAS, install_command
+from lockstep.config.settings import SettingsError
+
+AUTO = "auto"
+"""The value of env.adapter that leaves the choice to lockstep."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An adapter, and what is known of it without importing it."""
+
+    reference: str
+    """`module:Class` or `file.py:Class`, a subclass of lockstep.envs.Adapter."""
+    extra: str = ""
+    """The extra of lockstep that installs the package that it imports."""
+    claims: str = ""
+    """A regular expression for ids that only this package is likely to serve, so that errors can name the extra."""
+    callables: bool = False
+    """Whether it serves ids that refer to a user's callable, such as file.py:make."""
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it belongs to lockstep."""
+        return self in _BUILT_IN
+
+    @property
+    def package(self) -> str:
+        """The optional package that it imports; "" if it needs none."""
+        return EXTRAS[self.extra][0] if self.extra else ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether the adapter can be imported."""
+        return not self.package or importlib.util.find_spec(self.package) is not None
+
+
+ADAPTERS = {
+    "ale": Entry("lockstep.envs.ale:Ale", "atari", claims=r"[A-Z][A-Za-z]+(-v5)?"),
+    "envpool": Entry("lockstep.envs.envpool:EnvPool", "envpool", claims=r"vizdoom/.+"),
+    "gymnasium": Entry("lockstep.envs.gymnasium:Gymnasium", callables=True),
+}
+"""Adapters by name, the fastest first: env.adapter=auto takes the first that is installed and serves the id."""
+_BUILT_IN = frozenset(ADAPTERS.values())
+
+
+def register_adapter(name: str, reference: str) -> None:
+    """Give an adapter of your own a name, as in register_adapter("grid", "my_envs.py:GridAdapter").
+
+    The settings of a run keep the reference in place of the name, so worker processes, resume and verify find the
+    adapter without this call. env.adapter=auto asks registered adapters last.
+
+    Args:
+        name: the value of env.adapter that stands for the adapter.
+        reference: `path/to/file.py:Class` or `package.module:Class`, a subclass of lockstep.envs.Adapter.
+
+    Raises:
+        SettingsError: the name is taken or no identifier, or the reference is not of this form.
+    """
+    if not name.isidentifier() or name == AUTO:
+        raise SettingsError(f"register_adapter: {name!r} cannot name an adapter. Use an identifier other than {AUTO}.")
+    if not _is_reference(reference):
+        raise SettingsError(f"register_adapter: {reference!r} must be path/to/file.py:Class or package.module:Class.")
+    if name in ADAPTERS and ADAPTERS[name].reference != reference:
+        raise SettingsError(
+            f"register_adapter: {name!r} is already the adapter {ADAPTERS[name].reference}. Use another name."
+        )
+    ADAPTERS.setdefault(name, Entry(reference))
+
+
+def check_adapter(name: str) -> None:
+    """Raise SettingsError unless env.adapter names an adapter or has the form of a reference."""
+    if name != AUTO and name not in ADAPTERS and not _is_reference(name):
+        raise SettingsError(
+            f"env.adapter={name} is unknown. Use {', '.join((AUTO, *ADAPTERS))}, or an adapter of your own as "
+            "path/to/file.py:Class."
+        )
+
+
+def entry_of(name: str) -> Entry:
+    """An adapter by its name or reference."""
+    check_adapter(name)
+    return ADAPTERS.get(name) or Entry(name)
+
+
+def settled_name(name: str) -> str:
+    """The value of env.adapter that a run's settings keep: the reference of an adapter that a user registered."""
+    entry = entry_of(name)
+    return name if entry.built_in else entry.reference
+
+
+def not_installed(env_id: str, name: str) -> SettingsError:
+    """The error for an adapter whose package is not installed."""
+    entry = entry_of(name)
+    return SettingsError(
+        f"env.id={env_id} needs the adapter {name}, whose package {entry.package} is not installed. Install it with: "
+        f"{install_command(entry.extra)}."
+    )
+
+
+def _is_reference(text: str) -> bool:
+    source, _, name = text.rpartition(":")
+    return bool(source) and name.isidentifier()

@@ -1,0 +1,139 @@
+"""Makes one environment: of a gymnasium or PettingZoo id, or of a user's callable."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
+from lockstep.config.extras import install_command
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
+from lockstep.envs.base import EnvConfig
+
+_REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
+_EXTRAS = {
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "minatar": "minatar",
+    "pygame": "classic",
+    "gymnasium_robotics": "robotics",
+    "pettingzoo": "pettingzoo",
+}
+"""Modules that an error may name, and the extras that install them."""
+
+
+PREFIX = "pettingzoo/"
+"""Ids of environments with several agents begin with it; an id of PettingZoo's or a callable follows."""
+
+
+def is_callable(env_id: str) -> bool:
+    """Whether the id refers to a user's callable ("module:make", "file.py:make") rather than to a registered one."""
+    return ":" in env_id and not re.search(r"-v\d+$", env_id)
+
+
+def construct(config: EnvConfig, render: bool = False) -> Any:
+    """Make one environment of gymnasium's or PettingZoo's. Errors of a user's constructor are raised unchanged.
+
+    Raises:
+        SettingsError: an option is unknown, or a library that the environment needs is not installed.
+    """
+    options: dict[str, Any] = copy.deepcopy(config.options)  # an environment may change a list among its options
+    if render:
+        options.setdefault("render_mode", "rgb_array")
+    if is_callable(config.id):
+        make = load_object(config.id.removeprefix(PREFIX))
+        with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
+            made = make(**options)
+        several = config.id.startswith(PREFIX)
+        if several == has_agents(made) and (several or isinstance(made, gymnasium.Env)):
+            return made
+        wanted = "a PettingZoo environment" if several else "a gymnasium.Env"
+        raise SettingsError(
+            f"env.id={config.id} returned {made!r}, but must return {wanted}. An environment of the old gym needs a "
+            f"wrapper, such as shimmy's, and the id of a PettingZoo environment begins with {PREFIX}, as in "
+            f"{PREFIX}file.py:make."
+        )
+    for prefix, module in _REGISTERED_BY.items():
+        if config.id.startswith(prefix):
+            importlib.import_module(module)
+    try:
+        with (
+            warnings.catch_warnings(),
+            _unknown_options(config),
+            ENVIRONMENT_SETTINGS.applied(thorough=True),
+        ):  # users name an old version on purpose, such as to compare with published scores
+            warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
+            warnings.filterwarnings(
+                "ignore", ".*not in the possible render_modes", UserWarning
+            )  # an error follows if pictures are asked for
+            if config.id.startswith(PREFIX):
+                return _of_pettingzoo(config.id, options)
+            return gymnasium.make(config.id, disable_env_checker=True, **options)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise needs_library(config.id, error) from error
+
+
+def needs_library(env_id: str, error: Exception) -> SettingsError:
+    """The error for an environment whose library is not installed."""
+    absent = (e for name, e in _EXTRAS.items() if name in str(error) and not importlib.util.find_spec(name))
+    extra = next(absent, None)
+    hint = f"Install it with: {install_command(extra)}." if extra else "Install that, or correct the id."
+    return SettingsError(f"{env_id} needs a library that is not installed: {str(error).rstrip('.')}. {hint}")
+
+
+@contextlib.contextmanager
+def _unknown_options(config: EnvConfig) -> Iterator[None]:
+    """Turn a constructor's TypeError about one of the user's options into a SettingsError."""
+    try:
+        yield
+    except TypeError as error:
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected is not None and unexpected[1] == "render_mode" and "render_mode" not in config.options:
+            raise SettingsError(
+                f"{config.id} draws no pictures, because its constructor does not take render_mode. Let a callable of "
+                "your own take render_mode and pass it on."
+            ) from error
+        missing = re.search(r"missing \d+ required .*argument", str(error))
+        if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:
+            raise SettingsError(
+                f"{config.id} lacks arguments: {error}. Give them with --env.options NAME=VALUE."
+            ) from error
+        if unexpected is None or unexpected[1] not in config.options:
+            raise
+        raise SettingsError(
+            f"env.options names {unexpected[1]!r}, which {config.id} does not take: {error}. Give arguments of its "
+            "constructor only."
+        ) from error
+
+
+def _of_pettingzoo(env_id: str, options: dict[str, Any]) -> Any:
+    """Make one of PettingZoo's environments, in its parallel form if it has one.
+
+    Raises:
+        ImportError: it or a library that it needs is not installed.
+    """
+    import pettingzoo
+    from pettingzoo.env_registry.exceptions import FailedToImport
+
+    name = env_id.removeprefix(PREFIX)
+    try:
+        return pettingzoo.make("parallel" if name in pettingzoo.parallel_registry else "aec", name, **options)
+    except FailedToImport as error:
+        raise ImportError(f"{error.__cause__} (pip install '{PREFIX[:-1]}[{name.partition('/')[0]}]')") from error
+
+
+def has_agents(env: Any) -> bool:
+    """Whether it is a PettingZoo environment."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    return pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv))

@@ -1,0 +1,96 @@
+"""What adapters need to repeat episodes: the seeds that they begin from, and a log of the actions since."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.core.rng import derive_seed, stream
+
+
+class Seeds:
+    """The seeds of one shard's environments. They depend on (seed, purpose, global index, number of seeded resets)."""
+
+    def __init__(self, seed: int, purpose: str, first_index: int) -> None:
+        self._seed, self._purpose, self.first_index = seed, purpose, first_index
+
+    def derive(self, index: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """One seed for each given environment of the shard, int64.
+
+        Args:
+            index: environments, by their place in the shard.
+            count: how often each was reset with a seed before.
+        """
+        return np.array(
+            [
+                derive_seed(self._seed, f"env-{self._purpose}", self.first_index + int(j), int(n))
+                for j, n in zip(index, count, strict=True)
+            ],
+            np.int64,
+        )
+
+    def stream(self, name: str, index: int, count: int) -> np.random.Generator:
+        """A generator for one environment of the shard, for the time after a seeded reset."""
+        return stream(self._seed, f"{name}-{self._purpose}", self.first_index + index, count)
+
+    def first_lengths(self, num_envs: int, decorrelate: int) -> np.ndarray:
+        """Steps after which the first episode of each environment is cut, int64 [B]; 0 for never."""
+        if not decorrelate:
+            return np.zeros(num_envs, np.int64)
+        return np.array(
+            [
+                stream(self._seed, f"decorrelate-{self._purpose}", self.first_index + j).integers(1, decorrelate + 1)
+                for j in range(num_envs)
+            ]
+        )
+
+
+class ActionLog:
+    """The actions of a shard's latest steps. Its environments are rebuilt from them."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        """[capacity, B, ...] for each component of the action; the first `_length` steps are filled."""
+        self._length = 0
+
+    def append(self, action: tuple[np.ndarray, ...], needed: np.ndarray | None = None) -> None:
+        """Add one step.
+
+        Args:
+            needed: [B] how many earlier steps each environment has made since its seeded reset; None keeps all.
+        """
+        if not self._parts:
+            self._parts = [np.empty((1024, *np.shape(part)), np.asarray(part).dtype) for part in action]
+        capacity = len(self._parts[0])
+        if self._length == capacity:
+            keep = self._length if needed is None else int(needed.max())
+            # Doubling keeps the cost of trimming per step constant.
+            size = max(1024, 2 * keep)
+            for i, part in enumerate(self._parts):
+                self._parts[i] = np.empty((size, *part.shape[1:]), part.dtype)
+                self._parts[i][:keep] = part[self._length - keep : self._length]
+            self._length = keep
+        for part, new in zip(self._parts, action, strict=True):
+            part[self._length] = new
+        self._length += 1
+
+    def clear(self) -> None:
+        self._parts, self._length = [], 0
+
+    def last(self, count: int) -> dict[str, np.ndarray]:
+        """The last `count` steps as arrays [count, B, ...], one for each component of the action. They are views that
+        stay valid: a step is written once, and a full log continues in new memory."""
+        if not count:
+            return {}
+        return {f"actions.{i}": part[self._length - count : self._length] for i, part in enumerate(self._parts)}
+
+    def load(self, state: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+        """Replace the log by the result of `last`; return its steps."""
+        self._parts = [state[f"actions.{i}"] for i in range(sum(key.startswith("actions.") for key in state))]
+        self._length = len(self._parts[0]) if self._parts else 0
+        return list(zip(*self._parts, strict=True))
+
+
+def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:
+    """The state of B environments that Python steps, in this process or in others: [B] episodes begun, steps in them,
+    whether they have ended, and the actions since the longest of them began."""
+    return {"episode": episode.copy(), "steps": steps.copy(), "ended": ended.copy(), **log.last(int(steps.max()))}
