@@ -300,7 +300,7 @@ class Adapter(ABC):
 
 
 @functools.cache
-def adapter_of(name: str) -> Adapter:
+def load_adapter(name: str) -> Adapter:
     """The adapter that a name or a reference stands for.
 
     Raises:

@@ -40,7 +40,7 @@ class Scripted(ShardEnv):
     def reset(self, out: Any) -> None:
         out[:] = 0
 
-    def send(self, action: np.ndarray) -> None: ...
+    def send(self, action: Any) -> None: ...
 
     def recv(self, out: Any) -> StepResult:
         reward, happened = self.told[self.steps]
