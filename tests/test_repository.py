@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from functools import cache
@@ -169,3 +170,14 @@ def test_what_make_installs_is_pinned() -> None:
 def test_modules_stay_short() -> None:
     lengths = {path: text.count("\n") for path, text in texts(".py").items() if (ROOT / "tests") not in path.parents}
     assert not {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > LONGEST_MODULE}
+
+
+def test_code_in_strings_and_documents_imports_what_exists() -> None:
+    """Tests write programs, and documents show some: a module that has moved would be noticed there by nobody else."""
+    gone = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in texts(".py", ".md").items()
+        for name in re.findall(r"\b(?:from|import) (lockstep(?:\.\w+)+)", text)
+        if not importlib.util.find_spec(name)
+    }
+    assert not gone

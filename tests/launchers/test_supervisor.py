@@ -177,8 +177,8 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_layout_of_many_processes_raises_the_limit_of_open_files() -> None:
     makes_ends = """
 import multiprocessing, resource
-from lockstep.layout import Layout
-from lockstep.runtime.supervisor import _places
+from lockstep.config.layout import Layout
+from lockstep.launchers.supervisor import _places
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
@@ -197,7 +197,8 @@ def test_a_meeting_that_hangs_in_gloo_ends() -> None:
         "import os, time\n"
         "from datetime import timedelta\n"
         "from lockstep import recipes\n"
-        "from lockstep.runtime import children, supervisor\n"
+        "from lockstep.launchers import supervisor\n"
+        "from lockstep.system import children\n"
         "children._STARTUP, supervisor.MEETING = 0.5, timedelta(seconds=0.5)\n"
         "supervisor.GlooGroup = lambda *_: time.sleep(600)\n"
         "os.environ |= {'RANK': '1', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2'}\n"

@@ -376,7 +376,7 @@ KILLED = textwrap.dedent("""
     import os, random, signal, sys, time
     from pathlib import Path
     import torch
-    from lockstep.runtime import checkpoint
+    from lockstep.run import checkpoint
 
     torch.set_num_threads(1)
     directory = Path(sys.argv[1])

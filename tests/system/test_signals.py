@@ -143,7 +143,7 @@ def test_the_first_signal_ends_a_run_that_has_not_begun(capsys: pytest.CaptureFi
 def test_a_process_that_stands_in_native_code_is_ended_by_a_thread() -> None:
     code = (
         "import ctypes, os, signal\n"
-        "from lockstep.runtime import children\n"
+        "from lockstep.system import children\n"
         "children._ENDING = 0.1\n"
         "libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
         "libc.pthread_mutex_lock(mutex)\n"
