@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import re
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,9 +78,9 @@ class TestConstruction:
         assert step.KIND == "step"
 
     def test_missing_and_unknown_fields_are_named(self) -> None:
-        with pytest.raises(TypeError, match="Step lacks the field obs, reward"):
+        with pytest.raises(TypeError, match=r"Step lacks .*obs, reward"):
             Step(inner=None)  # pyright: ignore[reportCallIssue]
-        with pytest.raises(TypeError, match="Step has no field rewrad; it has obs, reward, inner, mask"):
+        with pytest.raises(TypeError, match=r"Step .*rewrad; .*obs, reward, inner, mask"):
             Step(obs=1, rewrad=2)  # pyright: ignore[reportCallIssue]
         with pytest.raises(TypeError, match="no field speed"):
             make_step().replace(speed=torch.zeros(1))
@@ -94,13 +95,13 @@ class TestConstruction:
 
         assert Longer._fields == ("obs", "reward", "inner", "mask", "extra")
         assert Longer(obs=torch.zeros(1), reward=torch.zeros(1), inner=None, extra=None).mask is None
-        with pytest.raises(TypeError, match="Longer lacks the field extra"):
+        with pytest.raises(TypeError, match=r"Longer lacks .*extra"):
             Longer(obs=torch.zeros(1), reward=torch.zeros(1), inner=None)  # pyright: ignore[reportCallIssue]
 
     def test_bad_declarations_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="map cannot be the name of a field"):
+        with pytest.raises(TypeError, match=r"map .*name of a field"):
             type("Bad", (ArrayTuple,), {"__annotations__": {"map": Tensor}})
-        with pytest.raises(TypeError, match=r"Bad\.x can have no default but None"):
+        with pytest.raises(TypeError, match=r"Bad\.x .*None"):
             type("Bad", (ArrayTuple,), {"__annotations__": {"x": Tensor}, "x": 3})
 
     def test_fields_cannot_be_rebound(self) -> None:
@@ -305,12 +306,12 @@ class TestIndexing:
         write(dest, 1, {"image": torch.ones(2), "speed": np.float64(4)})
         assert read(dest, 1)["image"].tolist() == [1, 1]
         assert dest["speed"].tolist() == [0, 4, 0]
-        with pytest.raises(StructureError, match=r"^speed: expected the shape \[\], got \[3\]"):
+        with pytest.raises(StructureError, match=r"^speed: .*shape \[\].*\[3\]"):
             write(dest, 1, {"image": torch.ones(2), "speed": np.zeros(3)})
         tensor = torch.zeros(3, 2)
         write(tensor, (slice(None), 1), torch.ones(3))
         assert tensor.tolist() == [[0, 1]] * 3
-        with pytest.raises(StructureError, match=r"^expected the shape \[2\], got \[\]"):
+        with pytest.raises(StructureError, match=r"shape \[2\].*\[\]"):
             write(tensor, 0, torch.tensor(1.0))
 
 
@@ -352,7 +353,7 @@ class TestMapping:
     @pytest.mark.parametrize("leaf", [1.0, [torch.zeros(1)], "text"])
     def test_other_things_are_refused_by_name(self, leaf: Any) -> None:
         x = Inner(a={"odd": leaf})
-        with pytest.raises(StructureError, match=rf"^a\.odd: {type(leaf).__name__} is not an array"):
+        with pytest.raises(StructureError, match=rf"^a\.odd: {type(leaf).__name__} .*array"):
             x.map(lambda x: x)
         with pytest.raises(StructureError, match=r"^a\.odd: "):
             x[0]
@@ -417,7 +418,7 @@ class TestAllocate:
     def test_dicts_and_arrays_are_examples_too(self) -> None:
         assert allocate(np.zeros((2,), np.int32), (3,)).dtype == torch.int32
         assert allocate({"x": torch.zeros(2)}, (3, 1))["x"].shape == (3, 1, 2)
-        with pytest.raises(StructureError, match=r"^x: int is not an array"):
+        with pytest.raises(StructureError, match=r"^x: int .*array"):
             allocate({"x": 3})
 
     def test_overlapping_views(self) -> None:
@@ -476,7 +477,8 @@ class TestProcesses:
             make_step((3,))[0] = make_step((3,))
         error = pickle.loads(pickle.dumps(caught.value))
         assert isinstance(error, StructureError)
-        assert str(error) == str(caught.value) == "obs.image: expected the shape [2, 3], got [3, 2, 3]"
+        assert str(error) == str(caught.value)
+        assert re.match(r"obs\.image: .*shape \[2, 3\].*\[3, 2, 3\]", str(error))
 
     def test_a_spawned_process_writes_into_shared_memory(self) -> None:
         rollout = make_rollout(2, 3)

@@ -224,7 +224,7 @@ def test_until_environments_are_stepped_they_may_take_longer(pools: dict[int, St
 def test_mistakes_of_the_user_stay_such(pools: dict[int, SteppingPool]) -> None:
     with pytest.raises(SettingsError, match=r"^env\.options names 'lenght'"):
         make(EnvConfig(id="CartPole-v1", adapter="gymnasium", options={"lenght": 2}), pools[2])
-    with pytest.raises(SettingsError, match="Breakout is served by ale"):
+    with pytest.raises(SettingsError, match=r"Breakout .*\bale\b"):
         make(EnvConfig(id="Breakout"), pools[1])
 
 
@@ -234,9 +234,9 @@ def test_the_death_of_any_process_ends_the_wait_for_another(user_files: None) ->
     idle = make(CASES["user"], pool, num_envs=2)
     reset(env)
     env.send(np.array([3, 2]))  # the first sleeps for ten minutes, the second is killed
-    with pytest.raises(RuntimeError, match="An environment process was ended by SIGKILL"):
+    with pytest.raises(RuntimeError, match=r"environment process .*SIGKILL"):
         env.recv(buffers(env))
-    with pytest.raises(RuntimeError, match="An environment process was ended by SIGKILL"):
+    with pytest.raises(RuntimeError, match=r"environment process .*SIGKILL"):
         reset(idle)
     started = {process.pid for process in multiprocessing.active_children()}
     env.close()
