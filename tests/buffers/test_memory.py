@@ -64,7 +64,7 @@ def test_refused_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(memory, "available_bytes", lambda: 2_000_000_000)
     with pytest.raises(SettingsError) as caught:
         train(settings)
-    assert re.search(r"takes 7\.\d GB .* 2\.0 GB of memory are available", str(caught.value))
+    assert re.search(r"7\.\d GB .* 2\.0 GB of memory", str(caught.value))
     assert not list(tmp_path.iterdir())
     advised = re.search(r"--algorithm.replay.capacity (\d+)", str(caught.value))
     assert advised

@@ -205,7 +205,7 @@ def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
 def test_a_memory_too_small_for_its_stacks_is_refused() -> None:
     (rollout,) = World(2, 3, "zero", 0.1).rollouts(4, 1)
     rollout = rollout.replace(obs=torch.zeros(5, 2, 20, SIDE, SIDE, dtype=torch.uint8))
-    with pytest.raises(SettingsError, match="too small for stacks of 20 frames: it needs at least 50"):
+    with pytest.raises(SettingsError, match=r"too small .*\b20 frames.*\b50\b"):
         Replay(experiment(steps=24, envs=2, n_step=1, rollout=4), rollout)
     Replay(experiment(steps=25, envs=2, n_step=1, rollout=4), rollout)
 
@@ -373,7 +373,7 @@ def test_beginnings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch)
     (rollout,) = World(2, 1, "noise", 0.01).rollouts(8, 1)
     (ring,) = Replay(experiment(steps=100, envs=2, n_step=1, rollout=8), rollout)._rings.values()
     monkeypatch.setattr(frames, "available_bytes", lambda: 1_000)
-    with pytest.raises(SettingsError, match="Episodes are so short that 100,000 beginnings"):
+    with pytest.raises(SettingsError, match=r"Episodes .*100,000 "):
         ring._grow(100_000)  # type: ignore[attr-defined]
 
 

@@ -103,14 +103,14 @@ def test_every_process_needs_a_shard(text: str, role: str) -> None:
 
 def test_gpus_must_exist() -> None:
     count = torch.cuda.device_count()
-    with pytest.raises(SettingsError, match=f"needs GPU {count}, but this machine has {count}"):
+    with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b"):
         Layout.parse(f"a{count}-lcpu").check(shards=4)
 
 
 def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
     assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
     assert Layout.of(None) == Layout()
-    with pytest.raises(SettingsError, match=r"no Layout backend 'processes:2'\. Use Layout\.parse"):
+    with pytest.raises(SettingsError, match=r"'processes:2'.*Layout\.parse"):
         Layout("processes:2").check(4)  # type: ignore[arg-type]
 
 

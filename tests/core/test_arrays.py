@@ -74,9 +74,9 @@ class TestConstruction:
         assert step.KIND == "step"
 
     def test_missing_and_unknown_fields_are_named(self) -> None:
-        with pytest.raises(TypeError, match="Step lacks the field obs, reward"):
+        with pytest.raises(TypeError, match=r"Step lacks .*obs, reward"):
             Step(inner=None)  # pyright: ignore[reportCallIssue]
-        with pytest.raises(TypeError, match="Step has no field rewrad; it has obs, reward, inner, mask"):
+        with pytest.raises(TypeError, match=r"Step .*rewrad; .*obs, reward, inner, mask"):
             Step(obs=1, rewrad=2)  # pyright: ignore[reportCallIssue]
         with pytest.raises(TypeError, match="no field speed"):
             make_step().replace(speed=torch.zeros(1))
@@ -91,13 +91,13 @@ class TestConstruction:
 
         assert Longer._fields == ("obs", "reward", "inner", "mask", "extra")
         assert Longer(obs=torch.zeros(1), reward=torch.zeros(1), inner=None, extra=None).mask is None
-        with pytest.raises(TypeError, match="Longer lacks the field extra"):
+        with pytest.raises(TypeError, match=r"Longer lacks .*extra"):
             Longer(obs=torch.zeros(1), reward=torch.zeros(1), inner=None)  # pyright: ignore[reportCallIssue]
 
     def test_bad_declarations_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="map cannot be the name of a field"):
+        with pytest.raises(TypeError, match=r"map .*name of a field"):
             type("Bad", (ArrayTuple,), {"__annotations__": {"map": Tensor}})
-        with pytest.raises(TypeError, match=r"Bad\.x can have no default but None"):
+        with pytest.raises(TypeError, match=r"Bad\.x .*None"):
             type("Bad", (ArrayTuple,), {"__annotations__": {"x": Tensor}, "x": 3})
 
     def test_fields_cannot_be_rebound(self) -> None:
@@ -277,7 +277,7 @@ class TestMapping:
     @pytest.mark.parametrize("leaf", [1.0, [torch.zeros(1)], "text"])
     def test_other_things_are_refused_by_name(self, leaf: Any) -> None:
         x = Inner(a={"odd": leaf})
-        with pytest.raises(StructureError, match=rf"^a\.odd: {type(leaf).__name__} is not an array"):
+        with pytest.raises(StructureError, match=rf"^a\.odd: {type(leaf).__name__} .*array"):
             x.map(lambda x: x)
         with pytest.raises(StructureError, match=r"^a\.odd: "):
             x[0]

@@ -40,7 +40,7 @@ def test_what_one_process_writes_another_reads(monkeypatch: pytest.MonkeyPatch) 
     arguments = (StopRequest(counts, rank=1), memory)
     process: Any = multiprocessing.get_context("spawn").Process(target=count, args=arguments)
     process.start()
-    process.join(60)
+    process.join(120)
     assert process.exitcode == 0
     assert stop.progress() == [0, 3] and stop.steps() == 0
     counts.close()

@@ -115,9 +115,9 @@ def lines() -> int:
             r"Collector 0 of 1 failed:(.|\n)*An environment process was ended by SIGKILL",
         ),
         (
-            "cpu:a1-l1,env_processes=1,stall_timeout=3",
+            "cpu:a1-l1,env_processes=1,stall_timeout=10",
             "time.sleep(1000)",
-            r"Collector 0 of 1 failed:(.|\n)*process has not answered for 3 s",
+            r"Collector 0 of 1 failed:(.|\n)*process has not answered for 10 s",
         ),
     ],
     ids=["raises", "kills-itself", "raises-in-subprocess", "kills-its-subprocess", "hangs-in-subprocess"],

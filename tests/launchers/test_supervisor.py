@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from children import Child, hold
+from sentences import says
 from tiny import cut, options
 
 from lockstep import recipes
@@ -96,7 +97,7 @@ def test_one_environment_that_raises(env: Callable[..., str]) -> None:
 
 def test_a_worker_that_is_killed(env: Callable[..., str]) -> None:
     env_id = env("if self.steps == 13 and first(): os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(WorkerError, match=r"Worker [01] of 2 was ended by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"Worker [01] of 2 .*SIGKILL"):
         run(env_id)
     damaged = resume("run", Layout())
     train(cut(recipes.ppo_cartpole, env={"id": env_id}), options=options(Path("other")))
@@ -111,16 +112,14 @@ def test_a_worker_that_is_killed_before_it_has_read_what_to_do() -> None:
     theirs.close()
     ours.send("what to do")
     process.kill()
-    with pytest.raises(WorkerError, match=r"Worker 0 of 1 was ended by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"Worker 0 of 1 .*SIGKILL"):
         _watch(["Worker 0 of 1"], [process], [ours], StopRequest(), Layout())
 
 
 def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(WorkerError, match=r"No process has made progress for 3 seconds"):
-        run(env("if self.steps == 13 and first(): time.sleep(1000)"), "processes:2,stall_timeout=3")
-    assert re.search(
-        r"Worker [01] of 2 \(process \d+\), stack:\n.*\n.*env.py\", line \d+ in step", capfd.readouterr().err
-    )
+    with pytest.raises(WorkerError, match=r"progress for 10 seconds"):
+        run(env("if self.steps == 13 and first(): time.sleep(1000)"), "processes:2,stall_timeout=10")
+    assert re.search(r"Worker [01] of 2 \(process \d+\).*:\n.*\n.*env.py\", line \d+ in step", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("layout", ["inline", "processes:2", "cpu:a1-l1,env_processes=1"])
@@ -173,7 +172,7 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
     watch(True)
     assert failed == []
     watch(False)
-    assert "made no progress for 300 seconds" in failed[0] and "test_waiting_for_others" in failed[0]
+    assert "progress for 300 seconds" in failed[0] and "test_waiting_for_others" in failed[0]
 
 
 def test_a_layout_of_many_processes_raises_the_limit_of_open_files() -> None:
@@ -209,7 +208,7 @@ def test_a_meeting_that_hangs_in_gloo_ends() -> None:
         "    'experiment': recipes.ppo_cartpole()}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 1 and "Process 1 of 2: the others did not connect" in done.stderr, done.stderr
+    assert done.returncode == 1 and says(done.stderr, "Process 1 of 2: ", "others"), done.stderr
 
 
 def test_pinned_processes_know_the_cores_of_the_whole_run(tmp_path: Path) -> None:
@@ -249,6 +248,6 @@ def test_processes_on_several_hosts_do_not_wait_for_ever_for_one_that_ended_befo
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": str(agent)}
     for name, value in {**variables, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(WorkerError, match=r"Process 0 of 2 did not meet the others: .*may have ended before"):
+    with pytest.raises(WorkerError, match=r"Process 0 of 2 .*others: .*ended before"):
         train(recipes.ppo_cartpole(), Layout("torchrun"), options(tmp_path / "run"))
     del store
