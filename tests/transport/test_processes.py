@@ -19,9 +19,9 @@ def info(shard: int) -> RolloutInfo:
 def test_times_of_several_rollouts_add_up_and_are_told_once() -> None:
     inbox = [(0, ("rollout", [info(0)], {"env": 1.0})), (1, ("rollout", [], {"env": 4.0}))]
     inbox.append((0, ("rollout", [info(1)], {"env": 2.0})))
-    link = SimpleNamespace(receive=lambda everyone, block: inbox)
+    channels = SimpleNamespace(receive=lambda everyone, block: inbox)
     learner: Any = SimpleNamespace(
-        _channels=link, _everyone=range(2), _times={}, _delivered={}, _answers={}, _speaks=True
+        _channels=channels, _everyone=range(2), _times={}, _delivered={}, _answers={}, _speaks=True
     )
     SharedMemoryRollouts._receive(learner)
     assert list(learner._delivered) == [(0, 0), (1, 0)]
