@@ -7,11 +7,11 @@ from lockstep.envs.base import (
     Observation,
     ShardEnv,
     StepResult,
-    adapter_of,
     allocate_observation,
 )
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.registry import (
+    adapter_of,
     atari_game,
     check_matches,
     first_seeds,

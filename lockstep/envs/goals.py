@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, adapter_of
+from lockstep.envs.base import EnvConfig, load_adapter
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 
@@ -36,7 +36,7 @@ class Goals:
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = adapter_of(config.adapter).single(config.training())
+        env: Any = load_adapter(config.adapter).single(config.training())
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         judge, changing = _judge(env)

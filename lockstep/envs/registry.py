@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, settled_name
-from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, adapter_of, atari_name
+from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, atari_name, load_adapter
 from lockstep.envs.construct import is_callable
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.random_actions import RandomActions
@@ -53,7 +53,7 @@ def make(
     curriculum = config.curriculum if purpose == "train" else {}
     if curriculum:
         config = config.training()
-    adapter = adapter_of(config.adapter)
+    adapter = load_adapter(config.adapter)
     if pool is not None and not adapter.processes:
         raise SettingsError(
             f"env_processes cannot step env.id={config.id} with env.adapter={config.adapter}. Leave env_processes out "
@@ -77,7 +77,7 @@ def make(
 def whole_matches(config: EnvConfig, num_envs: int) -> int:
     """num_envs rounded up to whole matches: a shard has all environments of a match or none."""
     config = resolve(config)
-    size = adapter_of(config.adapter).group_size(config)
+    size = load_adapter(config.adapter).group_size(config)
     return -(-num_envs // size) * size
 
 
@@ -147,7 +147,7 @@ def resolve(config: EnvConfig) -> EnvConfig:
     names = [config.adapter] if given is not None else _candidates(config.id)
     refusals: list[SettingsError] = []
     for name in names:
-        adapter = adapter_of(name)
+        adapter = load_adapter(name)
         env_id = adapter.find(config.id)
         if env_id is None:
             continue
@@ -158,6 +158,11 @@ def resolve(config: EnvConfig) -> EnvConfig:
         clip = config.reward_clip or config.protocol != "none"
         return dataclasses.replace(config, id=env_id, adapter=settled_name(name), reward_clip=clip)
     raise refusals[0] if refusals else _not_served(config)
+
+
+def adapter_of(config: EnvConfig) -> Adapter:
+    """The adapter that serves these environments. Raises SettingsError as resolve."""
+    return load_adapter(resolve(config).adapter)
 
 
 def _candidates(env_id: str) -> list[str]:
@@ -189,14 +194,14 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
 
 def _instead(config: EnvConfig, setting: str, can: Callable[[Adapter], bool]) -> str:
     """What to use in place of an adapter that lacks something: one that serves the id and has it, or no setting."""
-    others = [name for name in _serving(config.id) if can(adapter_of(name))]
+    others = [name for name in _serving(config.id) if can(load_adapter(name))]
     without = f"--env.{setting.replace('_', '-')} 0"
     return f"Use --env.adapter {' or '.join(others)}, or {without}." if others else f"Use {without}."
 
 
 def _serving(env_id: str) -> list[str]:
     """The installed adapters that serve an id."""
-    return [name for name in _candidates(env_id) if adapter_of(name).find(env_id) is not None]
+    return [name for name in _candidates(env_id) if load_adapter(name).find(env_id) is not None]
 
 
 def _not_served(config: EnvConfig) -> SettingsError:
@@ -210,7 +215,7 @@ def _not_served(config: EnvConfig) -> SettingsError:
     for name, entry in ADAPTERS.items():
         if not entry.installed and entry.claims and re.fullmatch(entry.claims, config.id):
             return not_installed(config.id, name)
-    ids = list_envs() if config.adapter == AUTO else adapter_of(config.adapter).ids()
+    ids = list_envs() if config.adapter == AUTO else load_adapter(config.adapter).ids()
     known = {env_id.lower(): env_id for env_id in ids}
     close = [known[found] for found in difflib.get_close_matches(config.id.rpartition(":")[2].lower(), known, 4)]
     hint = f"Did you mean {', '.join(close)}? " if close else ""
@@ -226,7 +231,7 @@ def list_envs() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for name, entry in ADAPTERS.items():
         if entry.installed:
-            for env_id in adapter_of(name).ids():
+            for env_id in load_adapter(name).ids():
                 found[env_id] = (*found.get(env_id, ()), name)
     return dict(sorted(found.items()))
 
@@ -234,5 +239,5 @@ def list_envs() -> dict[str, tuple[str, ...]]:
 def atari_game(env_id: str) -> str | None:
     """The Atari game of an id of gymnasium's or EnvPool's, such as ALE/Pong-v5 or PongNoFrameskip-v4."""
     bare = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?(-ram)?-v\d+$", "", env_id)
-    games = [game for name, entry in ADAPTERS.items() if entry.installed for game in adapter_of(name).games()]
+    games = [game for name, entry in ADAPTERS.items() if entry.installed for game in load_adapter(name).games()]
     return atari_name(bare, games)

@@ -25,7 +25,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.distributed.shared_memory import Arena, SharedMemory
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, adapter_of, allocate_observation
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation, load_adapter
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.system import children
 from lockstep.system.machine import cores
@@ -236,7 +236,7 @@ class PooledShard(ShardEnv):
     ) -> None:
         self.num_envs = num_envs
         self._pool = pool
-        self._number, self._blocks = pool.enroll(num_envs, adapter_of(config.adapter).group_size(config))
+        self._number, self._blocks = pool.enroll(num_envs, load_adapter(config.adapter).group_size(config))
         self._asked = False
         """Whether a request is still unanswered."""
         begin = pool.used
@@ -346,7 +346,7 @@ class _Slice:
     def __init__(
         self, memory: SharedMemory, begin: int, config: EnvConfig, seeds: Seeds, num_envs: int, rows: slice
     ) -> None:
-        self._shard = adapter_of(config.adapter).make(config, seeds=seeds, num_envs=rows.stop - rows.start)
+        self._shard = load_adapter(config.adapter).make(config, seeds=seeds, num_envs=rows.stop - rows.start)
         shard = self._shard
         self.facts = shard.observation_space, shard.action_space, shard.frames_per_step, shard.emulator
         whole, _ = _exchange(memory, begin, shard.observation_space, shard.action_space, num_envs)

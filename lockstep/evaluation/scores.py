@@ -178,7 +178,7 @@ def evaluate_policy(
     if max_steps is not None and max_steps < 1:
         raise SettingsError(f"--max-steps {max_steps} is out of range: an episode has at least one.")
     experiment = experiment.replace(env=envs.resolve(experiment.env))
-    limits = envs.adapter_of(experiment.env.adapter).limits_episodes
+    limits = envs.adapter_of(experiment.env).limits_episodes
     if max_steps is not None and not limits:
         raise SettingsError(
             f"--max-steps {max_steps} cannot limit the episodes of {experiment.env.id}, because "

@@ -14,7 +14,7 @@ import imageio_ffmpeg
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, adapter_of
+from lockstep.envs import EnvConfig, adapter_of
 from lockstep.envs.construct import needs_library
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.run.files import writing
@@ -100,7 +100,7 @@ def prepare_graphics(env: EnvConfig) -> None:
         # EnvPool's MuJoCo uses EGL without loading it, and ends the process where nobody has.
         ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        if adapter_of(env.adapter).needs_egl(env.id):
+        if adapter_of(env).needs_egl(env.id):
             raise SettingsError(f"{env.id} cannot be drawn: {error}. {_ADVICE}") from error
 
 

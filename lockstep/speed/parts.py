@@ -110,7 +110,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
 def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors: int) -> float:
     """Seconds a sample of all collectors together."""
     groups = acting_groups(experiment, block(experiment.scheme.shards, collectors, 0))
-    if not adapter_of(experiment.env.adapter).threads and not layout.env_processes:
+    if not adapter_of(experiment.env).threads and not layout.env_processes:
         return (costs.env + costs.inference) / collectors
     stepping = groups if len(groups) > 1 else groups[:1]
     at_once = layout.env_processes or layout.env_threads * sum(len(group.shards) for group in stepping)

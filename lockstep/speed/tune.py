@@ -88,7 +88,7 @@ def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> lis
     share = max(2, (available - len(layout.learners)) // collecting)  # a collector waits while its helpers step
     if available < 2 or collecting * share > 2 * available:
         return []
-    name = "env_processes" if adapter_of(experiment.env.adapter).processes else "env_threads"
+    name = "env_processes" if adapter_of(experiment.env).processes else "env_threads"
     return [dataclasses.replace(layout, **{name: min(share, experiment.envs_per_shard)})]
 
 

@@ -154,14 +154,14 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
     """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
-    adapter = envs.adapter_of(experiment.env.adapter)
-    if layout.env_processes and not adapter.processes:
+    adapter = envs.adapter_of(experiment.env) if layout.env_processes or layout.env_threads > 1 else None
+    if adapter and layout.env_processes and not adapter.processes:
         raise SettingsError(
             f"--layout {layout}: env_processes cannot step {experiment.env.id} with env.adapter="
             f"{experiment.env.adapter}. {'Use env_threads=N' if adapter.threads else 'Leave it out'}, or use "
             "--env.adapter gymnasium if that serves the id (its results differ)."
         )
-    if layout.env_threads > 1 and not adapter.threads:
+    if adapter and layout.env_threads > 1 and not adapter.threads:
         raise SettingsError(
             f"--layout {layout}: env_threads cannot step {experiment.env.id} with env.adapter="
             f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."

@@ -396,10 +396,10 @@ class Careless(Asking):
 def test_rewards_that_need_the_info_of_their_step_are_refused_before_the_run(tmp_path: Path) -> None:
     file = tmp_path / "asking.py"
     file.write_text(ASKING)
-    for name, told in (("Asking", "KeyError"), ("Different", "answered otherwise")):
+    for name, told in (("Asking", "KeyError"), ("Different", "returned something else")):
         settings = recipes.her_bitflip()
         settings = settings.replace(env=replace(settings.env, id=f"{file}:{name}"))
-        with pytest.raises(SettingsError, match=rf"info is not kept.*compute_reward.*{told}"):
+        with pytest.raises(SettingsError, match=rf"hindsight.*info.*compute_reward.*{told}"):
             prepare_run(settings, Layout(), RunOptions())
         config = EnvConfig(f"{file}:{name}", adapter="gymnasium", options={"bits": 2})
     goals = Goals(config)

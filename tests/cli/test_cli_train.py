@@ -335,7 +335,7 @@ def test_arguments_of_an_environment_that_were_not_given_are_named(capsys: Captu
     arguments = ["train", "ppo-cartpole", "--env.adapter", "gymnasium", "--env.id", "mine.py:Sized", "--dry-run"]
     assert main(arguments) == 2
     told = capsys.readouterr().err
-    assert "mine.py:Sized needs arguments that it was not given" in told and "'size'" in told
+    assert "mine.py:Sized lacks arguments" in told and "'size'" in told
     with pytest.raises(TypeError, match="x"):  # its own mistake
         main([*arguments, "--env.options", "size=1"])
     assert main([*arguments[:-2], "mine.py:Size", "--dry-run"]) == 2

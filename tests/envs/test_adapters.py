@@ -14,6 +14,7 @@ from lockstep.cli.main import main
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.envs import Adapter, EnvConfig, adapters, register_adapter
+from lockstep.envs.base import load_adapter
 from lockstep.launchers.launch import Layout
 
 LINES = """
@@ -147,6 +148,6 @@ def test_mistakes_are_explained(lines: str) -> None:
 @pytest.mark.parametrize("name", adapters.ADAPTERS)
 def test_the_table_names_adapters_and_help_lists_them(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if adapters.ADAPTERS[name].installed:
-        assert isinstance(envs.adapter_of(name), Adapter)
+        assert isinstance(load_adapter(name), Adapter)
     assert main(["train", "ppo-cartpole", "--help", "env.adapter"]) == 0
     assert name in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_a_run_is_trained_on_easy_starts_and_scored_on_the_task(
 
 
 def test_a_curriculum_must_leave_the_spaces_alone() -> None:
-    with pytest.raises(SettingsError, match=r"env.curriculum=.*symbols.*other observations"):
+    with pytest.raises(SettingsError, match=r"env.curriculum=.*symbols.*observation"):
         envs.spaces(EnvConfig(id=TASK, curriculum={"symbols": 7}))
     with pytest.raises(SettingsError, match=r"'steps'.*steps came from env.curriculum"):
         envs.spaces(EnvConfig(id=TASK, curriculum={"steps": 7}))

@@ -47,8 +47,8 @@ def test_what_envpool_has_no_say_in_does_not_load_it(
     env_id: str, name: str, given: str, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = envs.resolve(EnvConfig(id=env_id, adapter=given))
-    load = registry.adapter_of
-    monkeypatch.setattr(registry, "adapter_of", lambda name: pytest.fail() if name == "envpool" else load(name))
+    load = registry.load_adapter
+    monkeypatch.setattr(registry, "load_adapter", lambda name: pytest.fail() if name == "envpool" else load(name))
     assert (expected.id, expected.adapter) == (name, adapter)
     assert envs.resolve(EnvConfig(id=env_id, adapter=given)) == expected
     assert envs.resolve(expected) == expected

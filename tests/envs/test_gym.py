@@ -188,7 +188,7 @@ def test_pictures_of_what_cannot_draw_and_things_that_are_no_environments(
         make("lockstep/Memory-v0", render=True)
     Path("env.py").write_text("def nothing():\n    return None\ndef plain():\n    return object()\n")
     for name in ("nothing", "plain"):
-        with pytest.raises(SettingsError, match=rf"env\.id=env\.py:{name} gave .* no gymnasium.Env"):
+        with pytest.raises(SettingsError, match=rf"env\.id=env\.py:{name} .* gymnasium.Env"):
             make(f"env.py:{name}")
     for bad in ("./env:nothing", "../env:nothing", "/env:nothing"):
         with pytest.raises(SettingsError, match=r"a file's path ends in \.py"):
@@ -260,10 +260,10 @@ def test_rewards_may_be_arrays_of_one_number(tmp_path: Path) -> None:
         ("word", "returned the reward 'good', which is no number"),
         ("none", "returned the reward None, which is no number"),
         ("two", "returned the reward .1.0, 2.0., which is no number"),
-        ("old step", "step returned a tuple of 4, but should return .observation, reward, terminated"),
+        ("old step", "step returned a tuple of 4, .*observation, reward, terminated"),
         ("unseeded", "reset takes no seed .* reset.self, ., seed=None, options=None"),
         ("spaces", "careless.py:Faulty has no action_space. Let its constructor set self.action_space to a"),
-        ("old reset", "reset returned a ndarray, but should return .observation, info"),
+        ("old reset", "reset returned a ndarray, .*observation, info"),
     ],
 )
 def test_what_environments_may_not_return_is_explained(tmp_path: Path, fault: str, words: str) -> None:

@@ -274,7 +274,7 @@ def test_opponents_play_all_other_agents_until_it_is_ones_turn() -> None:
 
 def test_an_opponent_may_only_do_what_is_allowed() -> None:
     env = make(FOUR, 2, opponents=("user_matches.py:cheats",))
-    with pytest.raises(SettingsError, match=r"user_matches.py:cheats answered 99, but may choose from \[0, 1, 2, 3"):
+    with pytest.raises(SettingsError, match=r"user_matches.py:cheats .* 99.* \[0, 1, 2, 3"):
         reset(env)
 
 
@@ -350,22 +350,22 @@ def test_turns_without_masks_get_some() -> None:
         ),
         (
             {"id": "pettingzoo/user_matches.py:Folding", "options": {"discrete": False}},
-            "take turns, but their actions Box.*parallel",
+            "take turns.*Box.*parallel",
         ),
         ({"id": FOUR, "num_envs": 12}, r"A shard has 3 .*takes 2, .*--env.num-envs 16\."),
-        ({"id": "user_matches.py:Leaving"}, "no gymnasium.Env.* pettingzoo/file.py:make"),
-        ({"id": "pettingzoo/lockstep.envs.tasks:BitFlip"}, "none of PettingZoo's environments"),
+        ({"id": "user_matches.py:Leaving"}, "gymnasium.Env.* pettingzoo/file.py:make"),
+        ({"id": "pettingzoo/lockstep.envs.tasks:BitFlip"}, "PettingZoo environment"),
         ({"id": FOUR, "opponents": ("nobody",)}, "nobody does not exist"),
         ({"id": FOUR, "opponents": ("user_matches.py:nothing",)}, "nothing"),
-        ({"id": FOUR, "opponents": ("user_matches.py:SEEN",)}, "SEEN is no function"),
-        ({"id": "CartPole-v1", "opponents": ("random",)}, "CartPole-v1 has none: it is no environment of PettingZoo's"),
+        ({"id": FOUR, "opponents": ("user_matches.py:SEEN",)}, "SEEN .*function"),
+        ({"id": "CartPole-v1", "opponents": ("random",)}, "CartPole-v1 has no other agents"),
         (
             {"id": "pettingzoo/user_matches.py:Leaving", "options": {"count": 1}, "opponents": ("random",)},
-            "has none: it is no",
+            "has no other agents",
         ),
         (
             {"id": "pettingzoo/user_matches.py:Leaving", "options": {"count": 2}, "curriculum": {"count": 1}},
-            "another number of agents",
+            r"env\.curriculum=.*agents",
         ),
         ({"id": FOUR, "options": {"boards": 2}}, "names 'boards'"),
         ({"id": "pettingzoo/classic/connect_for-v3"}, "Did you mean pettingzoo/classic/connect_four-v3"),

@@ -224,7 +224,7 @@ def test_until_environments_are_stepped_they_may_take_longer(pools: dict[int, St
 def test_mistakes_of_the_user_stay_such(pools: dict[int, SteppingPool]) -> None:
     with pytest.raises(SettingsError, match=r"^env\.options names 'lenght'"):
         make(EnvConfig(id="CartPole-v1", adapter="gymnasium", options={"lenght": 2}), pools[2])
-    with pytest.raises(SettingsError, match="Breakout is served by ale"):
+    with pytest.raises(SettingsError, match=r"env_processes.*Breakout.*env\.adapter=ale"):
         make(EnvConfig(id="Breakout"), pools[1])
 
 

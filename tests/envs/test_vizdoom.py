@@ -230,7 +230,7 @@ def test_a_command_that_is_told_to_end_leaves_no_memory(pause: float, start: Cal
     ("env_id", "options", "message"),
     [
         ("vizdoom/Batle", {}, "Did you mean vizdoom/Battle"),
-        ("vizdoom/Battle", {"actions": "few"}, "It has full, compact"),
+        ("vizdoom/Battle", {"actions": "few"}, "full or compact"),
         ("vizdoom/Battle", {"frameskip": 2}, "Did you mean 'frame_skip'"),
         ("vizdoom/Battle", {"frame_skip": 0}, "whole number from 1 to"),
         ("vizdoom/Battle", {"frame_skip": "many"}, "whole number from 1 to"),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.envs.base import load_adapter
 from lockstep.evaluation import atari, procgen, statistics
 from lockstep.evaluation.scales import Scale, on_one_scale, scale_of
 from lockstep.evaluation.statistics import (
@@ -351,8 +352,7 @@ def test_tasks_of_one_scale_are_found() -> None:
 
 @pytest.mark.envpool
 def test_every_easy_and_hard_game_of_procgen_has_a_scale() -> None:
-    from lockstep.envs import envpool
-
+    envpool = load_adapter("envpool")
     tables = {"Easy": procgen.EASY, "Hard": procgen.HARD}
     games = {name for name in envpool.ids() if envpool.has_levels(name) and name.endswith(("Easy-v0", "Hard-v0"))}
     ranges = {f"{game}{kind}-v0": pair for kind, table in tables.items() for game, pair in table.items()}
