@@ -168,7 +168,7 @@ class AleShard(ShardEnv):
         self._picture = np.asarray(results[-1][0])
         return results[0]  # type: ignore[return-value]
 
-    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
+    def send(self, action: np.ndarray) -> None:
         action = np.asarray(action, np.int32)
         self._log.append((action,), self._steps)
         for env in self._envs:

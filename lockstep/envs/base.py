@@ -186,8 +186,9 @@ class ShardEnv(ABC):
         """Start every environment from its first seed; write the observations [B, ...] into out."""
 
     @abstractmethod
-    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
-        """Begin a step with actions [B, ...]. It returns at once if the library can step in the background."""
+    def send(self, action: Any) -> None:
+        """Begin a step with actions [B, ...], a tuple of arrays if the space is a Tuple. It returns at once if the
+        library can step in the background."""
 
     @abstractmethod
     def recv(self, out: Observation) -> StepResult:

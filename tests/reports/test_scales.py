@@ -95,9 +95,9 @@ def test_tasks_of_one_scale_are_found() -> None:
 
 @pytest.mark.envpool
 def test_every_easy_and_hard_game_of_procgen_has_a_scale() -> None:
-    from lockstep.envs.envpool import EnvPool
+    from lockstep.envs.base import load_adapter
 
-    envpool = EnvPool()
+    envpool = load_adapter("envpool")
 
     tables = {"Easy": procgen.EASY, "Hard": procgen.HARD}
     games = {name for name in envpool.ids() if envpool.has_levels(name) and name.endswith(("Easy-v0", "Hard-v0"))}
