@@ -118,7 +118,7 @@ def test_a_function_that_is_not_there_names_those_that_are(own: list[str], capsy
 def test_a_mistake_in_a_recipe_s_value_is_told_once(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text(OWN.replace("total_steps=2048", 'total_steps="2048"'))
     assert main(own) == 2
-    assert re.match(r"error: total_steps='2048' .*whole number", capsys.readouterr().err)
+    assert re.fullmatch(r"error: total_steps='2048' .*whole number\.", capsys.readouterr().err.strip())
 
 
 def test_a_relative_import_is_explained(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
