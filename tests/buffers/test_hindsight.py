@@ -183,7 +183,7 @@ def test_four_of_five_items_get_another_goal_and_all_later_ones_are_as_likely() 
 
 
 def test_environments_without_goals_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"CartPole-v1 is none"):
+    with pytest.raises(SettingsError, match=r"hindsight.*CartPole-v1 has none"):
         Goals(EnvConfig(id="CartPole-v1", adapter="gymnasium"))
     settings = recipes.her_bitflip()
     with pytest.raises(SettingsError, match="n-step 1"):
@@ -325,7 +325,7 @@ def limited(): return gymnasium.wrappers.TimeLimit(Knowing(BitFlip(2)), 5)
 )
 def test_what_a_wrapper_makes_of_rewards_and_goals_must_be_known(tmp_path: Path, name: str, wrapper: str) -> None:
     (tmp_path / "wrapped.py").write_text(WRAPPED)
-    with pytest.raises(SettingsError, match=f"{wrapper} of env.id=.*has no compute_reward of its own"):
+    with pytest.raises(SettingsError, match=f"{wrapper} of env.id=.*no compute_reward"):
         Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:{name}", adapter="gymnasium"))
 
 
