@@ -1,4 +1,4 @@
-# Two commands: `make train` shows a real agent learning, `make test` runs everything that CI runs.
+# `make train` shows a real agent learning, `make test` runs everything that CI runs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,15 +17,16 @@ QUICK := --env.protocol classic --env.num-envs 8 --scheme.shards 4 --scheme.acti
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
-.PHONY: help train test golden clean
+.PHONY: help train test test-quick golden clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make train   train PPO on Atari Breakout for about two minutes, then evaluate, record and plot it"
-	@echo "make test    lint, type-check and test"
-	@echo "make golden  record the digests that tests expect on this platform, after an intended change;"
-	@echo "             BASE=COMMIT compares a commit with this working tree instead"
-	@echo "make clean   remove $(VENV); runs/ is kept"
+	@echo "make train       train PPO on Atari Breakout for about two minutes, then evaluate, record and plot it"
+	@echo "make test        lint, type-check and test"
+	@echo "make test-quick  lint and test in under three minutes, without what starts other processes or trains for long"
+	@echo "make golden      record the digests that tests expect on this platform, after an intended change;"
+	@echo "                 BASE=COMMIT compares a commit with this working tree instead"
+	@echo "make clean       remove $(VENV); runs/ is kept"
 
 train: $(VENV)/.train
 	$(BIN)/lockstep train ppo-atari --env.id Breakout $(QUICK) --total-steps $(STEPS) --layout $(LAYOUT) --run $(RUN)
@@ -43,6 +44,11 @@ test: $(VENV)/.test
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test-quick: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 golden: $(VENV)/.test
 	$(BIN)/python tests/golden.py $(if $(BASE),--base $(BASE))

@@ -49,8 +49,6 @@ def cases(tensordict: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], An
     values = fields()
     ours = RolloutBuffer(**values)
     theirs = tensordict.TensorDict(values, batch_size=[T, B])
-    step, their_step = ours[3].map(torch.clone), theirs[3].clone()
-    part, their_part = ours[4:8].map(torch.clone), theirs[4:8].clone()
     rows = torch.tensor([1, 5, 2, 9])
     TensorDict = tensordict.TensorDict
 
@@ -62,15 +60,6 @@ def cases(tensordict: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], An
         "read `x[t:u]`": (lambda: ours[4:8], lambda: theirs[4:8]),
         "read `x[:, i]`": (lambda: ours[:, 2], lambda: theirs[:, 2]),
         "read `x[rows]`": (lambda: ours[rows], lambda: theirs[rows]),
-        "write `x[t] = step`": (lambda: ours.__setitem__(3, step), lambda: theirs.__setitem__(3, their_step)),
-        "write `x[t:u] = part`": (
-            lambda: ours.__setitem__(slice(4, 8), part),
-            lambda: theirs.__setitem__(slice(4, 8), their_part),
-        ),
-        "write `x[rows] = part`": (
-            lambda: ours.__setitem__(rows, part),
-            lambda: theirs.__setitem__(rows, their_part),
-        ),
         "construct": (lambda: RolloutBuffer(**values), lambda: TensorDict(values, batch_size=[T, B])),
         "get a field": (lambda: ours.reward, lambda: theirs["reward"]),
         "map": (lambda: ours.map(identity), lambda: theirs.apply(identity)),
@@ -122,8 +111,7 @@ def main() -> int:
             f"on the tensors, which is the same for both. Python {platform.python_version()}, "
             f"torch {torch.__version__}, tensordict {tensordict.__version__}, {platform.machine()}. "
             "Made by `python benchmarks/arrays.py --markdown benchmarks/arrays.md`.\n\n"
-            f"{table}\n\n"
-            "An array tuple also compares structure, shapes and bounds before it writes; a TensorDict broadcasts.\n",
+            f"{table}\n",
             encoding="utf-8",
         )
     if slower:

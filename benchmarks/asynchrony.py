@@ -170,7 +170,7 @@ def finished(root: Path) -> list[int]:
 
 
 def read(root: Path, arm: Arm, seeds: list[int]) -> Group:
-    from lockstep.evaluation.runs import Run
+    from lockstep.reports.runs import Run
 
     curves, lag, versions, digests, seconds, samples = [], [], [], [], [], np.empty(0)
     for seed in seeds:
@@ -276,7 +276,7 @@ def _draw(groups: dict[Arm, Group]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    from lockstep.evaluation.plots import COLORS, STYLE
+    from lockstep.reports.plots import COLORS, STYLE
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")

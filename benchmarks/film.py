@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from lockstep.evaluation.plots import COLORS, STYLE
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.evaluation.video import prepare_graphics
+from lockstep.reports.plots import COLORS, STYLE
 from lockstep.run.folder import RunFolder
 from lockstep.system.numerics import settled
 

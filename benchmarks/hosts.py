@@ -31,7 +31,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.speed.projection import Network
+from projection import Network
+
 from lockstep.system import children
 
 DEVICE = "lockstep0"

@@ -27,12 +27,12 @@ import lockstep
 from lockstep import RunOptions, recipes
 from lockstep.algorithms import IMPALAConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
-from lockstep.evaluation.plots import COLORS, STYLE
-from lockstep.evaluation.runs import Run
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import Interval, bootstrap_interval
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
+from lockstep.reports.plots import COLORS, STYLE
+from lockstep.reports.runs import Run
 from lockstep.scheme import Scheme
 
 RESULTS = Path(__file__).parent / "lag"

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from lockstep.cli.common import parse
 from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
-from lockstep.evaluation.plots import plot
-from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import thinned
 from lockstep.experiment import Experiment
+from lockstep.reports.plots import plot
+from lockstep.reports.runs import Run as RunData
 from lockstep.run.folder import RunFolder
 
 RESULTS = Path(__file__).parent / "learning"

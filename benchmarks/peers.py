@@ -1,10 +1,12 @@
-"""lockstep beside other systems, on the cases that the tables in benchmarks/README.md show.
+"""lockstep beside other systems, on the cases that the tables in benchmarks/README.md show, or on a recipe.
 
     python benchmarks/peers.py ppo-breakout --rounds 3 --cleanrl downloads/ppo_atari_envpool.py
     python benchmarks/peers.py appo-breakout           # every case whose name begins so
     python benchmarks/peers.py --list
+    python benchmarks/peers.py ppo-atari --env.num-envs 64 --layout processes:2 --peers sample-factory torchrl
 
-Each case is written to benchmarks/peers/CASE.json and CASE.md. The other systems are installed on first use.
+Each case is written to benchmarks/peers/CASE.json and CASE.md. A recipe takes the flags of `lockstep train`, and its
+table is printed. The other systems are installed on first use.
 """
 
 from __future__ import annotations
@@ -12,21 +14,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
+from other_systems.compare import compare
 
 from lockstep import recipes
 from lockstep.algorithms import PPOConfig
+from lockstep.cli.common import clean_end, parse, progress_to_stderr
 from lockstep.cli.doctor import examine
+from lockstep.cli.train import load_recipe
 from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme
-from lockstep.speed.peers import compare
 
 FOLDER = Path(__file__).parent / "peers"
 _APPO_BATCH = 2048
@@ -120,7 +128,43 @@ def run(name: str, layout: str | None, files: list[str], rounds: int, seconds: f
     print(f"\n{head}{found.table()}\n", flush=True)
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class RecipeFlags:
+    """What a recipe's flags change."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+
+
+def run_recipe(recipe: str, words: list[str]) -> None:
+    """Compare a recipe, with the flags of `lockstep train`, and print the table."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--peers", nargs="*")
+    parser.add_argument("--layout", default="inline")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    given, flags = parser.parse_known_args(words)
+    experiment = parse(RecipeFlags, f"train {recipe}", flags, RecipeFlags(load_recipe(recipe))).experiment
+    with progress_to_stderr(given.json), clean_end():
+        found = compare(
+            experiment,
+            Layout.parse(given.layout),
+            given.peers,
+            rounds=given.rounds,
+            seconds=given.seconds,
+            say=lambda text: print(text, flush=True),
+        )
+    if given.json:
+        print(json.dumps({**found.to_json(), "experiment": experiment.identity()}, indent=2))
+    else:
+        print(found.table())
+    if found.skipped or len(found.systems) == 1:
+        raise SystemExit(1)
+
+
+def main(words: list[str]) -> None:
+    if "--peers" in words:
+        return run_recipe(words[0], words[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="names of cases, or how they begin")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
@@ -129,15 +173,17 @@ def main() -> None:
     parser.add_argument("--layout", help="lockstep's, instead of the case's own, which is for two cores")
     parser.add_argument("--cleanrl", metavar="FILE", help="your copy of CleanRL's ppo_atari_envpool.py")
     parser.add_argument("--leanrl", metavar="FILE", help="your copy of LeanRL's ppo_atari_envpool_torchcompile.py")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     names = [name for name in CASES if any(name.startswith(text) for text in arguments.cases)]
     if arguments.list or not names:
         print("\n".join(CASES))
-        return
     files = [f"{name}={path}" for name in ("cleanrl", "leanrl") if (path := getattr(arguments, name))]
     for name in names:
         run(name, arguments.layout, files, arguments.rounds, arguments.seconds)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(sys.argv[1:])
+    except SettingsError as error:
+        sys.exit(f"error: {error}")

@@ -27,13 +27,13 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.config.names import name_of
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
-from lockstep.evaluation.plots import plot
-from lockstep.evaluation.runs import TASK
-from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import Levels, evaluate
 from lockstep.evaluation.statistics import estimate, iqm, readable, thinned
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
+from lockstep.reports.plots import plot
+from lockstep.reports.runs import TASK
+from lockstep.reports.runs import Run as RunData
 from lockstep.scheme import Scheme
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue, write_json

@@ -64,7 +64,7 @@ def ours(kind: str, capacity: int) -> tuple[Callable[[], None], Callable[[], Any
     from lockstep import recipes
     from lockstep.agent import Agent
     from lockstep.buffers.batches import CollectedRollout
-    from lockstep.buffers.replay import ReplayBatches
+    from lockstep.buffers.replay_batches import ReplayBatches
     from lockstep.core.rollout import Rollout, RolloutInfo
 
     full = recipes.r2d2_atari() if kind == "sequences" else recipes.dqn_atari()
@@ -218,8 +218,8 @@ def measure(name: str, capacity: int, seconds: float) -> dict[str, float]:
 
 def storages(rounds: int, capacity: int, seconds: float) -> None:
     """Measure all storages in turn, and write the table."""
-    from lockstep.speed.peers.installed import python_of
-    from lockstep.speed.peers.systems import PEERS
+    from other_systems.installed import python_of
+    from other_systems.systems import PEERS
 
     interpreters = {"lockstep": Path(sys.executable)}
     for library, peer in (("torchrl", PEERS["torchrl"]), ("sb3", PEERS["stable-baselines3"])):
@@ -278,9 +278,10 @@ CASES = {
 
 def against(name: str, rounds: int, seconds: float, layout: str | None) -> None:
     """Measure an algorithm beside Stable-Baselines3, and write the table."""
+    from other_systems.compare import compare
+
     from lockstep.config.layout import Layout
     from lockstep.recipes import RECIPES
-    from lockstep.speed.peers import compare
 
     case = CASES[name]
     experiment = RECIPES[case.recipe]()

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from hosts import ROOT, Hosts, change, go_first
+from projection import Network, Projected, Work, project, tree_seconds
 
 from lockstep import presets, recipes
 from lockstep.agent import Agent
@@ -38,11 +39,10 @@ from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import GlooGroup
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
-from lockstep.speed.projection import Network, Projected, Work, project, tree_seconds
 from lockstep.speed.trial import Slot, Trial
+from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job
 from lockstep.training.loops import work
 from lockstep.training.prepare import prepare

@@ -15,7 +15,7 @@ from lockstep.scheme import Scheme
 
 
 @dataclass(frozen=True)
-class PeriodicClock(Schedule):
+class PeriodicSchedule(Schedule):
     """Says which version collects a rollout, from its number alone: so every process comes to the same answer."""
 
     period: int = 1
@@ -36,8 +36,8 @@ class Periodic(Scheme):
     def buffers(self) -> int:
         return super().buffers + self.period - 1  # for collectors may be as many versions further ahead
 
-    def schedule(self, experiment: Experiment) -> Schedule:
-        return PeriodicClock(self.buffers - 1, experiment.iterations, self.shards, period=self.period)
+    def schedule(self, iterations: int) -> Schedule:
+        return PeriodicSchedule(self.buffers - 1, iterations, self.shards, period=self.period)
 
     def validate(self) -> None:
         super().validate()

@@ -17,12 +17,12 @@ from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collector
 from lockstep.core.digests import state_digest
-from lockstep.core.schedule import Schedule, Versions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
 from lockstep.learners.learner import Learner
+from lockstep.models.versions import Versions
 
 
 def run(experiment: Experiment) -> str:
@@ -35,7 +35,7 @@ def run(experiment: Experiment) -> str:
     tree = TreeSum(experiment.scheme.shards, Group())
     learner = Learner(agent, shards, tree)
 
-    schedule = Schedule.of(experiment)
+    schedule = experiment.schedule()
     versions = Versions(schedule)
 
     collector.reset()

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from lockstep.evaluation.policy import load_policy as load_policy
     from lockstep.evaluation.scores import evaluate as evaluate
     from lockstep.experiment import Experiment as Experiment
-    from lockstep.experiment import NormalizeConfig as NormalizeConfig
     from lockstep.experiment import WarmStart as WarmStart
     from lockstep.launchers.launch import resume as resume
     from lockstep.launchers.launch import train as train
-    from lockstep.launchers.supervisor import WorkerError as WorkerError
+    from lockstep.models.normalize import NormalizeConfig as NormalizeConfig
     from lockstep.reproducibility.replay import replay as replay
     from lockstep.reproducibility.verify import diff as diff
     from lockstep.reproducibility.verify import verify as verify
     from lockstep.run.checkpoint import CheckpointError as CheckpointError
     from lockstep.run.ledger import LedgerError as LedgerError
     from lockstep.scheme import Scheme as Scheme
+    from lockstep.system.supervision import WorkerError as WorkerError
     from lockstep.training.job import Result as Result
 
 _HOME = {
     "Experiment": "lockstep.experiment:Experiment",
-    "NormalizeConfig": "lockstep.experiment:NormalizeConfig",
+    "NormalizeConfig": "lockstep.models.normalize:NormalizeConfig",
     "WarmStart": "lockstep.experiment:WarmStart",
     "Layout": "lockstep.config.layout:Layout",
     "RunOptions": "lockstep.config.options:RunOptions",
@@ -41,7 +41,7 @@ _HOME = {
     "SettingsError": "lockstep.config.settings:SettingsError",
     "CheckpointError": "lockstep.run.checkpoint:CheckpointError",
     "LedgerError": "lockstep.run.ledger:LedgerError",
-    "WorkerError": "lockstep.launchers.supervisor:WorkerError",
+    "WorkerError": "lockstep.system.supervision:WorkerError",
     "Result": "lockstep.training.job:Result",
     "train": "lockstep.launchers.launch:train",
     "resume": "lockstep.launchers.launch:resume",

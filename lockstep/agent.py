@@ -1,11 +1,10 @@
-"""What learns: model, algorithm, parameters and normalizers, as every process holds them."""
+"""The agent: model, algorithm, parameters and normalizers. Every process holds a copy."""
 
 from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,37 +14,20 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.normalize import Normalizers
 from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import PRECISIONS
-
-
-@dataclass(frozen=True)
-class Version:
-    """What acts: the state after some number of iterations."""
-
-    number: int
-    parameters: Tensor
-    """fp32 [N], flat."""
-    normalizers: Normalizers
-    """What observations and rewards of its rollouts are normalised with."""
-
-
-class Networks(NamedTuple):
-    """A model that learns, and the older copy of it whose values it learns towards."""
-
-    online: PolicyModel
-    target: PolicyModel
+from lockstep.models.versions import Version
 
 
 class Agent:
-    """An experiment's model with its state: built anew it is version 0 (before a warm start), the same bits in every
-    process.
+    """An experiment's model with its state. A new agent is version 0, before any warm start, with the same bits in
+    every process.
 
     Args:
-        device: where it computes, as torch names it.
+        device: the torch device that it computes on.
     """
 
     def __init__(self, experiment: Experiment, device: str = "cpu") -> None:
@@ -67,10 +49,12 @@ class Agent:
         if self.algorithm.has_target:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
             self._target_flat = FlatParameters(self.target, dtype=dtype)
-        self.normalizers = Normalizers.initial(experiment, self.observation_space)
+        self.normalizers = Normalizers.initial(
+            experiment.normalize, experiment.algorithm.discount, self.observation_space
+        )
 
     def check(self) -> None:
-        """Raise SettingsError for what a new run should not begin with."""
+        """Raise SettingsError for settings that a new run must not begin with."""
         model = self.experiment.model
         if model.recurrent and not self.model.state_size:
             raise SettingsError(
@@ -80,7 +64,7 @@ class Agent:
         model.check(self.observation_space, self.action_space)
 
     def warnings(self) -> list[str]:
-        """What the user should know before a new run begins, in sentences."""
+        """Warnings for the user before a new run begins, in sentences."""
         found = self.experiment.model.warnings(self.observation_space, self.action_space)
         choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may not have it
         mask = unused_mask(self.observation_space, choices)
@@ -88,7 +72,7 @@ class Agent:
 
     @property
     def networks(self) -> PolicyModel | Networks:
-        """What the algorithm's loss takes."""
+        """What the algorithm's loss takes: the model, with its target network if there is one."""
         return self.model if self.target is None else Networks(self.model, self.target)
 
     @property
@@ -98,7 +82,7 @@ class Agent:
         return [flat.vector.detach() for flat in flats]
 
     def round(self) -> None:
-        """Let layers that keep rounded parameters take the present ones."""
+        """Update the rounded copies of parameters that some layers keep."""
         self.flat.round()
         if self._target_flat is not None:
             self._target_flat.round()
@@ -113,7 +97,7 @@ class Agent:
                 self._target_flat.round()
 
     def version(self, number: int) -> Version:
-        """A copy of the present state, to collect with later."""
+        """A copy of the present state, for collectors."""
         return Version(number, self.flat.vector.detach().clone(), self.normalizers)
 
     def not_finite(self) -> list[str]:
@@ -132,7 +116,7 @@ class Agent:
         }
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore what state returned; further tensors may be among them."""
+        """Restore what state returned. Other tensors are ignored."""
         self.flat.load(below("parameter.", tensors))
         if self._target_flat is not None:
             self._target_flat.load(below("target.", tensors))
@@ -143,5 +127,5 @@ class Agent:
 
 
 def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a name that begins so, by the rest of it."""
+    """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from lockstep.algorithms.base import AlgorithmConfig
+import gymnasium
+
+from lockstep.algorithms.base import AlgorithmConfig, Setup
 from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
+from lockstep.core.schedule import Schedule
 from lockstep.envs.base import EnvConfig
-from lockstep.models.base import ModelConfig
+from lockstep.models.base import ModelConfig, PolicyModel
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.scheme import Scheme
-
-if TYPE_CHECKING:
-    import gymnasium
-
-    from lockstep.models.base import PolicyModel
-
-
-@dataclass(frozen=True)
-class NormalizeConfig:
-    """Running normalisation, versioned and checkpointed with the parameters."""
-
-    observations: bool = False
-    """Standardise vector observations by their running mean and deviation. On suits observations of mixed units. Images
-    are only scaled to [0, 1]."""
-    returns: bool = False
-    """Divide rewards by the running deviation of the discounted return (no mean is subtracted). On spares fitting
-    other settings to the size of rewards."""
-    clip: float = 10.0
-    """Bound on the normalised magnitude: of observations and rewards, with replay of the sum of n rewards. Lower tames
-    outliers, higher keeps more of their information."""
-
-    def validate(self) -> None:
-        """Raise SettingsError for values out of range."""
-        if not self.clip > 0:
-            raise SettingsError(f"normalize.clip={self.clip} must be positive, for example 10.")
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Beginning with what another run has learned. Memory and schedules begin anew."""
+    """A start from what another run has learned. Replay and schedules begin anew."""
 
     run: str = ""
     """Folder of the run; none by default, and parameters begin at random."""
@@ -123,7 +103,7 @@ class Experiment:
         if self.torch_threads < 1:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
-        self.algorithm.validate_with(self)
+        self.algorithm.validate_with(self.setup)
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
@@ -131,6 +111,30 @@ class Experiment:
                 f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to be learned: the run has {steps} "
                 "gradient steps, and the first gradient would be applied after as many as the lag. Take fewer."
             )
+
+    @property
+    def setup(self) -> Setup:
+        """The rest of the experiment, as its algorithm sees it."""
+        return Setup(
+            model=self.model,
+            normalize=self.normalize,
+            num_envs=self.env.num_envs,
+            shards=self.scheme.shards,
+            lag=self.scheme.lag,
+            max_lag=self.scheme.max_lag,
+            preempt=self.scheme.preempt,
+            total_steps=self.total_steps,
+            iterations=self.iterations,
+            samples_per_iteration=self.samples_per_iteration,
+        )
+
+    def schedule(self) -> Schedule:
+        """Which version collects what. Where timing decides, it only counts iterations and bounds the lag."""
+        schedule = self.scheme.schedule(self.iterations)
+        if type(schedule) is Schedule:
+            return dataclasses.replace(schedule, by_shard=self.algorithm.replays)
+        schedule.check(self.scheme.timing_decides)
+        return schedule
 
     @property
     def envs_per_shard(self) -> int:

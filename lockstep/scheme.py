@@ -1,17 +1,14 @@
-"""Who waits for whom: the shards, and the lag between the version that collects and the one that learns."""
+"""How collecting and learning are coupled: the shards, and the lag between the versions that collect and learn."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from lockstep.config.settings import SettingsError
-
-if TYPE_CHECKING:
-    from lockstep.core.schedule import Schedule
-    from lockstep.distributed.tree import TreeSum
-    from lockstep.experiment import Experiment
+from lockstep.core.schedule import Schedule
+from lockstep.distributed.tree import TreeSum
 
 
 @dataclass(frozen=True)
@@ -58,32 +55,31 @@ class Scheme:
 
     @property
     def free_running(self) -> bool:
-        """Whether timing decides which version collects what, and what an iteration learns from."""
+        """Whether timing decides which version collects a rollout and which rollouts an iteration learns from."""
         return self.lag == "async"
 
     @property
     def timing_decides(self) -> bool:
-        """Whether a run can be repeated from its record alone, and not from its settings."""
+        """Whether repeating a run takes its record; otherwise its settings are enough."""
         return self.free_running or self.gradient_lag == "async" or self.preempt < 1
 
     def enough(self, own: int) -> int:
-        """How many of the other processes' shards must have finished a rollout before this process's shards, `own` of
-        them, are cut."""
+        """How many shards of other processes must have finished a rollout before this process's `own` shards
+        are cut."""
         return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
-    def schedule(self, experiment: Experiment) -> Schedule:
-        """Which version collects what, and what an iteration learns from. Override this to return another schedule, in
-        which `collects_with(i)` must lie between i - lag and i, and never fall."""
-        from lockstep.core.schedule import Schedule
-
-        return Schedule(self.buffers - 1, experiment.iterations, self.shards, experiment.algorithm.remembers)
+    def schedule(self, iterations: int) -> Schedule:
+        """Which version collects what, and what each of so many iterations learns from. Override this to return another
+        schedule, in which `collects_with(i)` must lie between i - lag and i, and never fall."""
+        return Schedule(self.buffers - 1, iterations, self.shards)
 
     def reduction(self, tree: TreeSum, size: int) -> TreeSum:
-        """What adds up the shards' gradients; tree adds up everything else. To send gradients another way, compressed
-        for example, return one of your own, whose sums do not depend on where shards are.
+        """What adds up the shards' gradients. Override this to send gradients in another way, compressed for example;
+        the sums must not depend on which process holds a shard.
 
         Args:
-            size: numbers of a gradient. Behind these stand counts and sums of metrics, which must arrive as they are.
+            tree: adds up everything else.
+            size: numbers of a gradient. Counts and sums of metrics follow them, and must arrive unchanged.
         """
         return tree
 

@@ -18,6 +18,32 @@ from workers import Workers
 torch.set_num_threads(1)
 LONGEST = ("test_failures", "test_layouts", "test_replay", "test_resume", "test_sweep_runs")
 """Files whose tests take minutes, since they start many processes."""
+SLOW = (
+    "envs/test_check_env.py",
+    "envs/test_shard_env.py",
+    "envs/test_subprocess.py",
+    "envs/test_vizdoom.py",
+    "export/test_export.py",
+    "faults",
+    "launchers",
+    "learners",
+    "reproducibility",
+    "speed",
+    "sweep",
+    "system/test_graphs.py",
+    "system/test_numerics.py",
+    "system/test_output.py",
+    "test_examples.py",
+    "test_golden.py",
+    "test_gpu.py",
+    "test_layouts.py",
+    "test_resume.py",
+    "test_warnings.py",
+    "training/test_terminal.py",
+)
+"""Folders and files that `make test-quick` leaves out, besides tests that are marked as slow."""
+STARTING = {"start", "cluster", "workers", "processes_are_there_already"}
+"""Fixtures that start processes. `make test-quick` leaves out the tests that use them, too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,7 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("envpool") is None:
         missing["envpool"] = pytest.mark.skip(reason="EnvPool is not installed (it has no release for Python 3.10)")
     items.sort(key=lambda item: item.path.stem not in LONGEST)  # or one worker would be left with them at the end
+    here, slow = Path(__file__).parent, pytest.mark.slow
     for item in items:
+        place = item.path.relative_to(here).as_posix()
+        if place.startswith(SLOW) or STARTING & set(getattr(item, "fixturenames", ())):
+            item.add_marker(slow)
         for name, skip in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)
@@ -66,7 +96,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def processes_are_there_already(workers: Workers) -> Iterator[None]:
     """Runs of all layouts of several processes are those of workers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.launchers.launch.run_processes", workers.run)
+        patch.setattr("lockstep.launchers.processes.run_processes", workers.run)
         yield
 
 

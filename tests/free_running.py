@@ -11,7 +11,8 @@ from tiny import cut, replaying
 
 from lockstep import recipes
 from lockstep.algorithms import APPOConfig, DQNConfig, IMPALAConfig
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.run import ledger
 
 

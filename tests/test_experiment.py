@@ -77,7 +77,7 @@ def test_what_means_nothing_is_refused(recipe: str, changes: dict[str, Any], wor
 @pytest.mark.parametrize("of", ["dqn-cartpole", "sac-mujoco", "mpc-pendulum"])
 def test_on_policy_algorithms_refuse_models_without_a_policy_to_learn(recipe: str, of: str) -> None:
     model = RECIPES[of]().model
-    with pytest.raises(SettingsError, match=f"needs a policy and a value, but the model is {type(model).__name__}"):
+    with pytest.raises(SettingsError, match=f"policy and a value, .*{type(model).__name__}"):
         RECIPES[recipe]().replace(model=model).validate()
 
 
@@ -86,7 +86,7 @@ def test_a_recipe_s_budget_can_be_cut_to_where_it_just_learns() -> None:
     assert isinstance(experiment.algorithm, OffPolicyConfig)
     warm = experiment.algorithm.build().warm_iterations(experiment.samples_per_iteration)
     experiment.replace(total_steps=(warm + 1) * experiment.samples_per_iteration).validate()
-    with pytest.raises(SettingsError, match=f"the first {warm} of {warm} iterations only collect"):
+    with pytest.raises(SettingsError, match=f"first {warm} of {warm} iterations"):
         experiment.replace(total_steps=warm * experiment.samples_per_iteration).validate()
 
 
@@ -105,7 +105,7 @@ def test_counts_are_exact(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["2.0001k", "nan", "inf", "1e400k", "", "k", "1..2"])
 def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a whole number"):
+    with pytest.raises(ValueError, match="whole number"):
         parse_count(text)
 
 
@@ -162,7 +162,7 @@ def test_options_are_read_as_what_they_look_like() -> None:
     found = parse_options(["a=3", "b=3.0", "c=-1e2", "d=True", "e=nan", "f=x=y", "g="])
     assert list(map(repr, found.values())) == ["3", "3.0", "-100.0", "True", "'nan'", "'x=y'", "''"]
     for wrong in ("a", "=3"):
-        with pytest.raises(ValueError, match="is not of the form name=value"):
+        with pytest.raises(ValueError, match="name=value"):
             parse_options([wrong])
 
 
@@ -272,7 +272,7 @@ def test_replace_refuses_what_is_no_setting_and_values_of_another_kind(changes: 
 def test_options_of_an_environment_are_a_dict(name: str) -> None:
     value: Any
     for value in ([1], "a=1", 3, {1: 2}):
-        with pytest.raises(SettingsError, match=rf"env\.{name}=.* must be a dict"):
+        with pytest.raises(SettingsError, match=rf"env\.{name}=.* dict"):
             changed(recipes.ppo_cartpole(), f"env.{name}", value).validate()
     changed(recipes.ppo_cartpole(), f"env.{name}", {"sizes": [1, 2], "goal": None}).validate()
 

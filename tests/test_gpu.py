@@ -9,8 +9,8 @@ import pytest
 from tiny import EXPERIMENTS, options
 
 from lockstep.config.layout import Layout
-from lockstep.evaluation.runs import Run
 from lockstep.launchers.launch import resume, train
+from lockstep.reports.runs import Run
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 from functools import cache
@@ -169,3 +170,24 @@ def test_what_make_installs_is_pinned() -> None:
 def test_modules_stay_short() -> None:
     lengths = {path: text.count("\n") for path, text in texts(".py").items() if (ROOT / "tests") not in path.parents}
     assert not {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > LONGEST_MODULE}
+
+
+def is_importable(module: str, name: str) -> bool:
+    """Whether `from module import name` works."""
+    try:
+        return hasattr(importlib.import_module(module), name) or bool(importlib.import_module(f"{module}.{name}"))
+    except ImportError:
+        return False
+
+
+def test_code_in_strings_and_documents_imports_what_exists() -> None:
+    """Tests write programs, and documents show some. What has moved there would be noticed only when they run."""
+    gone = {
+        f"{path.relative_to(ROOT)}: {name} of {module}"
+        for path, text in texts(".py", ".md").items()
+        if path.name != "test_architecture.py"  # it invents modules
+        for module, names in re.findall(r"\bfrom (lockstep(?:\.\w+)*) import (\w+(?:, \w+)*)", text)
+        for name in names.split(", ")
+        if not is_importable(module, name)
+    }
+    assert not gone

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from children import Child
+from sentences import says
 from tiny import EXPERIMENTS, cut, options, replaying
 
 from lockstep import recipes
@@ -33,7 +34,9 @@ from lockstep.run.platform import this_platform
 from lockstep.training.job import Result
 
 ITERATIONS = 150
-"""Of runs to be killed: about a second."""
+"""Of runs to be killed."""
+DELAY = "learner_delay=0.05"
+"""In their layouts, so that a test that has to wait for a processor still finds them running."""
 FLAGS = (
     *("train", "ppo-cartpole", "--env.num-envs", "8", "--env.reseed-every", "20", "--scheme.acting-batch", "0"),
     *("--algorithm.rollout", "8", "--algorithm.epochs", "1", "--algorithm.minibatches", "1", "--scheme.lag", "1"),
@@ -83,9 +86,9 @@ def test_killed_at_random_moments(
 ) -> None:
     draw = random.Random(f"{adapter} {layout}")
     expected = undisturbed(adapter)
-    kill(start(*FLAGS, "--env.adapter", adapter, "--layout", layout, "--run", "run"), draw)
+    kill(start(*FLAGS, "--env.adapter", adapter, "--layout", f"{layout},{DELAY}", "--run", "run"), draw)
     for _ in range(kills - 1):
-        kill(start("resume", "run"), draw)
+        kill(start("resume", "run", "--layout", f"inline,{DELAY}"), draw)
     assert outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=50))) == expected
 
 
@@ -100,8 +103,8 @@ def test_killed_while_remembering(start: Callable[..., Child]) -> None:
     )
     draw = random.Random(7)
     assert main([*flags, "--checkpoint-every", "99", "--run", "whole"]) == 0
-    kill(start(*flags, "--run", "run"), draw)
-    kill(start("resume", "run"), draw)
+    kill(start(*flags, "--layout", f"inline,{DELAY}", "--run", "run"), draw)
+    kill(start("resume", "run", "--layout", f"inline,{DELAY}"), draw)
     assert outcome(resume("run", Layout("processes", 2), options(Path("run"), checkpoint_every=50))) == (
         outcome(resume("whole"))
     )
@@ -129,16 +132,14 @@ def test_stopped_by_a_signal(
     undisturbed: Callable[[str], tuple[str, bytes]],
 ) -> None:
     expected = undisturbed("gymnasium")
-    child = start(*FLAGS, "--env.adapter", "gymnasium", "--layout", layout, "--run", "run")
+    child = start(*FLAGS, "--env.adapter", "gymnasium", "--layout", f"{layout},{DELAY}", "--run", "run")
     child.until(lambda: lines() >= 5, "some iterations")
     if number == signal.SIGINT:
         child.interrupt()
     else:
         child.signal(number)
     assert child.wait() == 130
-    assert (
-        f"{number.name}: checkpoint and stop" in child.output() and "go on with: lockstep resume run" in child.output()
-    )
+    assert f"{number.name}: checkpoint and stop" in child.output() and ": lockstep resume run" in child.output()
     last = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     assert 5 <= last.iteration == lines() < ITERATIONS
     assert outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=50))) == expected
@@ -220,7 +221,7 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
     assert learned == [*range(warm + 1, 8), *range(8 + warm, 17)]
 
     train(experiment, layout, options(Path("late"), checkpoint_every=1), stop_after=17 - warm)
-    with pytest.raises(SettingsError, match=f"has {warm} iterations left, and would fill its memory for {warm}"):
+    with pytest.raises(SettingsError, match=f"{warm} iterations left.*memory for {warm}"):
         resume("late", layout, options(Path("late")), checkpoint=str(16 - warm))
     assert not list(Path("late").rglob("*.superseded")), "refused before anything was changed"
 
@@ -228,18 +229,18 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
 def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
     expected = outcome(train(cartpole(), options=options(Path("run"), checkpoint_every=1)))
     shutil.rmtree("run/checkpoints")
-    with pytest.raises(SettingsError, match=r"has no checkpoint any more, but it had one: .* \d iterations"):
+    with pytest.raises(SettingsError, match=r"no checkpoint any more.* \d iterations"):
         resume("run")
     Path("run/checkpoints").mkdir()
     Path("run/.checkpointed").unlink()  # as of a run that did not note it yet
-    with pytest.raises(SettingsError, match="has no checkpoint any more"):
+    with pytest.raises(SettingsError, match="no checkpoint any more"):
         resume("run")
     assert Path("run/ledger.jsonl").read_bytes() == expected[1]
 
     train(cartpole(), options=options(Path("early"), checkpoint_every=50))
     for path in Path("early/checkpoints").glob("0*"):
         shutil.rmtree(path)
-    with pytest.raises(SettingsError, match="has no checkpoint any more"):
+    with pytest.raises(SettingsError, match="no checkpoint any more"):
         resume("early")
     Path("early/.checkpointed").unlink()  # as if it had been killed before the first
     settings = Path("early/experiment.json")
@@ -247,7 +248,7 @@ def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
     del written["torch_threads"]  # as of a version that did not have it yet
     settings.write_text(json.dumps(written))
     settings.write_text(json.dumps({**written, "seed": 9}))
-    with pytest.raises(SettingsError, match=r"cannot go on as another experiment .* seed differs"):
+    with pytest.raises(SettingsError, match=r"another experiment .* seed differs"):
         resume("early", checkpoint="latest")
     settings.write_text(json.dumps(written))
     assert outcome(resume("early", checkpoint="latest")) == expected
@@ -262,18 +263,16 @@ def test_what_the_ledger_does_not_record_is_not_resumed_from() -> None:
     with pytest.raises(SettingsError, match=r"Unknown checkpoint '../../other/checkpoints/00000001'"):
         resume("run", checkpoint="../../other/checkpoints/00000001")
     shutil.copytree("other/checkpoints/00000001", "run/checkpoints/00000001.mine")
-    with pytest.raises(
-        SettingsError, match=r"is no checkpoint of what run/ledger.jsonl records: Iteration 0: parameter"
-    ):
+    with pytest.raises(SettingsError, match=r"run/ledger.jsonl .*: Iteration 0: parameter"):
         resume("run", checkpoint="00000001.mine")
     shutil.copytree("run/checkpoints/00000001", "run/checkpoints/00000099")
-    with pytest.raises(SettingsError, match="taken after 1 iterations, so its folder was renamed"):
+    with pytest.raises(SettingsError, match=r"after 1 iterations.*renamed"):
         resume("run")
     shutil.rmtree("run/checkpoints/00000099")
     settings = Path("run/experiment.json")
     settings.write_text(settings.read_text().replace('"discount": 0.98', '"discount": 0.9'))
     assert settings.read_bytes() != files[settings]
-    with pytest.raises(SettingsError, match=r"cannot go on as another experiment.*settings: algorithm.discount"):
+    with pytest.raises(SettingsError, match=r"another experiment.*: algorithm.discount"):
         resume("run", checkpoint="1")
     settings.write_bytes(files[settings])
     assert files == {path: path.read_bytes() for path in Path("run").rglob("*.json*") if "mine" not in str(path)}
@@ -288,13 +287,13 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("lockstep.training.resuming.this_platform", lambda settings: other)
         resume("run")
-    assert "warning: this platform is not what it was when the run was started" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "warning: ", "platform")
     (again,) = RunFolder(Path("run")).facts()["resumed"]
     (differs,) = again["differs"]
     assert differs.startswith("torch: ") and differs.endswith(" != 9.9")
     warning = verify("run", Layout(), 1).warning
     assert warning is not None and f"resumed on after 1 iterations: {differs}" in warning
-    assert warning.startswith("What the run was resumed with is not what it was when the run was started")
+    assert "resumed with" in warning
 
 
 def test_a_file_of_users_that_was_edited_is_told_and_kept(
@@ -313,8 +312,8 @@ def test_a_file_of_users_that_was_edited_is_told_and_kept(
     with (tmp_path / "mine.py").open("a") as file:
         file.write("# edited\n")
     resume("run")
-    assert "warning: your own code is not what it was when the run was started" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "warning: ", "own code")
     (differs,) = RunFolder(Path("run")).facts()["resumed"][-1]["differs"]
     assert differs.startswith(f"code.mine.py: {before} != ")
     warning = verify("run", Layout(), 1).warning
-    assert warning is not None and warning.startswith("Your own code is not") and differs in warning
+    assert warning is not None and "own code" in warning and differs in warning

@@ -24,6 +24,7 @@ from lockstep.launchers.launch import train
 from lockstep.recipes import RECIPES
 from lockstep.reproducibility.verify import verify
 from lockstep.system.forked import call_in_fork
+from lockstep.system.memory import available_bytes
 from lockstep.training.prepare import check_memory
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -169,14 +170,14 @@ def test_a_function_aside_that_takes_too_long_ends_what_it_started(tmp_path: Pat
 
 def test_a_fall_of_epsilon_that_the_warm_up_swallows_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     short = RECIPES["dqn-atari"]().replace(total_steps=200_000)
-    (told,) = short.algorithm.warnings(short)
+    (told,) = short.algorithm.warnings(short.setup)
     assert "20,000" in told and "80,000" in told and "algorithm.epsilon_fraction=0.1" in told
     advised = re.search(r"--algorithm.epsilon-fraction ([0-9.]+)", told)
     assert advised
     better: Any = dataclasses.replace(short.algorithm, epsilon_fraction=float(advised[1]))  # type: ignore[call-arg]
-    assert not list(better.warnings(short.replace(algorithm=better)))
+    assert not list(better.warnings(short.replace(algorithm=better).setup))
     for recipe in RECIPES.values():
-        assert not list(recipe().algorithm.warnings(recipe()))
+        assert not list(recipe().algorithm.warnings(recipe().setup))
 
 
 def test_the_warning_is_told_when_the_run_starts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,4 +231,4 @@ def test_a_job_s_own_limit_of_memory_counts(tmp_path: Path) -> None:
     for folder, most in ((job, "5000"), (job / "step_0", "max")):
         (folder / "memory.max").write_text(most)
         (folder / "memory.current").write_text("3000")
-    assert memory.available_bytes(tmp_path, tmp_path) == 2000
+    assert available_bytes(tmp_path, tmp_path) == 2000

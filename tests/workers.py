@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lockstep.training.loops
-from lockstep.distributed.channels import Link, links
+from lockstep.distributed.channels import Channels, open_channels
 from lockstep.distributed.groups import GlooGroup, Group
 from lockstep.distributed.local_group import LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
-from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.run.folder import RunFolder
 from lockstep.system import children
+from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 
 MOST = 4
@@ -64,7 +64,7 @@ def _serve(number: int, orders: Any, answers: Any) -> None:
     warnings.simplefilter("error")
     children.die_with_parent()
     while True:
-        order, folder, job, ends, link, tree = orders.get()
+        order, folder, job, ends, channels, tree = orders.get()
         os.chdir(folder)
         learners, answer = _learners(job), None
         try:
@@ -73,11 +73,11 @@ def _serve(number: int, orders: Any, answers: Any) -> None:
                 if tree is AllReduce:
                     group = GlooGroup(f"file://{folder}/{order}.store", number, learners)
                 try:
-                    answer = lockstep.training.loops.work(job, WorkerContext(group, link), StopRequest())
+                    answer = lockstep.training.loops.work(job, WorkerContext(group, channels), StopRequest())
                 finally:
                     group.close()
-                    if link is not None:
-                        link.close()
+                    if channels is not None:
+                        channels.close()
         except BaseException:
             answer = traceback.format_exc()
         answers.put((order, number, answer))
@@ -104,14 +104,14 @@ class Workers:
         order = len(self._started)
         self._started.append(job)
         self._answered[order] = {}
-        seats: list[Link | None] = [None] * job.layout.processes
-        if job.layout.backend == "split":
-            learners, collectors = links(self._context, len(job.layout.collectors), _learners(job))
-            seats = [*learners, *collectors]
+        channels: list[Channels | None] = [None] * job.layout.processes
+        if job.layout.split:
+            learners, collectors = open_channels(self._context, len(job.layout.collectors), _learners(job))
+            channels = [*learners, *collectors]
         learning, shards = _learners(job), job.experiment.scheme.shards
         ends = [*join(self._context, learning, partners(shards, learning)), *[None] * MOST]
-        for orders, end, link in zip(self._orders, ends, seats, strict=False):
-            orders.put((order, os.getcwd(), job, end, link, tree))
+        for orders, end, own in zip(self._orders, ends, channels, strict=False):
+            orders.put((order, os.getcwd(), job, end, own, tree))
         return order
 
     def result(self, order: int) -> Result:
@@ -130,7 +130,7 @@ class Workers:
         return ran_of(self.result(order))
 
     def run(self, work: Any, job: Job) -> Result:
-        """In the place of lockstep.launchers.launch.run_processes."""
+        """In the place of lockstep.launchers.processes.run_processes."""
         return self.result(self.start(job))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from lockstep.models.base import PolicyModel
 
 @dataclass(frozen=True)
 class APPOConfig(OnPolicyConfig):
-    """A PPO whose targets are recomputed at every gradient step, so that it bears stale data."""
+    """PPO with targets that are recomputed at every gradient step, so that it tolerates stale data."""
 
     name = "appo"
     sequences = True
@@ -59,7 +59,7 @@ class APPOConfig(OnPolicyConfig):
 
 
 class APPO(OnPolicy[APPOConfig]):
-    """Clipping bounds the policy's step; V-trace keeps the advantages right for the version that learns."""
+    """Clipping bounds the policy's step. V-trace corrects advantages for the version that learns."""
 
     metric_names = (
         "loss/policy",
@@ -116,5 +116,5 @@ class APPO(OnPolicy[APPOConfig]):
         return LossOutput(total, metrics)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `clip`."""
+        """Those of the base class, and `clip`."""
         return {**super().hyperparameters(progress), "clip": self.config.clip}

@@ -8,25 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import gymnasium
 from torch import Tensor, nn
 
 from lockstep.algorithms.losses import VALUE_METRICS, explained_variance
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.rollout import Rollout
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import ModelConfig, PolicyModel
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.rnd import RNDConfig
-
-if TYPE_CHECKING:
-    import gymnasium
-
-    from lockstep.agent import Agent
-    from lockstep.buffers.batches import Batches
-    from lockstep.buffers.on_policy import FreshBatches
-    from lockstep.distributed.tree import TreeSum
-    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -57,13 +50,29 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """What an algorithm's settings depend on in the rest of the experiment."""
+
+    model: ModelConfig
+    normalize: NormalizeConfig
+    num_envs: int
+    shards: int
+    lag: int | Literal["async"]
+    max_lag: int
+    preempt: float
+    total_steps: int
+    iterations: int
+    samples_per_iteration: int
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig(ABC):
     """Settings that every algorithm shares; an algorithm's own file adds its own."""
 
     name: ClassVar[str] = ""
 
-    remembers: ClassVar[bool] = False
-    """Whether it learns from replay."""
+    replays: ClassVar[bool] = False
+    """Whether it learns from replay (then it is an OffPolicyConfig) rather than from each rollout once."""
 
     rollout: int = 128
     """Steps per environment and iteration. Longer lowers the overhead and, on-policy, the bias of bootstrapping;
@@ -94,17 +103,21 @@ class AlgorithmConfig(ABC):
             raise SettingsError(f"algorithm.discount={self.discount} must lie between 0 and 1.")
         self.optimizer.validate()
 
-    def validate_with(self, experiment: Experiment) -> None:  # noqa: B027 - most have nothing to say
-        """Raise SettingsError for what does not go with the experiment's other settings."""
+    def validate_with(self, setup: Setup) -> None:  # noqa: B027 - most have nothing to say
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
 
-    def warnings(self, experiment: Experiment) -> Iterator[str]:
-        """What the user should know before a new run, in sentences: settings that work, but that few would want
-        together."""
+    @property
+    def resumes_exactly(self) -> bool:
+        """Whether checkpoints hold all that it learns from, so that a resumed run goes on as if it had not stopped."""
+        return True
+
+    def warnings(self, setup: Setup) -> Iterator[str]:
+        """Warnings for the user before a new run, in sentences: settings that work, but that few would combine."""
         yield from ()
 
     @abstractmethod
     def gradient_steps(self, samples: int) -> tuple[int, int]:
-        """Of an iteration that collects so many samples: the gradient steps, and the samples of each."""
+        """The gradient steps of an iteration that collects so many samples, and the samples of each step."""
 
     @abstractmethod
     def build(self) -> Algorithm[Any]:
@@ -113,7 +126,7 @@ class AlgorithmConfig(ABC):
 
 @dataclass(frozen=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """Settings of algorithms that learn from each rollout once it is there, and then forget it."""
+    """Settings of algorithms that learn from each rollout as soon as it is collected, and then drop it."""
 
     epochs: int = 1
     """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
@@ -128,7 +141,7 @@ class OnPolicyConfig(AlgorithmConfig):
     """Random network distillation: a reward for what is new. Off unless its coef is above 0."""
 
     needs_policy_and_value: ClassVar[bool] = True
-    """Whether only models will do that have a policy to learn and a value; an algorithm of one's own may do without."""
+    """Whether the model must have a policy and a value. Users' algorithms may do without."""
     sequences: ClassVar[bool] = False
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
 
@@ -152,21 +165,21 @@ class OnPolicyConfig(AlgorithmConfig):
                 f"divisor of {items}, or change env.num_envs, scheme.shards or algorithm.rollout."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
-        if self.needs_policy_and_value and not experiment.model.has_policy_and_value:
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        if self.needs_policy_and_value and not setup.model.has_policy_and_value:
             raise SettingsError(
                 f"algorithm={self.name} needs a policy and a value, but the model is "
-                f"{type(experiment.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."
+                f"{type(setup.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."
             )
-        if self.gradient_steps(experiment.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
+        if self.gradient_steps(setup.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
             raise SettingsError(
                 "A minibatch of one sample has advantages of 0 once they are standardized: lower algorithm.minibatches="
                 f"{self.minibatches}, or raise algorithm.rollout or env.num_envs."
             )
-        if experiment.scheme.preempt < 1 and self.rnd.coef:
+        if setup.preempt < 1 and self.rnd.coef:
             raise SettingsError(
-                f"scheme.preempt={experiment.scheme.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
+                f"scheme.preempt={setup.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
                 "rewards every step of them, those behind the cut too. Leave one of them out."
             )
 
@@ -182,12 +195,12 @@ ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
 class Intrinsic(ArrayTuple):
-    """What an intrinsic reward adds to a batch."""
+    """The part of a batch that intrinsic rewards add."""
 
     value_target: Tensor
     """fp32 [T, B]"""
     predicted: Tensor
-    """fp32 [T, B]: weight of each sample in the predictor's loss, 0 for those that it does not learn from."""
+    """fp32 [T, B]: each sample's weight in the predictor's loss, 0 if it does not learn from the sample."""
 
 
 class Batch(ArrayTuple):
@@ -208,14 +221,14 @@ class Batch(ArrayTuple):
     truncated: Tensor
     valid: Tensor
     advantage: Tensor | None
-    """fp32 [T, B], from targets, standardized if the algorithm asks for it. For losses with advantages of their own
-    (V-trace): the intrinsic one to add, or None."""
+    """fp32 [T, B], from targets, standardized if the algorithm asks for it. Where the loss computes advantages itself
+    (V-trace): the intrinsic advantage to add, or None."""
     value_target: Tensor | None
     intrinsic: Intrinsic | None = None
 
 
 class Targets(NamedTuple):
-    """What an algorithm computes once per rollout, before the first epoch."""
+    """What an algorithm computes once for each rollout, before the first epoch."""
 
     advantage: Tensor
     value_target: Tensor
@@ -229,14 +242,23 @@ class LossOutput(NamedTuple):
     metrics: dict[str, Tensor]
     """Detached scalars, each a sum over valid samples; the same names in the same order at every call."""
     priorities: Tensor | None = None
-    """Detached [n]: how much there still is to learn from each item, for storages that choose by it."""
+    """Detached [n]: how much is still to be learned from each item, for prioritized replay."""
+
+
+class Exploration(NamedTuple):
+    """How the environments of a shard explore during one rollout."""
+
+    random: bool
+    """Whether actions are drawn uniformly, without the model."""
+    numbers: Tensor
+    """fp32 [B, X]: the argument of the distribution's explore."""
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters that move together in a gradient step."""
+    """Parameters that one gradient step moves together."""
 
     prefix: str
-    """What their names begin with; they must stand side by side in the model."""
+    """What their names begin with. They must be adjacent in the model."""
     learning_rate: float
 
 
@@ -248,11 +270,13 @@ class Algorithm(ABC, Generic[ConfigT]):
     needs_targets: bool = False
     """Whether targets are computed once for each rollout, before its first epoch."""
     mean_loss: bool = True
-    """Whether the gradient is divided by the global number of valid samples (False: a summed loss)."""
+    """Whether the gradient is divided by the global number of valid samples (False: the loss is a sum)."""
     weighted: bool = False
     """Whether batches have a `weight` [n] for each item, and the gradient is divided by the largest one."""
     has_target: ClassVar[bool] = False
     """Whether there is a target network, an older copy of the model."""
+    noise_theta: float = 1.0
+    """θ: how fast the noise of actions is drawn back to 0, see offpolicy.drifting; at 1 every step's is independent."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -262,53 +286,69 @@ class Algorithm(ABC, Generic[ConfigT]):
         """The loss of one shard's slice of a minibatch.
 
         Args:
-            model: what learns, a PolicyModel; off-policy with its target network, as Networks.
-            batch: what batches gives out.
-            hyper: as hyperparameters gives it, and `update`, the number of the gradient step as groups counts it.
+            model: the PolicyModel that learns; off-policy, Networks with its target network.
+            batch: a Batch; off-policy Transitions or Sequences.
+            hyper: what hyperparameters returned, and `update`, the number of the gradient step as groups counts it.
         """
 
-    @abstractmethod
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> Batches:
-        """Where a learner's minibatches come from."""
-
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:
-        """Networks that learn beside the model. They become the model's `companion`, and so part of every version and
-        checkpoint."""
+        """Networks that learn besides the model. They become the model's `companion`, and so a part of every version
+        and checkpoint."""
         return None
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
-        """What is learned beside the model's parameters (temperatures, multipliers): fp32, by name, as it begins. It
-        becomes the model's `variables`, and so part of every version and checkpoint."""
+        """What is learned besides the model's parameters, such as temperatures: fp32 first values by name. They become
+        the model's `variables`, and so a part of every version and checkpoint."""
         return {}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
-        """Which parameters the gradient step of this number moves, and how far: counted from 1, off-policy over the
-        run, on-policy in every iteration. The rest stays as it is, with the optimizer's memory of it. The norm of each
-        group's gradient is clipped by itself."""
+        """Which parameters a gradient step moves, and how far. Other parameters, and their moments in the optimizer,
+        stay as they are. The gradient norm of each group is clipped separately.
+
+        Args:
+            updates: number of the step, from 1: off-policy over the whole run, on-policy within the iteration.
+            hyper: what hyperparameters returned.
+        """
         return (ParameterGroup("", hyper["learning_rate"]),)
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
-        """Change the target network's parameters [N] after so many gradient steps in all."""
+        """Update the target network's parameters [N] after so many gradient steps of the run."""
         raise NotImplementedError(f"{type(self).__name__} has a target network but does not say how it follows")
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """Iterations at the beginning that only collect."""
+        """The number of iterations at the beginning that only collect."""
         return 0
+
+    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
+        """The gradient steps of an iteration, unless it stops early."""
+        return self.config.gradient_steps(samples_per_iteration)[0]
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        """Gradient steps before an iteration, for algorithms that count them."""
+        """The gradient steps before an iteration, for algorithms that count them over the run."""
         return 0
 
-    def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Values for one iteration; progress in [0, 1) is the share of total_steps consumed before it.
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration | None:
+        """How environments explore in a rollout. None: as the policy samples.
 
-        Always contains learning_rate; loss and targets receive the rest too.
+        Args:
+            progress: share of total_steps collected before the rollout.
+            samples: steps collected before it.
+            environments: global indices [B].
+            num_envs: number of all environments.
+        """
+        return None
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        """The hyperparameters of an iteration, as loss and targets receive them; learning_rate is always among them.
+
+        Args:
+            progress: share of total_steps consumed before the iteration, in [0, 1).
         """
         config = self.config
         return {"learning_rate": self.annealed(config.learning_rate, progress), "discount": config.discount}
 
     def annealed(self, rate: float, progress: float) -> float:
-        """A learning rate at this progress, which falls linearly to zero if the config says so."""
+        """A learning rate at this progress: it falls linearly to zero if the settings say so."""
         return rate * (1.0 - progress if self.config.anneal_learning_rate else 1.0)
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
@@ -316,15 +356,15 @@ class Algorithm(ABC, Generic[ConfigT]):
         return False
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """What to report of an iteration's mean metrics; may combine several (such as moments) into one."""
+        """The metrics to report, from an iteration's means. It may combine several, such as moments, into one."""
         return metrics
 
 
 def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
-    """Whether what an algorithm returned as its loss can be learned from.
+    """Check what an algorithm returned as its loss.
 
     Raises:
-        SettingsError: it is no LossOutput of scalars, or its metrics are not those that the algorithm names.
+        SettingsError: it is not a LossOutput of scalars, or its metrics are not those in metric_names.
     """
     who = f"{type(algorithm).__name__}.loss"
     if not isinstance(loss, LossOutput):
@@ -363,10 +403,10 @@ OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
 
 
 class OnPolicy(Algorithm[OnPolicyConfigT]):
-    """Learns from each rollout once."""
+    """Learns from each rollout once, and then drops it."""
 
     normalize_advantages: bool = False
-    """Whether the learner standardises advantages with moments over the global minibatch."""
+    """Whether advantages are standardized over the global minibatch."""
     bootstrap_inputs: bool = False
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
 
@@ -374,22 +414,16 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The loss of one shard's slice of a minibatch."""
 
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> FreshBatches:
-        """Epochs of minibatches over the iteration's rollouts."""
-        from lockstep.buffers.on_policy import FreshBatches
-
-        return FreshBatches(agent, slots, tree)
-
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        """Advantages and value targets [T, B] of one shard; reward is normalised if the experiment says so."""
+        """Advantages and value targets [T, B] of one shard. reward is normalised if the experiment says so."""
         raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, with the weights of the entropy bonus and of the value loss."""
+        """Those of the base class, and the weights of the entropy bonus and of the value loss."""
         config = self.config
         weights = {"entropy_coef": config.entropy_coef, "value_coef": config.value_coef}
         return {**super().hyperparameters(progress), **weights}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """With the explained variance in place of the sums that it is computed from, of losses that report them."""
+        """Replaces the sums that the explained variance is computed from by that, if the loss reports them."""
         return explained_variance(metrics) if metrics.keys() >= set(VALUE_METRICS) else metrics

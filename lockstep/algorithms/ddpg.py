@@ -6,7 +6,7 @@ Shape legend: n items, D dimensions of an action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,13 @@ from lockstep.algorithms.offpolicy import Exploration
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
-    from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.base import Networks
 
 
 @dataclass(frozen=True)
 class DDPGConfig(QPGConfig):
-    """One action a state, moved up the critic's gradient."""
+    """One action per state, moved up the critic's gradient."""
 
     name = "ddpg"
     policies: ClassVar[tuple[str, ...]] = ("deterministic",)
@@ -54,7 +52,7 @@ DDPGConfigT = TypeVar("DDPGConfigT", bound=DDPGConfig)
 
 
 class DDPG(QPG[DDPGConfigT]):
-    """Critics learn the return of the target policy, the policy climbs the first critic."""
+    """Critics learn the return of the target policy, and the policy climbs the first critic."""
 
     metric_names = ("loss/critic", "loss/actor", "value/mean", "value/target", "value/error")
 

@@ -1,6 +1,6 @@
 """Deep Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236) and what was added to it.
 
-Each addition is a switch of its own: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
+Each addition has its own switch: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
 al. 2016), and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017) and
 quantiles (QR-DQN, Dabney et al. 2018), implicit ones too (IQN, Dabney et al. 2018,
 https://arxiv.org/abs/1806.06923). Rainbow (Hessel et al. 2018, https://arxiv.org/abs/1710.02298) has all but quantiles.
@@ -13,22 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.q import QModel, QModelConfig
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
-    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -74,14 +70,14 @@ class DQNConfig(OffPolicyConfig):
                 "none, or the recipes r2d2-atari and r2d2-memory, which learn from sequences."
             )
 
-    def warnings(self, experiment: Experiment) -> Iterator[str]:
+    def warnings(self, setup: Setup) -> Iterator[str]:
         """As the base class, and whether ε falls within the warm-up, whose actions are random anyway.
 
         ε is counted from the first step, as Stable-Baselines3 and CleanRL do it, so that a published epsilon_fraction
         means the same here; the code of Mnih et al. 2015 and Dopamine count it from the warm-up's end.
         """
-        yield from super().warnings(experiment)
-        total, per_iteration = experiment.total_steps, experiment.samples_per_iteration
+        yield from super().warnings(setup)
+        total, per_iteration = setup.total_steps, setup.samples_per_iteration
         fall, learning = self.epsilon_fraction * total, self.build().warm_iterations(per_iteration) * per_iteration
         if self.epsilon_start != self.epsilon_end and 0 < fall <= learning:
             fraction = min(1.0, math.ceil(100 * (fall + learning) / total) / 100)
@@ -92,15 +88,15 @@ class DQNConfig(OffPolicyConfig):
                 f"{fraction:g}, a shorter --algorithm.warmup, or more --total-steps."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
-        super().validate_with(experiment)
-        if not isinstance(experiment.model, QModelConfig):
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        super().validate_with(setup)
+        if not isinstance(setup.model, QModelConfig):
             raise SettingsError(
-                f"algorithm={self.name} needs a Q-network, but the model is {type(experiment.model).__name__}: use "
+                f"algorithm={self.name} needs a Q-network, but the model is {type(setup.model).__name__}: use "
                 "lockstep.models.QModelConfig, as the recipe dqn-atari does."
             )
-        if experiment.model.uses_previous and not self.sequences:
+        if setup.model.uses_previous and not self.sequences:
             raise SettingsError(
                 f"algorithm={self.name} learns from single steps, which know no previous action and reward: use "
                 "--model.no-previous-action-reward, or the recipes r2d2-atari and r2d2-memory, which learn from "
@@ -182,7 +178,7 @@ class DQN(OffPolicy[DQNConfigT]):
         return tau.view(*shape, config.samples), target_tau.view(*shape, config.target_samples)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `epsilon`."""
+        """Those of the base class, and `epsilon`."""
         return {**super().hyperparameters(progress), "epsilon": self._epsilon(progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:

@@ -30,8 +30,8 @@ def approximate_kl(log_ratio_t: Tensor, valid_t: Tensor) -> Tensor:
 
 
 def clipped_value_loss(value_t: Tensor, old_value_t: Tensor, target_t: Tensor, valid_t: Tensor, clip: float) -> Tensor:
-    """Half the sum of squared errors of values [T, B]. One that has moved further than `clip` from the collected value,
-    towards its target, is counted as if it had stopped there, and learns no more; 0 does without."""
+    """Half the sum of squared errors of values [T, B]. A value that has moved towards its target by more than `clip`
+    counts as if it had stopped there, and learns no more. clip=0 switches this off."""
     error_t = (value_t - target_t).square()
     if clip:
         move_t = (value_t - old_value_t).clamp(-clip, clip)

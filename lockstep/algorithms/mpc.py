@@ -1,7 +1,7 @@
 """Model-predictive control with learned dynamics (Nagabandi et al. 2018, https://arxiv.org/abs/1708.02596) and an
 ensemble of them (PETS, Chua et al. 2018, https://arxiv.org/abs/1805.12114).
 
-What is learned is regression: from replay, what an action does. What acts is a search over plans, in the model.
+Learning is regression on replay: it predicts what an action does. Acting is a search over plans in the model.
 
 Shape legend: E members, n items, O numbers of an observation.
 """
@@ -9,18 +9,15 @@ Shape legend: E members, n items, O numbers of an observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
-from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.core.transitions import Transitions
 from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
-
-if TYPE_CHECKING:
-    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,12 @@ class MPCConfig(OffPolicyConfig):
                 "and --algorithm.replay.no-prioritized."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
-        super().validate_with(experiment)
-        if not isinstance(experiment.model, DynamicsConfig):
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        super().validate_with(setup)
+        if not isinstance(setup.model, DynamicsConfig):
             raise SettingsError(
-                f"algorithm=mpc needs a dynamics model, but the model is {type(experiment.model).__name__}: use "
+                f"algorithm=mpc needs a dynamics model, but the model is {type(setup.model).__name__}: use "
                 "lockstep.models.dynamics.DynamicsConfig, as the recipe mpc-pendulum does."
             )
         for setting in ("discount", "target_period", "target_rate"):
@@ -66,9 +63,9 @@ class MPCConfig(OffPolicyConfig):
                     "leave it out. What discounts plans is model.discount."
                 )
 
-        if experiment.normalize.clip != type(experiment.normalize).clip:
+        if setup.normalize.clip != type(setup.normalize).clip:
             raise SettingsError(
-                f"normalize.clip={experiment.normalize.clip:g} is not used by algorithm=mpc, whose models predict "
+                f"normalize.clip={setup.normalize.clip:g} is not used by algorithm=mpc, whose models predict "
                 "observations and must tell all of them apart: leave it out."
             )
 
@@ -77,15 +74,15 @@ class MPCConfig(OffPolicyConfig):
 
 
 class MPC(OffPolicy[MPCConfig]):
-    """Maximum likelihood of what was seen to follow, for every member; they differ by their first weights alone."""
+    """Maximum likelihood of observed transitions, for every member. Members differ only in their first weights."""
 
     metric_names = ("loss/model", "model/error", "model/reward_error")
     has_target: ClassVar[bool] = False
 
     def loss(self, model: DynamicsModel, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
-        """Negative log-likelihood of changes and rewards under normal distributions, whose variances weigh what is
-        measured in different units; mean over members, summed over items. Each term is multiplied by its deviation,
-        held constant: without that, what is predicted badly is learned slowly (Seitzer et al. 2022, β = 0.5)."""
+        """Negative log-likelihood of changes and rewards under normal distributions, whose variances weigh
+        different units; mean over members, summed over items. Each term is multiplied by its deviation, held constant:
+        otherwise badly predicted numbers are learned slowly (Seitzer et al. 2022, β = 0.5)."""
         x = model.normalize(batch.obs)
         target = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
         mean, log_variance = model.predict(x, model.actions.encode(batch.action))

@@ -1,5 +1,5 @@
 """Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018, https://arxiv.org/abs/1806.06920), with the trust
-region split into mean and deviation, each held in every dimension by itself (arXiv:1812.02256, and Acme,
+region split into mean and deviation, each bounded in every dimension separately (arXiv:1812.02256, and Acme,
 https://arxiv.org/abs/2006.00979, section 4.4).
 
 Shape legend: n items, N sampled actions a state, D dimensions of an action.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,11 +19,8 @@ from lockstep.algorithms.base import LossOutput, ParameterGroup
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import DiagonalGaussian, normal_log_prob
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
 
 _LEAST = 1e-8
 """Added to multipliers, so that none is 0."""
@@ -60,7 +57,7 @@ class MPOConfig(QPGConfig):
     """Weight of the mean's trust region before it is learned. Higher holds the policy back until it has fallen, lower
     lets it leap at first."""
     initial_multiplier_std: float = 1000.0
-    """Weight of the deviation's, likewise."""
+    """The same for the deviation's trust region."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -77,7 +74,7 @@ class MPOConfig(QPGConfig):
 
 
 class MPO(QPG[MPOConfig]):
-    """Evaluates the target policy, weights actions of its by their values, and fits the policy to them."""
+    """Evaluates the target policy, weights its actions by their values, and fits the policy to them."""
 
     metric_names = (
         "loss/critic",
@@ -148,7 +145,7 @@ class MPO(QPG[MPOConfig]):
         }
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `dual_learning_rate`."""
+        """Those of the base class, and `dual_learning_rate`."""
         rate = self.annealed(self.config.dual_learning_rate, progress)
         return {**super().hyperparameters(progress), "dual_learning_rate": rate}
 
@@ -178,8 +175,8 @@ def weigh(values: Tensor, temperature: Tensor, epsilon: float) -> tuple[Tensor, 
 
 
 def divergences(old_mean: Tensor, old_log_std: Tensor, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """KL divergences of the older normal distribution from it with the newer mean, and with the newer deviation, in
-    each dimension: [..., D] each."""
+    """KL divergences from the older normal distribution to the one with the newer mean, and to the one with the newer
+    deviation, in each dimension: [..., D] each."""
     of_mean = 0.5 * ((mean - old_mean) * torch.exp(-old_log_std)).square()
     of_std = log_std - old_log_std + 0.5 * (torch.exp(2 * (old_log_std - log_std)) - 1)
     return of_mean, of_std

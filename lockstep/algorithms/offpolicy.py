@@ -1,4 +1,4 @@
-"""What algorithms share that learn from replay: their settings, and the interface to storage and collectors.
+"""What algorithms that learn from replay share: settings, and the interface to storage and collectors.
 
 Shape legend: B environments, N parameters, X numbers that tell how an environment explores.
 """
@@ -8,27 +8,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Algorithm, AlgorithmConfig
+from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Exploration, Setup
 from lockstep.config.settings import SettingsError, Steps
+from lockstep.models.base import PolicyModel
 from lockstep.models.distributions import standard_normal
-
-if TYPE_CHECKING:
-    from lockstep.agent import Agent
-    from lockstep.buffers.replay import Replay, ReplayBatches
-    from lockstep.core.rollout import Rollout
-    from lockstep.distributed.tree import TreeSum
-    from lockstep.experiment import Experiment
-    from lockstep.models.base import PolicyModel
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What is remembered, and which of it is learned from."""
+    """What replay stores, and what is drawn from it."""
 
     capacity: Steps = 1_000_000
     """Steps that are remembered, of all environments together. More remember rarer things, and cost memory."""
@@ -95,9 +88,7 @@ class ReplayConfig:
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from replay."""
 
-    remembers: ClassVar[bool] = True
-    sequences: ClassVar[bool] = False
-    """Whether items are sequences, which a recurrent core needs."""
+    replays: ClassVar[bool] = True
 
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
@@ -132,9 +123,9 @@ class OffPolicyConfig(AlgorithmConfig):
             raise SettingsError(f"algorithm.target_rate={self.target_rate} must lie above 0 and not above 1.")
         self.replay.validate()
 
-    def validate_with(self, experiment: Experiment) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
-        shards, environments = experiment.scheme.shards, experiment.env.num_envs
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        shards, environments = setup.shards, setup.num_envs
         if self.batch_size % shards:
             raise SettingsError(
                 f"algorithm.batch_size={self.batch_size} does not divide over scheme.shards={shards}, each of which "
@@ -162,35 +153,50 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.replay.recency={self.replay.recency} prefers recent steps, but algorithm={self.name} draws "
                 "sequences: use --algorithm.replay.recency 1."
             )
-        collecting = self.build().warm_iterations(experiment.samples_per_iteration)
-        if collecting >= experiment.iterations:
+        collecting = self.build().warm_iterations(setup.samples_per_iteration)
+        if collecting >= setup.iterations:
             raise SettingsError(
-                f"total_steps={experiment.total_steps} leaves nothing to learn in: the first {collecting} of "
-                f"{experiment.iterations} iterations only collect, for algorithm.warmup={self.warmup} and items of "
+                f"total_steps={setup.total_steps} leaves nothing to learn in: the first {collecting} of "
+                f"{setup.iterations} iterations only collect, for algorithm.warmup={self.warmup} and items of "
                 f"{self.item_steps} steps. Lower the warm-up, or raise --total-steps."
             )
-        if experiment.scheme.free_running and experiment.scheme.max_lag == 0:
+        if setup.lag == "async" and setup.max_lag == 0:
             raise SettingsError(
                 "scheme.max_lag=0 with replay: an iteration that takes no rollout would make those in flight too old. "
                 "Use --scheme.max-lag 1 or more, or --scheme.lag 0."
             )
-        if experiment.scheme.preempt < 1:
+        if setup.preempt < 1:
             raise SettingsError(
-                f"scheme.preempt={experiment.scheme.preempt:g} cuts rollouts, which replay needs in full. Leave it "
+                f"scheme.preempt={setup.preempt:g} cuts rollouts, which replay needs in full. Leave it "
                 "out; with --scheme.lag async an iteration waits for no shard either."
             )
-        if not experiment.scheme.free_running and self.replay.slack != ReplayConfig.slack:
+        if setup.lag != "async" and self.replay.slack != ReplayConfig.slack:
             raise SettingsError(
                 f"algorithm.replay.slack={self.replay.slack} is for --scheme.lag async alone; with "
-                f"scheme.lag={experiment.scheme.lag} the ratio of gradient steps to samples is exact. Leave it out."
+                f"scheme.lag={setup.lag} the ratio of gradient steps to samples is exact. Leave it out."
             )
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:
         return self.updates, self.batch_size
 
     @property
+    def resumes_exactly(self) -> bool:
+        return self.replay.checkpoint
+
+    @property
+    def sequence_steps(self) -> tuple[int, int] | None:
+        """If minibatches hold sequences: the steps of burn-in, and the steps that are learned from. None if they hold
+        single steps, which a recurrent core cannot learn from."""
+        return None
+
+    @property
+    def sequences(self) -> bool:
+        """Whether minibatches hold sequences."""
+        return self.sequence_steps is not None
+
+    @property
     def item_steps(self) -> int:
-        """Steps from the first observation of an item to its last one."""
+        """Steps from the first observation of an item to its last."""
         return self.n_step
 
     @abstractmethod
@@ -198,19 +204,16 @@ class OffPolicyConfig(AlgorithmConfig):
         """The algorithm with these settings."""
 
 
-class Exploration(NamedTuple):
-    """How the environments of a shard explore during one rollout."""
-
-    random: bool
-    """Whether actions are drawn uniformly, whatever the model says."""
-    numbers: Tensor
-    """fp32 [B, X]: what the distribution's explore takes."""
+def off_policy(config: AlgorithmConfig) -> OffPolicyConfig:
+    """The settings of an algorithm that replays."""
+    assert isinstance(config, OffPolicyConfig), f"{config.name} does not learn from replay"
+    return config
 
 
 def drifting(noise: Tensor, last: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     """Noise that drifts: x_t = (1 - θ) x_{t-1} + sqrt(1 - (1 - θ)²) n_t, where n_t are the normal quantiles of what is
-    given. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t by
-    itself is standard normal, whatever θ.
+    given. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t is
+    standard normal for any θ.
 
     Args:
         noise: [T, B, N], uniform in (0, 1).
@@ -231,18 +234,16 @@ OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
 
 class OffPolicy(Algorithm[OffPolicyConfigT]):
-    """Learns from what it remembers. Its loss takes Networks and Transitions."""
+    """Learns from replay. Its loss takes Networks, and Transitions or Sequences."""
 
     has_target: ClassVar[bool] = True
-    noise_theta: float = 1.0
-    """θ: how fast the noise of actions is drawn back to 0, see drifting; 1 is independent at every step."""
 
     def __init__(self, config: OffPolicyConfigT) -> None:
         super().__init__(config)
         self.weighted = config.replay.prioritized
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `beta` and `recency` where they are used."""
+        """Those of the base class, and `beta` and `recency` where they are used."""
         replay = self.config.replay
         if replay.recency < 1:
             weights = {"recency": replay.recency + (1 - replay.recency) * progress}
@@ -250,33 +251,21 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         weights = {"beta": replay.beta + (replay.beta_end - replay.beta) * progress} if self.weighted else {}
         return {**super().hyperparameters(progress), **weights}
 
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> ReplayBatches:
-        """Draws from the replay of every slot's shard."""
-        from lockstep.buffers.replay import ReplayBatches
-
-        return ReplayBatches(agent, slots)
-
-    def memory(self, experiment: Experiment, rollout: Rollout) -> Replay:
-        """What a shard remembers, given an example of what will be inserted."""
-        from lockstep.buffers.replay import Replay
-
-        return Replay(experiment, rollout)
-
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
-        """Z: uniform numbers that the loss of a slice consumes."""
+        """Z: how many uniform numbers the loss of a slice consumes."""
         return 0
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """Until the warm-up is over, and the steps of the first rollout can be drawn."""
+        """The iterations until the warm-up is over and a first item can be drawn."""
         config = self.config
         return max(-(-config.item_steps // config.rollout), -(-config.warmup // samples_per_iteration))
 
     def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
-        """Gradient steps of an iteration."""
+        """The gradient steps of an iteration."""
         return self.config.updates if iteration >= self.warm_iterations(samples_per_iteration) else 0
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        """Gradient steps before an iteration."""
+        """The gradient steps before an iteration."""
         return self.config.updates * max(0, iteration - self.warm_iterations(samples_per_iteration))
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
@@ -288,11 +277,4 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
 
     @abstractmethod
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        """How environments explore in a rollout.
-
-        Args:
-            progress: share of total_steps collected before it.
-            samples: steps collected before it.
-            environments: global indices [B].
-            of: number of all environments.
-        """
+        """How environments explore in a rollout; the arguments are those of Algorithm.exploration."""

@@ -79,7 +79,7 @@ class PPO(OnPolicy[PPOConfig]):
         self.normalize_advantages = config.normalize_advantages
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `clip`, annealed if the config says so."""
+        """Those of the base class, and `clip`, annealed if the config says so."""
         clip = self.config.clip * (1.0 - progress if self.config.anneal_clip else 1.0)
         return {**super().hyperparameters(progress), "clip": clip}
 

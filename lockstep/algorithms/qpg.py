@@ -1,7 +1,7 @@
 """What Q-value policy gradient algorithms share: critics learned from replay, and a policy that climbs their values.
 
-All losses of a gradient step are taken at the same parameters, those before it: the policy climbs the critics as they
-were, where sequential implementations let it climb those just updated. So a step is one sum over shards.
+All losses of a gradient step use the parameters before it. The policy climbs the critics as they were; sequential
+implementations let it climb those just updated. So a step is one sum over shards.
 
 Shape legend: n items, C critics, D dimensions of an action.
 """
@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import OptimizerConfig, ParameterGroup
+from lockstep.algorithms.base import OptimizerConfig, ParameterGroup, Setup
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
-    from lockstep.experiment import Experiment
+from lockstep.models.base import Networks
 
 _OPTIMIZER = OptimizerConfig(eps=1e-8)
 """Adam as torch has it by default, which the sources use."""
@@ -59,10 +56,10 @@ class QPGConfig(OffPolicyConfig):
                 f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: --model.core none."
             )
 
-    def validate_with(self, experiment: Experiment) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
-        super().validate_with(experiment)
-        model = experiment.model
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        super().validate_with(setup)
+        model = setup.model
         if not isinstance(model, ActorCriticConfig) or model.policy not in self.policies:
             raise SettingsError(
                 f"algorithm={self.name} needs lockstep.models.ActorCriticConfig with policy "
@@ -81,7 +78,7 @@ class QPG(OffPolicy[QPGConfigT]):
     """Critics and policy, each moved by its own loss and learning rate."""
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `actor_learning_rate`."""
+        """Those of the base class, and `actor_learning_rate`."""
         hyper = super().hyperparameters(progress)
         rate = self.config.actor_learning_rate / self.config.learning_rate * hyper["learning_rate"]
         return {**hyper, "actor_learning_rate": rate}
@@ -99,7 +96,7 @@ class QPG(OffPolicy[QPGConfigT]):
 
 
 def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
-    """What learns, and the older copy."""
+    """The online model and the target model."""
     online, target = model
     assert isinstance(online, ActorCritic) and isinstance(target, ActorCritic)
     return online, target

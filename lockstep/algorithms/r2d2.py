@@ -8,24 +8,19 @@ Shape legend: L steps of burn-in, M steps that are learned from, N steps of a re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.core.arrays import map_structure
 from lockstep.core.transitions import Sequences
+from lockstep.models.base import Networks
 from lockstep.models.q import QModel, QModelConfig
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
-    from lockstep.buffers.sequences import SequenceReplay
-    from lockstep.core.rollout import Rollout
-    from lockstep.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,6 @@ class R2D2Config(DQNConfig):
     """Q-learning of sequences; the defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500)."""
 
     name = "r2d2"
-    sequences: ClassVar[bool] = True
 
     rollout: int = 40
     """Steps per environment and iteration. A sequence begins at the first step of every rollout, since there the core's
@@ -66,6 +60,10 @@ class R2D2Config(DQNConfig):
     same. Higher lets environments explore more differently."""
 
     @property
+    def sequence_steps(self) -> tuple[int, int]:
+        return self.burn_in, self.unroll
+
+    @property
     def item_steps(self) -> int:
         return self.burn_in + self.unroll + self.n_step - 1
 
@@ -83,12 +81,12 @@ class R2D2Config(DQNConfig):
         if not 0 <= self.priority_max <= 1:
             raise SettingsError(f"algorithm.priority_max={self.priority_max} must lie between 0 and 1.")
 
-    def validate_with(self, experiment: Experiment) -> None:
-        """Raise SettingsError for what does not go with the experiment's other settings."""
-        super().validate_with(experiment)
-        if isinstance(experiment.model, QModelConfig) and experiment.model.returns != "expected":
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        super().validate_with(setup)
+        if isinstance(setup.model, QModelConfig) and setup.model.returns != "expected":
             raise SettingsError(
-                f"algorithm=r2d2 rescales expected returns, but model.returns={experiment.model.returns}: use "
+                f"algorithm=r2d2 rescales expected returns, but model.returns={setup.model.returns}: use "
                 "--model.returns expected."
             )
 
@@ -98,11 +96,6 @@ class R2D2Config(DQNConfig):
 
 class R2D2(DQN[R2D2Config]):
     """Moves the values of a remembered sequence's actions towards what followed each of them."""
-
-    def memory(self, experiment: Experiment, rollout: Rollout) -> SequenceReplay:
-        from lockstep.buffers.sequences import SequenceReplay
-
-        return SequenceReplay(experiment, rollout, self.config.burn_in, self.config.unroll)
 
     def loss(self, model: Networks, batch: Any, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of rescaled values, summed over the valid steps of Sequences."""

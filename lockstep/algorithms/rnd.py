@@ -1,15 +1,16 @@
 """Random network distillation (Burda et al. 2018, https://arxiv.org/abs/1810.12894) for any on-policy algorithm.
 
-What a network learned from is predicted well, so its error on an observation tells how new that is. This error is a
-second reward, with a value and a discount of its own, and its advantage is added to the task's.
+A network predicts well what it has learned from, so its error on an observation says how new that is. This error is a
+second reward, with a separate value and discount, and its advantage is added to that of the task.
 
 Shape legend: T time, B environments of a shard.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
@@ -20,13 +21,6 @@ from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import Curiosity, RNDConfig
 
-if TYPE_CHECKING:
-    import gymnasium
-
-    from lockstep.agent import Agent
-    from lockstep.buffers.intrinsic import CuriousBatches
-    from lockstep.distributed.tree import TreeSum
-
 
 def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     """The algorithm with random network distillation around it, if its settings ask for that."""
@@ -36,7 +30,7 @@ def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
 
 
 class RND(OnPolicy[OnPolicyConfig]):
-    """An on-policy algorithm whose agent also likes what is new. The networks for that are the model's `companion`.
+    """An on-policy algorithm with a reward for what is new. The networks for that are the model's `companion`.
 
     Args:
         inner: the algorithm.
@@ -56,7 +50,7 @@ class RND(OnPolicy[OnPolicyConfig]):
         return self.inner.variables(model)
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
-        """The algorithm's, and one of the companion unless one of those has it."""
+        """The algorithm's groups, and one for the companion unless they contain it."""
         groups = self.inner.groups(updates, hyper)
         if any("companion.".startswith(group.prefix) for group in groups):
             return groups
@@ -65,19 +59,13 @@ class RND(OnPolicy[OnPolicyConfig]):
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
         return self.inner.updates_before(iteration, samples_per_iteration)
 
-    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> CuriousBatches:
-        """Epochs of minibatches, with intrinsic advantages."""
-        from lockstep.buffers.intrinsic import CuriousBatches
-
-        return CuriousBatches(agent, slots, tree)
-
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
         return self.inner.targets(rollout, reward, hyper)
 
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The algorithm's loss, the predictor's, and half the squared error of the intrinsic value.
 
-        The last two count every step, resets too: an episode's last observation is seen at none but that one.
+        The last two count every step, resets too: only the reset step sees an episode's last observation.
         """
         assert batch.intrinsic is not None
         learned = self.inner.loss(model, batch, hyper)
@@ -95,7 +83,7 @@ class RND(OnPolicy[OnPolicyConfig]):
         return LossOutput(learned.total + error + self.config.rnd.value_coef * value_loss, metrics)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the algorithm's, and `rnd_coef`."""
+        """Those of the algorithm, and `rnd_coef`."""
         return {**self.inner.hyperparameters(progress), "rnd_coef": self.config.rnd.coef}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -106,7 +94,7 @@ class RND(OnPolicy[OnPolicyConfig]):
 
 
 def curiosity_of(model: PolicyModel) -> Curiosity:
-    """The networks for intrinsic reward, which learn beside a model's own."""
+    """The networks for intrinsic rewards that learn besides the model's."""
     companion = model.get_submodule("companion")
     assert isinstance(companion, Curiosity)
     return companion
@@ -114,6 +102,6 @@ def curiosity_of(model: PolicyModel) -> Curiosity:
 
 def intrinsic_targets(reward: Tensor, value: Tensor, config: RNDConfig) -> Targets:
     """Advantages and value targets [T, B] of intrinsic rewards [T, B] with values [T+1, B], by GAE over one stream that
-    no episode's end cuts (Burda et al. 2018, section 2.3): what is new stays worth its risk."""
+    continues over the ends of episodes (Burda et al. 2018, section 2.3): what is new stays worth its risk."""
     never = torch.zeros_like(reward, dtype=torch.bool)
     return Targets(*gae(reward, value, never, never, config.discount, config.gae_lambda))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,9 @@ from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.models.actor_critic import ActorCritic
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import SquashedGaussian
 from lockstep.models.distributions import Categorical
-
-if TYPE_CHECKING:
-    from lockstep.agent import Networks
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class SACConfig(QPGConfig):
     policies: ClassVar[tuple[str, ...]] = ("squashed",)
 
     initial_temperature: float = 1.0
-    """α: the weight of entropy against reward, as it begins. Higher explores more."""
+    """α before it is learned: the weight of entropy against reward. Higher explores more."""
     learn_temperature: bool = True
     """Raise α while the policy's entropy is below the target, and lower it while it is above."""
     temperature_learning_rate: float = 3e-4
@@ -69,8 +66,8 @@ class SAC(QPG[SACConfig]):
     )
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
-        """Equations 5, 7 and 18 of the paper, summed over items; the policy's and the temperature's for critics that
-        stand still."""
+        """Equations 5, 7 and 18 of the paper, summed over items; the policy's and the temperature's with fixed
+        critics."""
         online, target = actor_critics(model)
         log_alpha = online.variables["log_temperature"]
         alpha = log_alpha.detach().exp()
@@ -134,7 +131,7 @@ class SAC(QPG[SACConfig]):
         """The logarithm of the temperature.
 
         Raises:
-            SettingsError: no policy has so much entropy, so that the temperature would rise for ever.
+            SettingsError: no policy has so much entropy, so the temperature would rise without end.
         """
         distribution = model.distribution
         discrete = isinstance(distribution, Categorical)
@@ -147,7 +144,7 @@ class SAC(QPG[SACConfig]):
         return {"log_temperature": torch.tensor(math.log(self.config.initial_temperature))}
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """As the base class, and `temperature_learning_rate`."""
+        """Those of the base class, and `temperature_learning_rate`."""
         rate = self.annealed(self.config.temperature_learning_rate, progress)
         return {**super().hyperparameters(progress), "temperature_learning_rate": rate}
 

@@ -49,8 +49,8 @@ class TD3Config(DDPGConfig):
 
 
 class TD3(DDPG[TD3Config]):
-    """DDPG's losses, with another action to value the next observation by, and the policy's at every policy_period-th
-    gradient step alone."""
+    """DDPG's losses with a smoothed action in the target. The policy moves only at every policy_period-th gradient
+    step."""
 
     def __init__(self, config: TD3Config) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""What learners learn from: the interface between storages and the learner."""
+"""Batches: the interface between a learner and its source of minibatches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lockstep.run.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class CollectedRollout:
-    """A rollout in one of the S batch slots of an iteration. Where timing decides, a slot with replay takes any number
-    of its shard's rollouts."""
+    """A rollout in one of the S batch slots of an iteration. Where timing decides and the algorithm replays, a slot
+    takes any number of its shard's rollouts."""
 
     info: RolloutInfo
     rollout: Rollout
     normalizers: Normalizers
-    """Statistics of the version that began to collect it."""
+    """The statistics of the version that it began with."""
 
 
 class Slice(NamedTuple):
@@ -30,30 +30,29 @@ class Slice(NamedTuple):
     batch: Any
     """What the algorithm's loss takes."""
     normalizers: Normalizers
-    """What the model normalizes it with."""
+    """The statistics that the model normalizes it with."""
 
 
 class Batches(Protocol):
-    """A learner's source of minibatches, for its block of batch slots."""
+    """A source of minibatches for the block of batch slots of one learner."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
-        """Take an iteration's rollouts, by batch slot; returns the number of gradient steps that follow."""
+        """Take an iteration's rollouts by batch slot, and return the number of its gradient steps."""
         ...
 
     def slice(self, slot: int, step: int) -> Slice:
-        """A slot's part of one gradient step's minibatch. A slot's steps are asked for in order; slots, too, within
-        one, unless gradients are asynchronous."""
+        """A slot's part of one gradient step's minibatch. A slot is asked for its steps in order. Within a step slots
+        are asked in order, too, unless gradients are asynchronous."""
         ...
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """What the loss thought of the slice that was taken last, [n]: how much there still was to learn from it."""
+        """Take the priorities [n] that the loss returned for the last slice: how much it still has to teach."""
         ...
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
-        """Write what of a slot outlives an iteration into a checkpoint; returns what runtime.checkpoint.finish wants
-        to know of each part."""
+        """Write a slot's state into a checkpoint. Returns a record of each part for run.checkpoint.finish."""
         ...
 
     def restore(self, slot: int, saved: Checkpoint) -> None:
-        """Restore what save wrote, if it did."""
+        """Restore what save wrote, if anything."""
         ...

@@ -1,9 +1,9 @@
-"""Rings of observations: as they are, or stacked images of which each frame is kept once.
+"""Rings of observations. Those of stacked images can store each frame once.
 
-An environment that shows its last K frames repeats K - 1 of them at every step. Only the newest one is stored; stacks
-are put together again when they are drawn, exactly as they were. A stack that does not go on from the one before it
-began an episode: what it holds beside its newest frame (copies of it, zeros, or what happened before the agent could
-act) cannot be had from other steps, and is kept aside.
+An environment that shows its last K frames repeats K - 1 of them at every step. Only the newest frame is stored, and
+stacks are rebuilt exactly when they are drawn. A stack that does not continue the one before it began an episode. Its
+older frames (copies of the newest, zeros, or what happened before the agent could act) are in no other step, so they
+are kept aside.
 
 Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks kept aside, n items.
 """
@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
+from lockstep.system.memory import available_bytes
 
 _ASIDE = 32
-"""Steps for each stack that can be kept aside at first; where episodes are shorter on average, there will be more."""
+"""Steps per stack that can be kept aside. The memory grows if episodes are shorter than this on average."""
 
 
 class Ring:
     """Observations of C steps of B environments, kept as they are."""
 
     before = 0
-    """Steps before one that its observation needs."""
+    """How many earlier steps an observation needs."""
 
     def __init__(self, steps: int, example: Tensor) -> None:
         self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype)
 
     def put(self, at: Tensor, obs: Tensor) -> None:
-        """Write the next steps' observations [T, B, ...] at their places [T]."""
+        """Write the observations [T, B, ...] of the next steps at their places [T]."""
         _write(self._obs, at, obs)
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class Ring:
         self._obs[(first + torch.arange(len(obs))) % len(self._obs)] = obs
 
     def state(self) -> dict[str, Tensor]:
-        """All that is not step by step, by name."""
+        """The state that does not belong to single steps, by name."""
         return {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -57,13 +58,12 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The bytes that it takes."""
         return self._obs.nbytes
 
 
 class StackedFrames(Ring):
-    """Images uint8 [K, H, W] whose first K - 1 frames were the last ones of the step before, if that was of the same
-    episode."""
+    """Images uint8 [K, H, W]. Within an episode their first K - 1 frames are the last frames of the step before."""
 
     def __init__(self, steps: int, example: Tensor) -> None:
         environments, self._stack, *image = example.shape
@@ -108,15 +108,13 @@ class StackedFrames(Ring):
         self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
 
     def _grow(self, aside: int) -> None:
-        """Make room for so many stacks that are kept aside; those that are stay where they are.
+        """Make room for so many stacks that are kept aside. Those that are there do not move.
 
         Raises:
-            SettingsError: there is not so much memory.
+            SettingsError: there is not enough memory.
         """
-        from lockstep.buffers.memory import available_bytes
-
         more = aside - len(self._aside)
-        # While they are copied, the old ones are there, too.
+        # The old stacks exist until they are copied.
         needed, available = aside * self._aside[0].nbytes, available_bytes()
         if self._aside.device.type == "cpu" and available is not None and needed > available:
             raise SettingsError(
@@ -175,7 +173,7 @@ class StackedFrames(Ring):
 
 
 def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
-    """A ring for observations like obs [T+1, B, ...]; once: keep each frame once if they are stacks of frames."""
+    """A ring for observations like obs [T+1, B, ...]. once: store each frame once if they are stacks of frames."""
     if once and obs.dtype == torch.uint8 and obs.ndim == 5 and obs.shape[2] > 1 and len(obs) > 1:
         goes_on = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
         if float(goes_on.float().mean()) > 0.5:
@@ -184,15 +182,15 @@ def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
 
 
 def ring_like(ring: Ring, kept: dict[str, Tensor]) -> Ring:
-    """The ring, or an empty one of the other kind if that is what between gave: a rollout whose steps are mostly resets
-    does not show which kind it should be."""
+    """The ring, or an empty one of the other kind if `kept`, which between returned, is of that kind: a rollout that is
+    mostly resets does not show which kind fits."""
     if isinstance(ring, StackedFrames):
         return Ring(len(ring._frames), ring._newest) if "obs" in kept else ring
     return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0])
 
 
 def _write(ring: Tensor, at: Tensor, values: Tensor) -> None:
-    """ring[at] = values for places [T] that follow each other round the ring, by plain copies."""
+    """ring[at] = values for successive places [T] of the ring, by plain copies."""
     first = int(at[0])
     before_end = min(len(at), len(ring) - first)
     ring[first : first + before_end] = values[:before_end]
@@ -200,8 +198,8 @@ def _write(ring: Tensor, at: Tensor, values: Tensor) -> None:
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:
-    """bool [T, B]: whether stacks [T, B, K, H, W] are equal, eight pixels at a time where images are made of so many.
-    numpy's all is twenty times as fast as torch's."""
+    """bool [T, B]: whether stacks [T, B, K, H, W] are equal, eight pixels at a time if their number allows it. numpy's
+    all is twenty times as fast as torch's."""
     x, y = (stacks.flatten(3).numpy() for stacks in (a, b))
     if x.shape[-1] % 8 == 0 and x.strides[-1] == y.strides[-1] == 1:
         x, y = x.view(np.int64), y.view(np.int64)

@@ -5,25 +5,21 @@ Shape legend: B environments of a shard, n items of a slice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from lockstep.buffers.replay import Replay
 from lockstep.core.transitions import Transitions
 from lockstep.envs.goals import ACHIEVED, DESIRED, Goals
 
-if TYPE_CHECKING:
-    from lockstep.buffers.replay import Replay
-
 
 class Hindsight:
-    """Gives items of one shard's replay goals that were reached later in their episode: what was done may have failed
-    the goal that was wanted, and is still the way to where it led.
+    """Gives items of one shard's replay goals that were reached later in their episode. What failed the desired goal is
+    still an example of how to reach those.
 
     Args:
         replay: whose items they are.
-        goals: what they would have earned.
+        goals: computes what they would have earned.
         later: k: k of k + 1 items get another goal.
         discount: γ.
     """
@@ -33,7 +29,7 @@ class Hindsight:
         self._first, self._ends = 0, np.zeros((0, replay.size), np.int64)
 
     def follow(self) -> None:
-        """Take note of the episodes that are remembered now."""
+        """Note where the episodes end that are in replay now."""
         self._first, self._ends = self._replay.episode_ends()
 
     def relabel(
@@ -44,14 +40,14 @@ class Hindsight:
         chance: np.ndarray,
         place: np.ndarray,
     ) -> Transitions:
-        """Items of one step each with their goals, rewards and ends.
+        """The items, each of one step, with new goals, rewards and ends.
 
         Args:
-            batch: what is remembered of them.
-            times: numbers of their steps [n].
-            environments: theirs [n].
-            chance: [n], uniform in [0, 1): which of them are given another goal,
-            place: [n], likewise: and which one.
+            batch: the items as replay stores them.
+            times: the numbers of their steps [n].
+            environments: their environments [n].
+            chance: [n], uniform in [0, 1), decides which of them get another goal.
+            place: [n], uniform in [0, 1), decides which goal.
         """
         chosen = torch.from_numpy(chance < self._share)
         left = self._ends[times - self._first, environments] - times  # steps of the episode behind this one

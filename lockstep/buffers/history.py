@@ -1,9 +1,9 @@
-"""What replay remembers, in checkpoints: each step is written once, and checkpoints share what they have in common.
+"""Replay in checkpoints: each step is written once, and checkpoints share the files that they have in common.
 
-A shard's steps are cut into segments of equal length, each a part of its own, `replay-000-00000007`. Once all steps of
-a segment are there it never changes again: later checkpoints link to its file, which takes no time and no space, and
-which the file system deletes with the last checkpoint that needs it. What a checkpoint writes anew are the segments
-that were not complete before, and, in `replay-000`, all that is not step by step, such as priorities.
+A shard's steps are cut into segments of equal length. Each is a separate part, such as `replay-000-00000007`. A
+complete segment never changes again: later checkpoints link to its file, which takes no time and no space, and the file
+system deletes it with the last checkpoint that needs it. A checkpoint writes only the segments that were not complete
+before, and, in `replay-000`, the state that does not belong to single steps, such as priorities.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from lockstep.run.checkpoint import Checkpoint, checkpoint_path, link_part, write_part
 
 _SEGMENTS = 64
-"""Into which what is remembered is cut, at the least."""
+"""The least number of segments that a full replay is cut into."""
 _LEAST = 16
-"""Steps of a segment."""
+"""The least number of steps of a segment."""
 
 
 class Remembering(Protocol):
-    """A storage whose state is, for the most part, a ring of steps."""
+    """A storage whose state is mostly a ring of steps."""
 
     steps: int
     """Steps of the ring."""
     count: int
-    """Steps inserted so far. A step is final once it is followed by two others."""
+    """Steps inserted so far. A step no longer changes once two others follow it."""
 
     def state(self) -> dict[str, Tensor]:
         """All that is not step by step, by name."""
@@ -47,21 +47,17 @@ class Remembering(Protocol):
 
 
 class History:
-    """One slot's part in checkpoints.
-
-    Args:
-        slot: whose it is.
-    """
+    """The replay of one batch slot in checkpoints."""
 
     def __init__(self, slot: int) -> None:
         self._name = f"replay-{slot:03d}"
         self._final: dict[int, dict[str, Any]] = {}
-        """By segment: what runtime.checkpoint.finish wants to know of it."""
+        """By complete segment: its record for run.checkpoint.finish."""
         self._origin = Path()
         """The checkpoint that holds them."""
 
     def save(self, directory: Path, iteration: int, memory: Remembering) -> list[dict[str, Any]]:
-        """Write a checkpoint's parts; returns what runtime.checkpoint.finish wants to know of each."""
+        """Write a checkpoint's parts. Returns a record of each for run.checkpoint.finish."""
         length, count = _length(memory), memory.count
         oldest = max(0, count - memory.steps + 1)
         parts = [write_part(directory, iteration, self._name, memory.state(), {"count": count})]
@@ -80,7 +76,7 @@ class History:
         return parts
 
     def restore(self, saved: Checkpoint, memory: Remembering) -> bool:
-        """Restore what save wrote under any layout; returns whether there was anything."""
+        """Restore what save wrote under any layout. Returns whether there was anything."""
         if self._name not in saved.parts:
             return False
         tensors, meta = saved.part(self._name)

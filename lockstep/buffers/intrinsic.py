@@ -1,4 +1,4 @@
-"""Minibatches whose advantages contain those of intrinsic rewards, which are computed as an iteration begins.
+"""Minibatches with the advantages of intrinsic rewards, which are computed when an iteration begins.
 
 Shape legend: T time, B environments of a shard, D numbers of an observation.
 """
@@ -25,11 +25,11 @@ from lockstep.run.checkpoint import Checkpoint, write_part
 
 
 class CuriousBatches(FreshBatches):
-    """Epochs of minibatches over an iteration's rollouts, each with the intrinsic rewards that it has to the networks
-    as they are before the iteration.
+    """Epochs of minibatches over an iteration's rollouts, with the intrinsic rewards that the networks give before the
+    iteration.
 
-    Its statistics contain these rollouts already, so none need be collected before learning begins. They are sums
-    over all shards in tree order, the same in every process.
+    The statistics already contain these rollouts, so that learning need not wait for earlier ones. They are sums over
+    all shards in tree order, the same in every process.
     """
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
@@ -39,14 +39,15 @@ class CuriousBatches(FreshBatches):
         self._observations = RunningMoments.empty(self._curiosity.size)
         self._returns = RunningMoments.empty(1)
         self._carry: dict[int, Tensor] = {}
-        """By slot, fp32 [B]: discounted intrinsic return in flight. Where timing decides, a slot's rollouts are of any
-        shards; the deviation of returns, which is all that this is for, is the same with streams that change places."""
+        """By slot, fp32 [B]: the discounted intrinsic return so far. Where timing decides, a slot takes rollouts of any
+        shards. That is harmless: this only gives the deviation of returns, for which the order of shards hardly
+        matters."""
         self._novelty: dict[int, tuple[Tensor, Tensor]] = {}
-        """By slot: intrinsic rewards [T, B], not normalised yet, and intrinsic values [T+1, B]."""
+        """By slot: intrinsic rewards [T, B] before normalization, and intrinsic values [T+1, B]."""
         self._iteration = 0
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
-        """Take an iteration's rollouts, one for each slot; returns the number of gradient steps on them."""
+        """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
         self._iteration = iteration
         alone = {slot: only.rollout for slot in self._slots for only in rollouts[slot]}
         sums = {slot: self._observation_sums(rollout) for slot, rollout in alone.items()}
@@ -58,10 +59,10 @@ class CuriousBatches(FreshBatches):
         return super().begin(iteration, rollouts, hyper)
 
     def _observation_sums(self, rollout: Rollout) -> Tensor:
-        """What a rollout adds to the moments of observations: those that its actions led to."""
+        """What a rollout adds to the moments of observations: the observations after its actions."""
         total = torch.zeros(1 + 2 * self._curiosity.size, dtype=torch.float64)
         every = torch.ones_like(rollout.valid[:1])
-        for t in range(1, len(rollout.reward) + 1):  # a step at a time: float64 pixels of a whole rollout fill memory
+        for t in range(1, len(rollout.reward) + 1):  # float64 pixels of a whole rollout fill memory
             total += batch_sums(self._curiosity.vector(read(rollout.obs, slice(t, t + 1))), every)
         return total
 

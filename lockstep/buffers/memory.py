@@ -1,79 +1,44 @@
-"""How much memory replay and rollouts take, and how much there is: asked before any of it is allocated."""
+"""How much memory replay and rollouts take. It is asked before any of it is allocated."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from pathlib import Path
 
 import gymnasium
 import torch
 
 from lockstep import envs
-from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.rollout_buffers import allocate
+from lockstep.buffers.storage import storage_for
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
 from lockstep.experiment import Experiment
-
-_CGROUPS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-)
-"""Files that limit this process, say how much it uses, and what of that are files' contents that can be given back:
-version 2, version 1."""
+from lockstep.models.distributions import make_distribution
+from lockstep.system.memory import available_bytes
 
 _LARGE = 4 * 2**20
-"""Bytes that no step takes: a rollout that would fit even so is not looked at, which takes an environment."""
+"""More bytes than any step takes. If rollouts of such steps fit, they need no exact size, which takes an
+environment."""
 
 
 def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
-    """Bytes that one shard's replay takes; 0 where nothing is remembered.
+    """Bytes that one shard's replay takes; 0 if the algorithm does not replay.
 
     Args:
-        rollout: an example of what will be inserted. Without one, images with several channels are taken for stacks of
-            frames, of which each is kept once (if algorithm.replay.store_frames).
+        rollout: an example of what will be inserted. Without one, images of several channels are assumed to be stacks
+            of frames, and each frame to be stored once (if algorithm.replay.store_frames).
     """
-    if not isinstance(experiment.algorithm, OffPolicyConfig):
+    if not experiment.algorithm.replays:
         return 0
     rollout = rollout or _example(experiment)
-    with torch.device("meta"):  # which has shapes and no memory
-        return experiment.algorithm.build().memory(experiment, rollout).nbytes
-
-
-def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process can still get without swapping; None where the system does not say so."""
-    try:
-        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text(encoding="ascii").splitlines())
-    except OSError:
-        return None
-    known = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for group in _groups(proc, cgroup):
-        for limit, usage, statistics, cached in _CGROUPS:
-            if (group / limit).is_file() and (group / usage).is_file():
-                most, used = ((group / file).read_text(encoding="ascii").strip() for file in (limit, usage))
-                with contextlib.suppress(OSError):
-                    entries = (line.split() for line in (group / statistics).read_text(encoding="ascii").splitlines())
-                    used = int(used) - sum(int(value) for name, value in entries if name == cached)
-                known += [int(most) - int(used)] if most != "max" else []
-    return max(0, min(known))
-
-
-def _groups(proc: Path, cgroup: Path) -> list[Path]:
-    """The cgroup of this process, and all that it is part of: as a job of Slurm's, or a service, it is not at the root,
-    and each of them may have a limit."""
-    own = Path("/")
-    with contextlib.suppress(OSError):
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-        own = next((Path(line.split(":", 2)[2]) for line in lines if line.startswith("0::")), own)
-    return [cgroup / group.relative_to("/") for group in (own, *own.parents)]
+    with torch.device("meta"):  # tensors with shapes and no memory
+        return storage_for(off_policy(experiment.algorithm).build(), experiment, rollout).nbytes
 
 
 def rollout_bytes(experiment: Experiment) -> int:
-    """Bytes that one rollout of one shard takes, but for the states of a recurrent core."""
-    from lockstep.models.distributions import make_distribution
-
+    """Bytes that one rollout of one shard takes, without the states of a recurrent core."""
     observation, action = envs.spaces(experiment.env)
     count = Arena()
     allocate(experiment, observation, make_distribution(action), 0, experiment.envs_per_shard, count)
@@ -84,7 +49,7 @@ def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
     """Raise SettingsError if the rollouts of so many shards do not fit into memory.
 
     Args:
-        held: rollouts of a shard that are there at a time.
+        held: rollouts of a shard that exist at a time.
     """
     available = available_bytes()
     steps = shards * held * experiment.samples_per_rollout
@@ -117,12 +82,11 @@ def require(experiment: Experiment, shards: int, rollout: Rollout | None = None)
     needed, available = shards * replay_bytes(experiment, rollout), available_bytes()
     if available is None or needed <= available:
         return
-    config = experiment.algorithm
-    assert isinstance(config, OffPolicyConfig)
-    fitting = math.floor(0.8 * config.replay.capacity * available / needed)
-    frames = "" if config.replay.store_frames else " --algorithm.replay.store-frames keeps each frame of a stack once."
+    replay = off_policy(experiment.algorithm).replay
+    fitting = math.floor(0.8 * replay.capacity * available / needed)
+    frames = "" if replay.store_frames else " --algorithm.replay.store-frames keeps each frame of a stack once."
     raise SettingsError(
-        f"Replay of algorithm.replay.capacity={config.replay.capacity:,} steps takes {needed / 1e9:.1f} GB for "
+        f"Replay of algorithm.replay.capacity={replay.capacity:,} steps takes {needed / 1e9:.1f} GB for "
         f"{shards} of {experiment.scheme.shards} shards, and {available / 1e9:.1f} GB of memory are available. "
         f"Remember fewer steps, for example --algorithm.replay.capacity {_round(fitting)} (another result).{frames} "
         "Fewer environments (env.num_envs) save little: capacity counts the steps of all of them together."

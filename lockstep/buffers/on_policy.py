@@ -1,4 +1,4 @@
-"""Minibatches of on-policy algorithms: from the rollouts of this iteration, each of which is then forgotten.
+"""Minibatches of on-policy algorithms, from the rollouts of this iteration alone.
 
 Shape legend: T time, B environments of a shard, n items of a shard's slice of a minibatch.
 """
@@ -36,7 +36,7 @@ class FreshBatches:
         self._moments: list[tuple[float, float]] | None = None
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
-        """Take an iteration's rollouts, one for each slot; returns the number of gradient steps on them."""
+        """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
         alone = {slot: only for slot in self._slots for only in rollouts[slot]}
         self._whole = {slot: self._prepare(slot, only, hyper) for slot, only in alone.items()}
         self._normalizers = {slot: only.normalizers for slot, only in alone.items()}
@@ -54,7 +54,7 @@ class FreshBatches:
         return Slice(batch, self._normalizers[slot])
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Nothing outlives the iteration."""
+        """On-policy losses have no priorities."""
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
         return []
@@ -93,8 +93,8 @@ class FreshBatches:
         )
 
     def _plan(self, slot: int, iteration: int) -> list[Tensor | None]:
-        """Which items of the rollout each gradient step takes: indices of environments where sequences stay whole,
-        else of single samples t * B + b. None means all of them, in order."""
+        """The items of the rollout that each gradient step takes: indices of environments if sequences stay whole, else
+        of single samples, t * B + b. None means all of them, in order."""
         config = self._config
         if config.minibatches == 1:
             return [None] * config.epochs
@@ -116,8 +116,8 @@ class FreshBatches:
         t, b = index // environments, index % environments
 
         def gather(leaf: Tensor) -> Tensor:
-            # A shard's rows may lie among those of its acting batch: index_select over all of them copies whole
-            # samples, which indexing with two tensors does not.
+            # A shard's rows may lie between other rows of its acting batch. index_select over all rows copies whole
+            # samples; indexing with two tensors does not.
             between = leaf.stride(0) // leaf.stride(1)
             rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
             return rows.index_select(0, t * between + b)[None]
@@ -126,7 +126,7 @@ class FreshBatches:
         return whole.replace(state=None).map(gather).replace(state=state)
 
     def _advantage_moments(self) -> list[tuple[float, float]]:
-        """Mean and deviation of the valid advantages of every global minibatch, with one reduction for all."""
+        """The mean and deviation of valid advantages in every global minibatch, by one reduction for all of them."""
         sums = {}
         for slot, batch in self._whole.items():
             assert batch.advantage is not None

@@ -1,48 +1,37 @@
-"""Replay: what a shard's environments have lived through lately, and how it is drawn from.
+"""Replay: the latest steps of a shard's environments, and how minibatches are drawn from them.
 
-Shape legend: C steps of the ring, T steps of a rollout, B environments of a shard, S shards, n items of a slice.
+Shape legend: C steps of the ring, T steps of a rollout, B environments of a shard, n items of a slice.
 """
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent, below
-from lockstep.algorithms.offpolicy import OffPolicy, OffPolicyConfig
-from lockstep.buffers import memory
-from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.agent import below
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.frames import ring_for, ring_like
-from lockstep.buffers.hindsight import Hindsight
-from lockstep.buffers.history import History
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
-from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Transitions
-from lockstep.envs.goals import Goals
 from lockstep.experiment import Experiment
-from lockstep.run.checkpoint import Checkpoint
 
 _LEAST_PRIORITY = 1e-6
-"""Added to every priority, so that nothing is forgotten for good (Schaul et al. 2016, section 3.3)."""
-_AT_ONCE = 16 << 20
-"""Bytes of observations that are taken out of replay together, for several gradient steps: an item costs less then."""
+"""Added to every priority, so that every item can still be drawn (Schaul et al. 2016, section 3.3)."""
 _PLAIN = ""
-"""Name of observations that are one tensor."""
+"""The name of an observation that is a single tensor."""
 
 
 class Replay:
-    """One shard's steps, as a ring over time that all its environments share.
+    """One shard's steps, in a ring over time that all its environments share.
 
-    A step is known by its number, which counts on for ever. Step t is at place t mod C. Its successor's observation is
-    that of step t + 1, which is the true last one of the episode where step t ended it: the step that an environment
-    spends on its reset is remembered too, but never drawn.
+    Steps are numbered from the beginning of the run, and step t is at place t mod C. The observation after it is that
+    of step t + 1. If step t ended an episode, that is the true last observation, since the step that an environment
+    spends on its reset is stored, too. Such steps are never drawn.
 
     Args:
         experiment: whose settings it follows.
@@ -53,14 +42,13 @@ class Replay:
     """Whether batch returns Transitions."""
 
     def __init__(self, experiment: Experiment, rollout: Rollout) -> None:
-        config = experiment.algorithm
-        assert isinstance(config, OffPolicyConfig)
+        config = off_policy(experiment.algorithm)
         self._config, self._discount = config, config.discount
         self._discounts = torch.tensor([config.discount**k for k in range(config.n_step + 1)])
-        """By the number of steps that a return has."""
+        """By the number of steps of a return."""
         self.size = experiment.envs_per_shard
         self.item_bytes = 2 * sum(leaf[0, 0].nbytes for leaf in _entries(rollout.obs).values())
-        """Of an item's first and last observation."""
+        """Bytes of an item's first and last observation."""
         self.steps = ring_steps(experiment)
         shape = (self.steps, self.size)
         self._rings = {
@@ -77,20 +65,20 @@ class Replay:
         self._reward = torch.zeros(shape)
         self._terminated, self._truncated, self._valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
         self._last: dict[str, Tensor] = {}
-        """The newest observations, from which the next rollout should go on."""
+        """The newest observations, which the next rollout should begin with."""
         self._tree = SumTree(self._places() * self.size) if config.replay.prioritized else None
         self._largest = 1.0
-        """The largest priority so far, which new steps begin with."""
+        """The largest priority so far: that of new steps."""
         self.count = 0
         """Steps inserted so far."""
 
     def insert(self, rollout: Rollout) -> None:
-        """Remember a rollout, in the place of what is oldest."""
+        """Store a rollout in place of the oldest steps."""
         steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
         goes_on = bool(self._last) and all(torch.equal(leaf[0], self._last[name]) for name, leaf in obs.items())
         if self._last and not goes_on:
-            # The environments were started afresh between two rollouts, which cut the episodes in flight. The
-            # observations after their last steps stand where this rollout begins: so that begins one step later.
+            # The environments were reset between the rollouts, which cut unfinished episodes. Their last observations
+            # are stored where this rollout would begin, so it begins one step later.
             at = before % self.steps
             self._valid[at] = False
             self._truncated[at - 1] |= self._valid[at - 1] & ~self._terminated[at - 1]
@@ -107,11 +95,11 @@ class Replay:
         self._renew(before, rollout)
 
     def _places(self) -> int:
-        """Items of every environment that can be remembered."""
+        """How many items of every environment can be stored."""
         return self.steps
 
     def _renew(self, before: int, rollout: Rollout) -> None:
-        """Let steps be drawn from now on that have n successors, and no longer those that are overwritten."""
+        """Allow drawing steps that now have n successors, and forbid those that were overwritten."""
         tree = self._tree
         if tree is None:
             return
@@ -124,23 +112,29 @@ class Replay:
         tree.set(self._items(ready), np.where(valid, self._largest, 0.0))
 
     def _items(self, times: np.ndarray) -> np.ndarray:
-        """Items of the tree for all environments at steps of these numbers."""
+        """The tree's items for these steps of all environments."""
         return ((times % self.steps)[:, None] * self.size + np.arange(self.size)).reshape(-1)
 
     def _oldest(self) -> int:
-        """Number of the oldest step whose observation, frames before it included, is still there."""
+        """The number of the oldest step whose observation is complete, with the earlier frames that it needs."""
         return max(0, self.count - self.steps + 1 + max(ring.before for ring in self._rings.values()))
 
     def _newest(self) -> int:
-        """Number of the newest step that has n successors."""
+        """The number of the newest step that has n successors."""
         return self.count - self._config.n_step
 
     def draw(
         self, items: int, generator: np.random.Generator, newest: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of steps [n], their environments [n], and the probability [n] with which each was drawn.
+        """Draw items.
 
-        newest: draw uniformly from so many of the newest steps of every environment.
+        Args:
+            items: how many.
+            generator: what draws them.
+            newest: draw uniformly from so many of the newest steps of every environment.
+
+        Returns:
+            The numbers of their steps [n], their environments [n], and the probability [n] of each.
         """
         low, high = self._oldest(), self._newest()
         if newest is not None:
@@ -156,26 +150,26 @@ class Replay:
             environments[missing] = generator.integers(0, self.size, len(missing))
             missing = missing[~self._can_be_drawn(times[missing], environments[missing])]
             drawn += 1
-            assert drawn < 10_000, "nearly all that is remembered are resets"
+            assert drawn < 10_000, "nearly all stored steps are resets"
         return times, environments, np.full(items, 1.0 / ((high - low + 1) * self.size))
 
     def _by_priority(
         self, tree: SumTree, items: int, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Places [n], environments [n], and the probability [n] with which each was drawn."""
+        """Places [n], environments [n], and the probability [n] of each."""
         total = tree.total
-        # One from each of n equal parts, so that a minibatch is spread over all priorities.
+        # One item from each of n equal parts of the sum, so that a minibatch is spread over all priorities.
         sums = (np.arange(items) + generator.random(items)) * (total / items)
         found = tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
         return found // self.size, found % self.size, tree[found] / total
 
     def observed(self, name: str, times: np.ndarray, environments: np.ndarray) -> Tensor:
-        """[n, ...]: an entry of the observations at steps of these numbers."""
+        """[n, ...]: an entry of the observations at these steps."""
         return self._rings[name].take(torch.from_numpy(times % self.steps), torch.from_numpy(environments))
 
     def episode_ends(self) -> tuple[int, np.ndarray]:
-        """Number of the oldest step that can be drawn; and, from that one on, the number of the last step of each
-        step's episode [N, B], which is the newest step while the episode goes on."""
+        """The number of the oldest step that can be drawn. From there on, [N, B]: the number of the last step of each
+        step's episode, which is the newest step while the episode goes on."""
         numbers = np.arange(self._oldest(), self.count)
         at = torch.from_numpy(numbers % self.steps)
         ended = (self._terminated[at] | self._truncated[at]).numpy()
@@ -186,8 +180,8 @@ class Replay:
         return self._valid.numpy()[times % self.steps, environments]
 
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of steps of these numbers: the discounted sum of up to n rewards, the weight of the value that follows, and
-        how many steps later that is."""
+        """For each of these steps: the discounted sum of up to n rewards, the weight of the value that follows, and how
+        many steps later that is."""
         reward, going = torch.zeros(time.shape), torch.ones(time.shape, dtype=torch.bool)
         terminated, ahead = torch.zeros(time.shape, dtype=torch.bool), torch.zeros(time.shape, dtype=torch.int64)
         for k in range(self._config.n_step):
@@ -200,7 +194,7 @@ class Replay:
         return reward, self._discounts[ahead] * ~terminated, ahead
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
-        """What is remembered of steps that were drawn."""
+        """The minibatch of items that were drawn."""
         time, environment = torch.from_numpy(times), torch.from_numpy(environments)
         reward, discount, ahead = self._returns(time, environment)
         at, then = time % self.steps, (time + ahead) % self.steps
@@ -221,7 +215,7 @@ class Replay:
         )
 
     def prioritize(self, times: np.ndarray, environments: np.ndarray, priorities: np.ndarray) -> None:
-        """Set priorities of items that were drawn; of those overwritten since, nothing changes."""
+        """Set the priorities of items that were drawn, except those overwritten since."""
         assert self._tree is not None
         present = self._present(times)
         items = (times % self._places() * self.size + environments)[present]
@@ -261,7 +255,7 @@ class Replay:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """All that is not step by step, by name."""
+        """The state that does not belong to single steps, by name."""
         rings = {f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.state().items()}
         tree = {} if self._tree is None else {"priorities": torch.from_numpy(self._tree.priorities)}
         return {
@@ -283,130 +277,15 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The bytes that it takes."""
         rings = sum(ring.nbytes for ring in self._rings.values())
         tree = 0 if self._tree is None else self._tree.nbytes
         return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
 
 
-class _Taken(NamedTuple):
-    """What was taken out of replay for one gradient step or several."""
-
-    batch: Any
-    drawn: list[tuple[np.ndarray, np.ndarray]]
-    """By gradient step: numbers of steps and environments, [n] each."""
-
-
-class ReplayBatches:
-    """Draws from the replay of every slot's shard, an equal share of each minibatch."""
-
-    def __init__(self, agent: Agent, slots: range) -> None:
-        config, algorithm = agent.experiment.algorithm, agent.algorithm
-        assert isinstance(config, OffPolicyConfig) and isinstance(algorithm, OffPolicy)
-        self._agent, self._config, self._algorithm, self._slots = agent, config, algorithm, slots
-        self._replays: dict[int, Replay] = {}
-        self._histories = {slot: History(slot) for slot in slots}
-        self._saved: dict[int, Checkpoint] = {}
-        self._draws: dict[int, np.random.Generator] = {}
-        self._goals = Goals(agent.experiment.env) if config.replay.hindsight else None
-        self._hindsight: dict[int, Hindsight] = {}
-        self._beta, self._recency = 1.0, 1.0
-        self._items = config.batch_size // agent.experiment.scheme.shards
-        self._steps = 0
-        """Gradient steps of the iteration."""
-        self._began = 0 if config.replay.checkpoint else None
-        """The iteration with which memory began. None: not yet known, since a resumed run begins with none."""
-        self._taken: dict[int, _Taken] = {}
-        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
-
-    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
-        """Remember an iteration's rollouts, one or more of every slot's shard at first; returns the number of gradient
-        steps."""
-        experiment = self._agent.experiment
-        for slot in self._slots:
-            new = [each.rollout for each in rollouts[slot]]
-            if not self._replays:
-                memory.require(experiment, len(self._slots), new[0])
-            if slot not in self._replays:
-                self._replays[slot] = self._algorithm.memory(experiment, new[0])
-                if self._goals is not None:
-                    self._hindsight[slot] = Hindsight(
-                        self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
-                    )
-                if slot in self._saved:
-                    self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
-            for rollout in new:
-                self._replays[slot].insert(rollout)
-            if slot in self._hindsight:
-                self._hindsight[slot].follow()
-            self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
-        self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
-        self._began = iteration if self._began is None else self._began
-        self._steps = self._algorithm.updates_in(iteration - self._began, experiment.samples_per_iteration)
-        return self._steps
-
-    def slice(self, slot: int, step: int) -> Slice:
-        """A slot's part of one gradient step's minibatch."""
-        several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
-        at_once = max(1, _AT_ONCE // (self._items * self._replays[slot].item_bytes)) if several else 1
-        index = step % at_once
-        if index == 0:
-            self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
-        taken = self._taken[slot]
-        self._drawn = taken.drawn[index]
-        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
-        return Slice(batch, self._agent.normalizers)
-
-    def _take(self, slot: int, steps: range) -> _Taken:
-        """A slot's parts of several minibatches, one behind the other. The random numbers are drawn step by step."""
-        draw, replay, items = self._draws[slot], self._replays[slot], self._items
-        numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
-        drawn, chances, noise = [], [], []
-        for step in steps:
-            drawn.append(replay.draw(items, draw, self._newest_steps(step) if self._recency < 1 else None))
-            if hindsight is not None:
-                chances.append(draw.random((2, items)))
-            if numbers:
-                noise.append(draw.random(numbers, np.float32))
-        times, environments, probability = (np.concatenate(each) for each in zip(*drawn, strict=True))
-        shards = self._agent.experiment.scheme.shards
-        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(len(times))
-        batch = replay.batch(times, environments, weight)
-        if hindsight is not None:
-            batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))
-        if numbers:
-            batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
-        batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
-        return _Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
-
-    def _newest_steps(self, step: int) -> int:
-        """Of every environment: what one of an iteration's updates draws from (Wang and Ross 2019, equation 3)."""
-        memory = self._config.replay
-        wanted = memory.capacity * self._recency ** (1000 * (step + 1) / self._config.updates)
-        return math.ceil(max(wanted, memory.recency_least) / self._agent.experiment.env.num_envs)
-
-    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
-        """Write a slot's replay into a checkpoint, if the experiment wants it there."""
-        if not self._config.replay.checkpoint:
-            return []
-        return self._histories[slot].save(directory, iteration, self._replays[slot])
-
-    def restore(self, slot: int, saved: Checkpoint) -> None:
-        """Restore it; it is made when the first rollout shows its shapes."""
-        self._saved[slot] = saved
-
-    def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Let what was drawn last be drawn by its new priorities."""
-        if self._algorithm.weighted:
-            assert priorities is not None and self._drawn is not None
-            self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())
-
-
 def ring_steps(experiment: Experiment) -> int:
-    """Steps of every environment that are remembered."""
-    config = experiment.algorithm
-    assert isinstance(config, OffPolicyConfig)
-    return config.replay.capacity // experiment.env.num_envs
+    """How many steps of every environment are stored."""
+    return off_policy(experiment.algorithm).replay.capacity // experiment.env.num_envs
 
 
 def _entries(obs: Any) -> dict[str, Tensor]:

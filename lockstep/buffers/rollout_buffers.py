@@ -1,8 +1,8 @@
 """Rollout buffers: the preallocated memory that collectors write rollouts into, private or shared with learners.
 
-A rollout buffer holds one rollout of an acting batch, that is of one or more shards. Where collecting runs
-ahead of learning, with a policy lag of k, there are k + 1 of them, used in turn, so that it never overwrites what is
-still to be learned from, and as many where a free-running run is repeated; elsewhere one.
+A rollout buffer holds one rollout of an acting batch, that is of one or more shards. Where collecting runs ahead of
+learning with a policy lag of k, k + 1 buffers are used in turn, so that no rollout is overwritten before it was learned
+from. Repeating a free-running run takes as many; otherwise there is one.
 
 Shape legend: T time, A rows of an acting batch.
 """
@@ -10,7 +10,7 @@ Shape legend: T time, A rows of an acting batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import torch
@@ -22,18 +22,16 @@ from lockstep.core.arrays import overlap
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
 from lockstep.experiment import Experiment
-
-if TYPE_CHECKING:
-    from lockstep.models.base import ActionDistribution
+from lockstep.models.base import ActionDistribution
 
 
 @dataclass(frozen=True)
 class ActingGroup:
-    """The shards that one inference call serves, each at its own rows of a batch whose size is fixed."""
+    """The shards that one inference call serves. Each has its rows of a batch of fixed size."""
 
     shards: tuple[int, ...]
     size: int
-    """A: rows, those included that belong to shards of other collectors and stay empty."""
+    """A: the rows, with those of other collectors' shards, which stay empty."""
     per_shard: int
 
     def rows(self, shard: int) -> slice:
@@ -59,9 +57,9 @@ class RolloutBuffer:
     whole: Rollout
     """All rows, [T, A]."""
     actions: Tensor
-    """[T+1, A, *action_shape]: whole.action and what came before it."""
+    """[T+1, A, *action_shape]: the action before the rollout, and whole.action."""
     rewards: Tensor
-    """fp32 [T+1, A], likewise."""
+    """fp32 [T+1, A]: the reward before the rollout, and whole.reward."""
     shards: dict[int, Rollout]
     """Each shard's rows, as views."""
 
@@ -70,10 +68,10 @@ class RolloutBuffers:
     """All buffers of one collector.
 
     Args:
-        agent: whose shapes they have.
-        shards: those that the collector collects for.
+        agent: determines the shapes.
+        shards: the collector's shards.
         count: rollouts of a shard that are held at a time.
-        arena: where the memory is.
+        arena: allocates the memory.
     """
 
     def __init__(self, agent: Agent, shards: range, count: int, arena: Arena) -> None:
@@ -110,7 +108,7 @@ def allocate(
     size: int,
     arena: Arena,
 ) -> tuple[Rollout, Tensor, Tensor]:
-    """One rollout of so many environments, and what lies behind its actions and rewards."""
+    """One rollout of so many environments, and its actions and rewards with those before it."""
     steps = experiment.algorithm.rollout
     actions = arena.zeros((steps + 1, size, *distribution.action_shape), distribution.action_dtype)
     rewards = arena.zeros((steps + 1, size))

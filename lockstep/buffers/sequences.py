@@ -1,4 +1,4 @@
-"""Replay of sequences, for agents with memory (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX).
+"""Replay of sequences, for recurrent models (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX).
 
 Shape legend: C steps of the ring, B environments of a shard, K core state, L steps of burn-in, M steps that are learned
 from, N steps of a return, R steps of a rollout, J rollouts whose beginnings are remembered, n items of a slice.
@@ -17,12 +17,12 @@ from lockstep.experiment import Experiment
 
 
 class SequenceReplay(Replay):
-    """One shard's steps, drawn as sequences of L + M + N observations. Each begins where a rollout did, since there
-    the core's state is known: they overlap if that is more than R.
+    """One shard's steps, drawn as sequences of L + M + N observations. Each sequence begins where a rollout did, since
+    the core's state is known there. Sequences longer than R overlap.
 
-    Steps are stored once, however many sequences they belong to, and as in Replay. A sequence goes on over the end of
-    an episode: `start` says where the core's state is to be reset, returns end at the episode's end, and steps spent on
-    resets are not valid. What draw calls times are numbers of rollouts here.
+    Each step is stored once, as in Replay, however many sequences it belongs to. Sequences continue over the ends of
+    episodes: `start` says where the core's state is reset, returns end with their episode, and steps spent on resets
+    are not valid. The times that draw returns are numbers of rollouts here.
 
     Args:
         experiment: whose settings it follows.
@@ -34,7 +34,7 @@ class SequenceReplay(Replay):
     single_steps = False
 
     def __init__(self, experiment: Experiment, rollout: Rollout, burn_in: int, unroll: int) -> None:
-        # One more than fit: a rollout's place is used again only when nothing of it is there any more.
+        # One more than fit, so that a rollout's place is reused only when all of its steps have been overwritten.
         self._beginnings = ring_steps(experiment) // len(rollout.reward) + 1
         super().__init__(experiment, rollout)
         self._burn_in, self._unroll = burn_in, unroll
@@ -42,24 +42,24 @@ class SequenceReplay(Replay):
         self._previous = rollout.prev_action is not None
         self._start = torch.zeros(self.steps, self.size, dtype=torch.bool)
         self._first = torch.full((self._beginnings,), -self.steps, dtype=torch.int64)
-        """Number of each rollout's first step."""
+        """The number of each rollout's first step."""
         self._state = torch.zeros(self._beginnings, *rollout.core_state.shape)
         """The core's state before it."""
         self._rollouts = 0
         """Rollouts inserted so far."""
         self._ready = np.zeros(self._beginnings, bool)
-        """Which of them begin a sequence that is all there."""
+        """Which of them begin a sequence that is complete."""
 
     def _places(self) -> int:
         return self._beginnings
 
     def _renew(self, before: int, rollout: Rollout) -> None:
-        """Let the sequences be drawn from now on that are complete, and no longer those that are overwritten."""
+        """Allow drawing sequences that are now complete, and forbid those that were overwritten."""
         steps, place = len(rollout.reward), self._rollouts % self._beginnings
         assert not self._ready[place]
         self._start[(self.count - steps + torch.arange(steps + 1)) % self.steps] = rollout.start
         self._first[place], self._state[place] = self.count - steps, rollout.core_state
-        if self._previous and not self._rollouts:  # of a run that was resumed without its memory, nothing else is known
+        if self._previous and not self._rollouts:  # a run that was resumed without replay has no earlier steps
             place_before = (self.count - steps - 1) % self.steps
             self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
         self._rollouts += 1
@@ -70,7 +70,7 @@ class SequenceReplay(Replay):
             self._tree.set(items, np.repeat(np.where(self._ready[changed], self._largest, 0.0), self.size))
 
     def _complete(self) -> np.ndarray:
-        """bool [J]: whether the sequences that begin with these rollouts are all there."""
+        """bool [J]: whether the sequences that begin with these rollouts are complete."""
         first = self._first.numpy()
         return (first >= self._oldest()) & (first + self._length - 1 <= self.count)
 
@@ -80,8 +80,8 @@ class SequenceReplay(Replay):
     def draw(
         self, items: int, generator: np.random.Generator, newest: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of rollouts [n] with which sequences begin, environments [n], and the probability [n] with which each
-        was drawn."""
+        """The numbers of the rollouts [n] that sequences begin with, their environments [n], and the probability [n] of
+        each."""
         assert newest is None, "recent sequences are not emphasised"
         assert self._ready.any(), "learning began before there was anything to learn from"
         if self._tree is not None:
@@ -95,7 +95,7 @@ class SequenceReplay(Replay):
         return last - (last - place) % self._beginnings, environment, probability
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Sequences:
-        """Sequences that were drawn."""
+        """The minibatch of sequences that were drawn."""
         places, environment = torch.from_numpy(times % self._beginnings), torch.from_numpy(environments)
         time = self._first[places] + torch.arange(self._length).unsqueeze(1)  # [L+M+N, n]
         at, rows = time % self.steps, environment.expand(time.shape)
@@ -124,7 +124,7 @@ class SequenceReplay(Replay):
         return {**super()._by_step(), "start": self._start}
 
     def state(self) -> dict[str, Tensor]:
-        """All that is not step by step, by name."""
+        """The state that does not belong to single steps, by name."""
         return {
             **super().state(),
             "first": self._first,
@@ -142,5 +142,5 @@ class SequenceReplay(Replay):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The bytes that it takes."""
         return super().nbytes + self._state.nbytes

@@ -1,7 +1,7 @@
 """A sum tree: draws items in proportion to their priorities, and changes many priorities at once.
 
-Every inner node is the sum of its children, computed anew whenever one changes. So the sums depend on the present
-priorities alone, not on the order in which they came, and rounding errors do not add up.
+Every inner node is the sum of its children, recomputed whenever one changes. So the sums depend on the present
+priorities alone and not on the order of changes, and rounding errors do not accumulate.
 
 Shape legend: n items, F children of a node.
 """
@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 _FANOUT = 16
-"""F. A level costs a few calls of numpy, however many children its nodes have: so there are few levels."""
+"""F. A level costs a few calls of numpy, however many children its nodes have, so few levels are faster."""
 
 
 class SumTree:
@@ -40,7 +40,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The bytes that it takes."""
         return self._nodes.nbytes
 
     @property
@@ -53,7 +53,7 @@ class SumTree:
         return self._levels[0].reshape(-1)[items]
 
     def set(self, items: np.ndarray, priorities: np.ndarray | float) -> None:
-        """Change the priorities of items [n]; of an item that is named twice, the last one counts."""
+        """Set the priorities of items [n]. If an item occurs twice, its last priority counts."""
         nodes = items
         self._levels[0].reshape(-1)[nodes] = priorities
         for below, level in pairwise(self._levels):
@@ -71,7 +71,7 @@ class SumTree:
         for level in reversed(self._levels):
             children = level[nodes]
             running = children.cumsum(1)
-            # Rounding may leave more than all children hold: then it is the last one's that is not empty.
+            # Rounding may leave more than all children hold. Then take the last child that is not empty.
             last = _FANOUT - 1 - (children[:, ::-1] > 0).argmax(1)
             child = np.minimum((running <= left[:, None]).sum(1), last)
             left = left - np.where(child > 0, running[rows, child - 1], 0.0)

@@ -13,10 +13,10 @@ from lockstep.cli.common import parse, say, say_json, unknown
 
 @dataclass(frozen=True)
 class EnvsArguments:
-    """List environments that this installation can run, and the adapters that can step each."""
+    """List the environments that this installation can run, and the adapters for each."""
 
     pattern: tyro.conf.Positional[str] = ""
-    """Show only ids that contain this text, whatever its case."""
+    """Show only ids that contain this text (case does not matter)."""
     json: bool = False
     """Print JSON."""
 

@@ -17,23 +17,23 @@ from lockstep.envs.base import EnvConfig
 
 @dataclass(frozen=True)
 class VerifyArguments:
-    """Rerun the first iterations of a run under any layout, and compare every digest in its ledger."""
+    """Repeat the first iterations of a run on any layout, and compare every digest with its ledger."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
     layout: str = "inline"
-    """Layout of the repetition: any that suits the run, but torchrun."""
+    """Layout of the repetition: any but torchrun."""
     iterations: int | Literal["all"] | None = None
-    """Iterations to run again, or all. Default: 3. More prove more and take longer."""
+    """Iterations to repeat, or all. Default: 3. More prove more but take longer."""
     seed: int | None = None
-    """Repeat with another seed, to see where that makes a difference."""
+    """Repeat with another seed, to see where the results differ."""
     json: bool = False
     """Print JSON."""
 
 
 @dataclass(frozen=True)
 class ReplayArguments:
-    """Repeat a run with every decision that timing made in it, and compare every digest in its ledger."""
+    """Repeat a run with every decision that timing made in it, and compare every digest with its ledger."""
 
     recorded: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The folder of the run to repeat."""
@@ -46,7 +46,7 @@ class ReplayArguments:
 
 @dataclass(frozen=True)
 class DiffArguments:
-    """Name the first iteration, and the first tensor in it, in which two runs part."""
+    """Find the first iteration and tensor in which two runs differ."""
 
     run_a: tyro.conf.Positional[str]
     """The folder of one run."""
@@ -64,7 +64,7 @@ class CheckEnvArguments:
     """The environment, as --env.id of train has it: my_file.py:MyEnv, CartPole-v1, Breakout."""
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="", num_envs=4))
     steps: Steps = 1_000
-    """Steps of each environment. More reach what happens late, and take longer."""
+    """Steps of each environment. More find differences that occur late, but take longer."""
     seed: int = 1
     """Seed of environments and actions."""
     json: bool = False

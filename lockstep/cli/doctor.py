@@ -40,10 +40,10 @@ _FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16
 
 @dataclass(frozen=True)
 class DoctorArguments:
-    """Examine this machine and installation, and measure their speed for a few seconds on one core."""
+    """Check this machine and installation, and measure the speed of one core for a few seconds."""
 
     seconds: float = 1.0
-    """How long each measurement takes; 0 leaves them out."""
+    """Seconds of each measurement; 0 skips them."""
     json: bool = False
     """Print JSON."""
 
@@ -165,7 +165,7 @@ def _network_speed(seconds: float) -> dict[str, float]:
 
 
 def _rate(call: Callable[[], None], seconds: float) -> float:
-    """Calls a second, after one that warms up."""
+    """Calls per second, after a warm-up call."""
     call()
     begin, calls = time.perf_counter(), 0
     while (passed := time.perf_counter() - begin) < seconds:

@@ -13,7 +13,7 @@ from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_j
 
 @dataclass(frozen=True)
 class EvalArguments:
-    """Play whole episodes with a trained policy, on environments of their own, and report raw scores."""
+    """Play whole episodes with a trained policy and report raw scores."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
@@ -26,12 +26,11 @@ class EvalArguments:
     seed: int | None = None
     """Seed of environments and action noise. Default: the experiment's."""
     num_envs: int | None = None
-    """Environments that play side by side. Default: up to 16."""
+    """Environments that run at once. Default: up to 16."""
     levels: Literal["train", "test"] = "train"
-    """Levels to play, if the run was trained on a set of them (env.num_levels): those, or all others."""
+    """Levels to play if the run was trained on some of them (env.num_levels): the same, or all others."""
     max_steps: int | None = None
-    """Environment steps after which an episode is cut, if gymnasium steps it: its tasks need not end by themselves.
-    Default: 27,000."""
+    """The most environment steps of an episode with gymnasium, whose tasks may never end. Default: 27,000."""
     opponents: tuple[str, ...] = ()
     """Who plays the other agents of matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
     json: bool = False
@@ -55,16 +54,16 @@ class RecordArguments:
     seed: int | None = None
     """Seed of the environment and of action noise. Default: the experiment's."""
     max_steps: int = 10_000
-    """Environment steps after which the video ends in any case."""
+    """The most environment steps of the video."""
     fps: int | None = None
-    """Pictures a second. Default: real time for Atari, 30 elsewhere."""
+    """Frames per second. Default: real time for Atari, 30 elsewhere."""
     json: bool = False
     """Print JSON."""
 
 
 @dataclass(frozen=True)
 class PlotArguments:
-    """Draw learning curves; runs that differ only in their seed become one line with a band."""
+    """Draw learning curves. Runs that differ only in their seed become one line with a band."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs, or of sweeps, which stand for all their runs."""
@@ -133,8 +132,8 @@ def record(arguments: list[str]) -> int:
 def plot(arguments: list[str]) -> int:
     """Run `lockstep plot`."""
     given = parse(PlotArguments, "plot", arguments)
-    from lockstep.evaluation.plots import plot as draw
-    from lockstep.evaluation.runs import listed
+    from lockstep.reports.plots import plot as draw
+    from lockstep.reports.runs import listed
     from lockstep.run.folder import RunFolder
 
     runs = [RunFolder.open(run).path for run in listed(given.runs)]

@@ -68,7 +68,7 @@ class Row(NamedTuple):
     """A flag, or an argument without one."""
 
     path: str
-    """As in algorithm.learning_rate."""
+    """The setting's path, such as algorithm.learning_rate."""
     group: str
     """The part of the settings that it belongs to; empty for the verb's own."""
     value: str

@@ -17,30 +17,30 @@ from collections.abc import Sequence
 import lockstep
 
 BEGAN = time.perf_counter()
-"""When this process did, nearly: before the imports that take long."""
+"""When this process began: taken before the slow imports."""
 VERBS = {
-    "train": ("lockstep.cli.train", "train an agent by a recipe, as in: lockstep train ppo-cartpole"),
+    "train": ("lockstep.cli.train", "train an agent from a recipe: lockstep train ppo-cartpole"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
-    "sweep": ("lockstep.cli.sweep", "run many experiments, or a search for settings, as a durable queue"),
-    "submit": ("lockstep.cli.submit", "hand one run to Slurm, on one node or several"),
+    "sweep": ("lockstep.cli.sweep", "run many experiments or a search for settings as a durable queue"),
+    "submit": ("lockstep.cli.submit", "submit one run to Slurm, on one node or several"),
     "eval": ("lockstep.cli.evaluate", "play episodes with a trained policy and report raw scores"),
     "record": ("lockstep.cli.evaluate", "record a video of a trained policy"),
-    "export": ("lockstep.cli.share", "write a trained policy as one file: PyTorch's, TorchScript or ONNX"),
+    "export": ("lockstep.cli.share", "write a trained policy to one file: PyTorch, TorchScript or ONNX"),
     "push": ("lockstep.cli.share", "upload a run to the Hugging Face Hub, with a model card"),
     "pull": ("lockstep.cli.share", "download a run from the Hugging Face Hub"),
     "plot": ("lockstep.cli.evaluate", "draw the learning curves of one or more runs"),
-    "report": ("lockstep.cli.report", "write one web page about some runs"),
+    "report": ("lockstep.cli.report", "write a web page about runs"),
     "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
-    "verify": ("lockstep.cli.check", "repeat the beginning of a run on another layout, compare all bits"),
+    "verify": ("lockstep.cli.check", "repeat the beginning of a run and compare every bit"),
     "replay": ("lockstep.cli.check", "repeat a run with every decision that timing made in it"),
-    "diff": ("lockstep.cli.check", "name the first iteration and tensor in which two runs part"),
-    "check-env": ("lockstep.cli.check", "test whether an environment is repeatable, bit for bit"),
-    "bench": ("lockstep.cli.speed", "measure how near training comes to this machine's limit"),
+    "diff": ("lockstep.cli.check", "find the first iteration and tensor in which two runs differ"),
+    "check-env": ("lockstep.cli.check", "test whether an environment repeats bit for bit"),
+    "bench": ("lockstep.cli.speed", "measure how close training comes to this machine's limit"),
     "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),
-    "schemes": ("lockstep.cli.catalog", "draw the presets of schemes: who waits for whom in each"),
-    "doctor": ("lockstep.cli.doctor", "examine this machine and installation, and measure the speed"),
+    "schemes": ("lockstep.cli.catalog", "list presets of schemes, and draw who waits for whom"),
+    "doctor": ("lockstep.cli.doctor", "check this machine and installation, and measure its speed"),
 }
 """Each verb's module, whose function of that name (`eval` is `evaluate`) runs it, and what it does."""
 
@@ -98,8 +98,8 @@ def _run(arguments: list[str]) -> int:
         complain(error)
         return error.exit_code
     except (OSError, RuntimeError) as error:
-        from lockstep.launchers.supervisor import WorkerError
         from lockstep.run.files import is_full
+        from lockstep.system.supervision import WorkerError
 
         if not isinstance(error, WorkerError) and not is_full(error):
             raise

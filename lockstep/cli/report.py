@@ -15,7 +15,7 @@ from lockstep.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class ReportArguments:
-    """Write one HTML page about some runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
+    """Write an HTML page about runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs, or of sweeps, which stand for all their runs. Runs that differ only in seed and task are one
@@ -25,7 +25,7 @@ class ReportArguments:
     metric: str = "score/mean"
     """The name in metrics.jsonl that counts as the score, such as eval/score where evaluations were made."""
     verify: int = 0
-    """Iterations of each run to repeat and compare with its ledger. More prove more and take longer."""
+    """Iterations of each run to repeat and compare with its ledger. More prove more but take longer."""
     json: bool = False
     """Print JSON."""
 
@@ -51,8 +51,8 @@ class CompareArguments:
 def report(arguments: list[str]) -> int:
     """Run `lockstep report`."""
     given = parse(ReportArguments, "report", arguments)
-    from lockstep.evaluation.report import report as write
-    from lockstep.evaluation.runs import listed, some
+    from lockstep.reports.report import report as write
+    from lockstep.reports.runs import listed, some
 
     runs = [RunFolder.open(run).path for run in listed(given.runs)]
     home = Path(given.runs[0]) if len(given.runs) == 1 else Path()
@@ -78,8 +78,8 @@ def compare(arguments: list[str]) -> int:
     if arguments.count("--against") > 1:
         raise SettingsError("compare takes two sets of runs, with one -- between them. lockstep report shows several.")
     given = parse(CompareArguments, "compare", arguments)
-    from lockstep.evaluation.compare import compare as contrast
-    from lockstep.evaluation.runs import listed
+    from lockstep.reports.compare import compare as contrast
+    from lockstep.reports.runs import listed
 
     a, b = ([RunFolder.open(run).path for run in listed(runs)] for runs in (given.runs, given.against))
     with progress_to_stderr():

@@ -13,7 +13,7 @@ from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_j
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Write a trained policy as one file that runs without lockstep, and compare its actions with the model's."""
+    """Write a trained policy to one file that runs without lockstep, and compare its actions with the model's."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
@@ -25,7 +25,7 @@ class ExportArguments:
     out: str | None = None
     """File to write. Default: policy.pt2, policy.ts or policy.onnx in the run's folder."""
     observations: int = 1000
-    """Observations of the run's environments to compare actions on. More find rarer differences, and take longer."""
+    """Observations on which to compare actions. More find rarer differences but take longer."""
     sample: bool = False
     """Draw actions from the policy, as eval does without --greedy. The file then takes random numbers as one more
     input. By default it takes the most likely action."""

@@ -17,22 +17,19 @@ from lockstep.experiment import Experiment
 
 @dataclass(frozen=True)
 class BenchArguments:
-    """Measure how near training comes to this machine's limit, and what takes the rest."""
+    """Measure how close training comes to this machine's limit, and what takes the rest."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     layout: str = "inline"
-    """As for train: what is measured."""
+    """The layout to measure, as for train."""
     preset: str | None = None
     """As for train."""
     rounds: int = 3
-    """Everything is measured once in each, in turn; medians and ranges are over rounds."""
+    """How often to measure everything, in turn. Medians and ranges are over rounds."""
     seconds: float = 3.0
-    """How long each part is measured in each round. Training takes twice as long, and three iterations at least."""
+    """Seconds to measure each part in each round. Training takes twice as long, and at least three iterations."""
     random_actions: bool = False
-    """Short for --env.random-actions: the environments play at random, whatever the policy chooses."""
-    peers: tuple[str, ...] | None = None
-    """Measure other systems on the same task instead: sample-factory, stable-baselines3, torchrl, cleanrl=FILE,
-    leanrl=FILE. Each is installed into a virtual environment of its own on first use."""
+    """Short for --env.random-actions: environments get random actions instead of the policy's."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -49,8 +46,6 @@ def bench(arguments: list[str]) -> int:
     experiment, layout = given.experiment, Layout.parse(given.layout)
     if given.random_actions:
         experiment = experiment.replace(env=dataclasses.replace(experiment.env, random_actions=True))
-    if given.peers is not None:
-        return _peers(experiment, layout, given)
     from lockstep.speed.bench import bench as run
 
     with progress_to_stderr(), clean_end():
@@ -64,27 +59,15 @@ def bench(arguments: list[str]) -> int:
     return 0
 
 
-def _peers(experiment: Experiment, layout: Layout, given: BenchArguments) -> int:
-    from lockstep.speed.peers import compare
-
-    with progress_to_stderr(), clean_end():
-        found = compare(experiment, layout, given.peers or (), rounds=given.rounds, seconds=given.seconds, say=say)
-    if given.json:
-        say_json({**found.to_json(), "experiment": experiment.identity(), "machine": _machine()})
-    else:
-        say(found.table())
-    return 0 if len(found.systems) > 1 and not found.skipped else 1
-
-
 @dataclass(frozen=True)
 class TuneArguments:
     """Find the fastest layout for an experiment on this machine, by short trials of real training."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     preset: str | None = None
-    """As for train, but for its layout, which is to be found."""
+    """As for train, but without its layout."""
     budget: float = 120.0
-    """Seconds that it may take, everything included. More tries more layouts and compares them better."""
+    """Seconds that the whole command may take. More time tries more layouts and compares them better."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 

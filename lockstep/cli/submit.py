@@ -67,7 +67,7 @@ class RunJob:
         from lockstep.launchers.launch import resume, train
 
         layout, options = Layout.parse(self.layout), RunOptions(**self.options)
-        if layout.backend == "torchrun":
+        if layout.launcher.started_externally:
             submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         os.chdir(self.directory)
         look_for_files_in(self.directory)
@@ -119,7 +119,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:
         raise SettingsError(f"--nodes {given.nodes} and --tasks-per-node {given.tasks_per_node} must be at least 1.")
-    if layout.backend != "torchrun" and processes > 1:
+    if processes > 1 and not layout.launcher.started_externally:
         raise SettingsError(
             f"--layout {layout} starts its processes itself, on one machine, so that --nodes {given.nodes} "
             f"--tasks-per-node {given.tasks_per_node} would start it {processes} times. Use --layout torchrun, or "
@@ -131,7 +131,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
             "job that is queued again goes on there."
         )
     given.options.validate()
-    workers = processes if layout.backend == "torchrun" else layout.workers
+    workers = processes if layout.launcher.started_externally else layout.workers
     experiment = prepare(given.experiment, dataclasses.replace(layout.anywhere(), workers=workers))
     run = Path(given.options.run)
     if not is_run(run):
@@ -146,11 +146,11 @@ def _settings(given: SubmitArguments, layout: Layout) -> dict[str, Any]:
     from lockstep.sweep.slots import needs
 
     wanted = needs(layout, given.experiment.torch_threads)
-    gpus = {"gpus_per_task" if layout.backend == "torchrun" else "gpus_per_node": wanted.gpus} if wanted.gpus else {}
+    gpus = {"gpus_per_task" if layout.launcher.started_externally else "gpus_per_node": wanted.gpus}
     return {
         "job_name": Path(str(given.options.run)).name,
         "nodes": given.nodes,
         "ntasks_per_node": given.tasks_per_node,
         "cpus_per_task": wanted.cores,
-        **gpus,
+        **(gpus if wanted.gpus else {}),
     }

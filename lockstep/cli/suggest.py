@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from lockstep.cli.help import Row, rows
-from lockstep.cli.synonyms import Meaning, meaning_of, synonyms
+from lockstep.cli.synonyms import meaning_of, synonyms
 from lockstep.config.settings import SettingsError
 
 
@@ -61,7 +60,7 @@ def _spelled_alike(path: str, known: list[Row]) -> str:
 
 def _meant(path: str, settings: dict[str, Any]) -> str:
     """How the sentence goes on if the name is known to stand for something; empty if not."""
-    found = meaning_of(path, settings) or [Meaning(setting) for setting in _initials(path, settings)]
+    found = meaning_of(path, settings)
     if not found:
         elsewhere = [each.setting for each in synonyms(path)]
         known = "env.id" in settings and elsewhere  # else it is not about what is learned
@@ -90,15 +89,6 @@ def _facts(settings: dict[str, Any]) -> dict[str, Any]:
     short = {path.rpartition(".")[2]: value for path, value in settings.items() if path.count(".") == 1}
     samples = short.get("rollout", 0) * short.get("num_envs", 0)
     return {**short, "samples": f"{samples:,}", "batch": f"{samples // short.get('minibatches', 1):,}"}
-
-
-def _initials(path: str, settings: Iterable[str]) -> list[str]:
-    """The settings whose names have these initials, as algorithm.learning_rate has those of lr."""
-    part, _, last = path.rpartition(".")
-    if len(last) < 2:
-        return []
-    known = [(setting, *setting.rpartition(".")[::2]) for setting in settings]
-    return [s for s, its, name in known if last == "".join(x[:1] for x in name.split("_")) and part in ("", its)]
 
 
 def recipes_like(name: str) -> str:

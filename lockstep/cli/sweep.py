@@ -116,7 +116,7 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
         from lockstep.cli.sweep_flags import runs_of, search_of
         from lockstep.cli.train import load_recipe
         from lockstep.experiment import Experiment
-        from lockstep.sweep.spec import from_file
+        from lockstep.sweep.user_file import from_file
 
         what = words[1]
         path, _, name = what.rpartition(":")
@@ -266,7 +266,7 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None,
     outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs, again=again))
     layouts = [layout for layout, outcome in outcomes if outcome is None or outcome.state in again]
     layouts += [run.layout for run in (trials.search.runs if trials else ())]
-    if nested := next((layout for layout in layouts if Layout.parse(layout).backend == "ray"), None):
+    if nested := next((layout for layout in layouts if not Layout.parse(layout).launcher.one_machine), None):
         raise SettingsError(
             f"A run of this sweep has --layout {nested}, which would wait for what the sweep itself has taken of "
             "the cluster. With --ray, give the runs --layout inline or processes:N: each is on one node, and "

@@ -10,7 +10,7 @@ class Meaning(NamedTuple):
     """What a name of another library stands for."""
 
     setting: str
-    """By its path, as in algorithm.discount; empty if no setting is like it, and the note says all."""
+    """The setting's path, such as algorithm.discount. Empty if no setting is like it; then the note explains."""
     note: str = ""
     """How the two differ. Without one, the setting takes the same value."""
 

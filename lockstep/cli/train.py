@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train an agent. Every setting of the recipe can be changed by the flag of its name."""
+    """Train an agent. Every setting of the recipe has a flag of its name."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
@@ -47,7 +47,7 @@ class TrainArguments:
     preset: str | None = None
     """A well-known scheme with the layout for it: impala, ddppo, … (lockstep schemes). Further flags change both."""
     dry_run: bool = False
-    """Print the resolved settings and what follows from them, and do nothing."""
+    """Print the settings and what follows from them, and do nothing."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -60,9 +60,9 @@ class ResumeArguments:
     """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")]
     layout: str | None = None
-    """As for train; another layout than before is fine. Default: the one the run was started with."""
+    """As for train; it may differ from before. Default: the layout that the run started with."""
     checkpoint: str | None = None
-    """latest, best, or an iteration, to continue from. Newer ones are set aside. Default: latest."""
+    """The checkpoint to continue from: latest, best, or an iteration. Newer ones are set aside. Default: latest."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -231,7 +231,8 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
 
 def _replay_facts(experiment: Experiment) -> dict[str, Any]:
     """What replay needs and what there is, if anything is remembered."""
-    from lockstep.buffers.memory import available_bytes, replay_bytes
+    from lockstep.buffers.memory import replay_bytes
+    from lockstep.system.memory import available_bytes
 
     needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()
     if not needed:
@@ -265,7 +266,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
-        warnings = (*experiment.algorithm.warnings(experiment), *check_model(experiment))
+        warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
     for warning in warnings:
         tell(f"warning: {warning}", sys.stderr)
     settings = to_json(experiment)

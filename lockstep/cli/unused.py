@@ -11,13 +11,13 @@ from lockstep.experiment import Experiment
 
 
 class _Need(NamedTuple):
-    """What settings need to do something: one of other settings at a certain value."""
+    """What some settings need to have an effect: a certain value of another setting."""
 
     of: tuple[str, ...]
     what: str
-    """As flags."""
+    """The flags that would give them an effect."""
     met: dict[str, Callable[[Any], bool]]
-    """The other settings, and whether a value of theirs is such a one."""
+    """The other settings, each with a test of its value. One that passes is enough."""
 
 
 def _replay(*names: str) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ _NEEDS = (
 
 
 def idle(experiment: Experiment) -> dict[str, str]:
-    """The settings that do nothing in an experiment, each with what it lacks."""
+    """The settings that have no effect in an experiment, each with the flags that it lacks."""
     given = flat(to_json(experiment))
     lacking = [need for need in _NEEDS if not any(n not in given or met(given[n]) for n, met in need.met.items())]
     return {name: need.what for need in lacking for name in need.of if name in given}
@@ -106,12 +106,12 @@ def unused(experiment: Experiment, base: Experiment) -> list[str]:
     rollout, learned = "algorithm.rollout", "algorithm.unroll"
     if after.get(learned, math.inf) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
         told.append(
-            f"Of the {after[rollout]} steps of a rollout (--{rollout}) sequences learn from {after[learned]} "
-            f"(--{learned}), and from the others never."
+            f"Sequences learn from {after[learned]} (--{learned}) of the {after[rollout]} steps of a rollout "
+            f"(--{rollout}), and never from the others."
         )
     return told
 
 
 def sentence(name: str, what: str) -> str:
-    """To be told."""
+    """The sentence about a setting without effect."""
     return f"--{name.replace('_', '-')} does nothing without {what}."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.offpolicy import OffPolicy, drifting
+from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.preemption import Preemption
 from lockstep.core.arrays import map_structure
@@ -26,23 +26,23 @@ from lockstep.models.capture import Inference
 
 
 class ActingShard:
-    """One shard's place in a collector: its environments, its rows of an acting batch, its running scores."""
+    """One shard of a collector: its environments, its rows of an acting batch, its running scores."""
 
     def __init__(self, shard: int, env: ShardEnv, rows: slice) -> None:
         self.shard, self.env, self.rows = shard, env, rows
         self.score = np.zeros(env.num_envs)
-        """Raw reward so far of each episode in flight."""
+        """The raw reward so far of each unfinished episode."""
         self.length = np.zeros(env.num_envs, np.int64)
         self.return_carry = torch.zeros(env.num_envs)
-        """Discounted return in flight, for return normalisation."""
+        """The discounted return so far, for return normalisation."""
         self.episodes: list[tuple[float, int]] = []
         """(raw score, length in steps) of the episodes that ended in the last rollout."""
         self.drift: Tensor | None = None
-        """fp32 [B, N]: where noise that drifts has got to."""
+        """fp32 [B, N]: the present state of drifting noise."""
         self.offset = 0
-        """Number of the rollout that is collected in lap 0."""
+        """The number of the rollout that lap 0 collects."""
         self.last = -1
-        """Where the last observation of the rollout is: in the last row, unless the rollout was cut."""
+        """The row of the rollout's last observation: -1, the last row, unless the rollout was cut."""
         self.core_state = torch.zeros(0)
         """fp32 [B, K]: before the last observation of a rollout that was cut."""
 
@@ -67,8 +67,8 @@ class _Open:
 class ActingBatch:
     """The rows that one inference call serves, in buffers that environments write into.
 
-    Rows of shards that this collector does not hold stay zero: each row's bits depend on the call's shape and on
-    that row alone, so padding replaces them.
+    Rows of shards that this collector does not hold stay zero. A row's bits depend on the shape of the call and on that
+    row alone, so this padding does not change the others.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class ActingBatch:
         self.members = [ActingShard(shard, make(shard), group.rows(shard)) for shard in group.shards]
         self._buffers = [_Open(buffer) for buffer in buffers]
         self._open = self._buffers[0]
-        """The one that was written last, or is being written."""
+        """The buffer that is being written, or was written last."""
         self._device = agent.device
         self._noise = torch.zeros(steps, size, self._distribution.noise_size)
         self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
         self._state = torch.zeros(size, agent.model.state_size, device=self._device)
         self._raw_rewards = np.zeros((steps, size), np.float32)
         self.received = 0
-        """Steps of the present rollout that environments have answered."""
+        """Steps of the present rollout that environments have completed."""
         self._ended = np.zeros((steps, size), bool)
-        """Episodes over for the score: a lost life does not count."""
-        self._off_policy = agent.algorithm if isinstance(agent.algorithm, OffPolicy) else None
+        """Where episodes ended, for the score: a lost life does not end one."""
+        self._algorithm = agent.algorithm
         self._random = False
         """Whether actions are drawn uniformly."""
-        self._theta = 1.0 if self._off_policy is None else self._off_policy.noise_theta
+        self._theta = agent.algorithm.noise_theta
         if self._theta < 1:
             for member in self.members:
                 begin = stream(agent.experiment.seed, "drift", member.shard)
@@ -117,7 +117,7 @@ class ActingBatch:
         self._open.buffer.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
-        """Carry the last step of the rollout before over to the first of this one, and draw its randomness."""
+        """Copy the last step of the previous rollout into the first of this one, and draw its random numbers."""
         before, self._open, self.received = self._open, self._buffers[lap % len(self._buffers)], 0
         buffer = self._open.buffer
         for member in self.members:
@@ -139,29 +139,29 @@ class ActingBatch:
         buffer.whole.core_state.copy_(self._state)
 
     def _explore(self, member: ActingShard, rollout: int) -> None:
-        """Say how a shard's environments explore in a rollout."""
-        if self._off_policy is None:
-            return
+        """Set how a shard's environments explore in a rollout."""
         experiment, size = self._experiment, member.env.num_envs
         samples = rollout * experiment.samples_per_iteration
         environments = range(member.shard * size, (member.shard + 1) * size)
         progress = min(1.0, samples / experiment.total_steps)
-        how = self._off_policy.exploration(progress, samples, environments, experiment.env.num_envs)
+        how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
+        if how is None:
+            return
         self._random = how.random
         if self._exploring is None:
             self._exploring = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
         self._exploring[member.rows] = how.numbers.to(self._device)
 
     def _check_start(self, t: int, member: ActingShard, when: str) -> None:
-        """Look for numbers that are not finite in observations that no step led to."""
+        """Look for numbers that are not finite in observations that follow a reset."""
         obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
         for j, what in wrong_numbers(obs, None):
             if not self._finite_check.found:
                 self._finite_check.report(member.shard * member.env.num_envs + j, what, when)
 
     def check_finite(self, steps: int, lap: int) -> None:
-        """Check that what environments returned in the first steps of a rollout is finite. One check of all steps costs
-        a hundredth of one at every step."""
+        """Check that environments returned finite numbers in the first steps of a rollout. One check of all steps costs
+        a hundredth of checking every step."""
         if self._finite_check.found:
             return
         action, reward = self._open.buffer.whole.action[:steps].numpy(), self._raw_rewards[:steps]
@@ -178,14 +178,14 @@ class ActingBatch:
             self._finite_check.report_action()
 
     def _check_step(self, t: int, member: ActingShard, lap: int) -> None:
-        """Look for such numbers in a shard's answers to a_{t-1}."""
+        """Look for numbers that are not finite in what a shard's environments returned for a_{t-1}."""
         if 0 <= member.last < t:
             return
         obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
         for j, what in wrong_numbers(obs, self._raw_rewards[t - 1, member.rows]):
             row = member.rows.start + j
             if not self._open.buffer.whole.action[t - 1, row].isfinite().all():
-                continue  # it is no wonder
+                continue  # it had an action that was not finite
             valid, ends = self._open.fields["valid"], np.flatnonzero(self._ended[: t - 1, row])
             begun = int(ends[-1]) + 1 if len(ends) else 0
             step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(member.length[j]))
@@ -215,7 +215,7 @@ class ActingBatch:
                 member.env.send(self._distribution.to_env(action_np[member.rows]))
 
     def receive(self, t: int) -> None:
-        """Take what the environments answered to a_{t-1}: reward_{t-1} and obs_t."""
+        """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
         fields, clip = self._open.fields, self._experiment.env.reward_clip
         for member in self.members:
             if member.last >= 0:
@@ -232,8 +232,8 @@ class ActingBatch:
         self.received = t
 
     def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
-        """Cut the rollouts that are to have t steps, before a_t is chosen. It still is, for the value of obs_t, but no
-        environment is told."""
+        """Cut rollouts after t steps, before a_t is chosen. a_t is still computed, for the value of obs_t, but not sent
+        to environments."""
         for member in self.members:
             if member.last < 0 and preemption.cut(RolloutId(member.shard, lap + member.offset), t):
                 member.last, member.core_state = t, self._state[member.rows].clone()
@@ -277,7 +277,7 @@ class ActingBatch:
         self._state[rows] = member.core_state
 
     def _evaluate(self, buffer: RolloutBuffer, at: slice, actor: Inference) -> tuple[ModelOutput, Tensor]:
-        """What the policy makes of the observations of one step, and its next state."""
+        """The model's output for the observations of one step, and the next core state."""
         return actor(
             map_structure(lambda leaf: self._to_device(leaf[at]), buffer.whole.obs),
             self._to_device(buffer.whole.start[at]),
@@ -290,7 +290,7 @@ class ActingBatch:
         return x if self._device.type == "cpu" else x.to(self._device, non_blocking=True)
 
     def state(self, member: ActingShard) -> dict[str, Tensor]:
-        """All of a shard that outlives a rollout."""
+        """A shard's state between two rollouts."""
         buffer, rows = self._open.buffer, member.rows
         tensors = {f"env.{name}": torch.from_numpy(np.asarray(a)) for name, a in member.env.state_dict().items()}
         tensors |= {
@@ -308,7 +308,7 @@ class ActingBatch:
 
     @torch.inference_mode()
     def load(self, member: ActingShard, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
-        """Restore what state returned, replaying the environments' actions; returns the steps replayed."""
+        """Restore what state returned by replaying the environments' actions. Returns the steps replayed."""
         buffer, rows, member.last = self._open.buffer, member.rows, -1
         env_state = {name: tensor.numpy() for name, tensor in below("env.", tensors).items()}
         replayed = member.env.load_state_dict(env_state, self._open.rows(-1, member), alive)
@@ -323,7 +323,7 @@ class ActingBatch:
         return replayed
 
     def _score(self, member: ActingShard) -> None:
-        """Add up raw rewards into episode scores; Python runs once an episode, not once a step."""
+        """Add up raw rewards into episode scores. Python runs once per episode, not once per step."""
         rewards = self._raw_rewards[:, member.rows].astype(np.float64)
         steps = self._open.fields["valid"][:, member.rows].astype(np.int64)
         total, count = np.cumsum(rewards, 0), np.cumsum(steps, 0)

@@ -1,4 +1,4 @@
-"""Collectors: environments and policy, filling one rollout for each shard."""
+"""Collectors: environments and a policy that fill a rollout for each shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.acting import ActingBatch, ActingShard
 from lockstep.collectors.preemption import Preemption
@@ -18,27 +18,28 @@ from lockstep.config.layout import Layout
 from lockstep.core.digests import structure_digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
-from lockstep.core.schedule import Acting, RolloutId
+from lockstep.core.schedule import Acting, LapId, RolloutId
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.models.capture import Inference
+from lockstep.models.versions import Version
 from lockstep.system.graphs import Capture, cuda_graph
 
 
 class Collector:
-    """Collects for a block of shards. With two or more acting batches, the environments of one step while the
+    """Collects for a block of shards. With two or more acting batches, the environments of one batch step while the
     policy runs for another (alternating sampling).
 
     Args:
-        agent: whose model acts; the collector has a copy of its own for that.
-        buffers: of the shards that it collects for.
+        agent: its model acts, in a copy that the collector keeps.
+        buffers: those of the collector's shards.
         env_threads: threads that step a shard's environments (native adapters).
         pool: processes that step the environments (gymnasium); by default they are stepped here.
-        alive: called at every step: tells whoever watches this process that it makes progress.
+        alive: called at every step, to tell the supervisor that this process makes progress.
         capture: makes CUDA graphs of acting.
-        preemption: decides which rollouts are cut; by default none is.
-        finite_check: what becomes of numbers of environments that are not finite; by default, an error.
+        preemption: decides which rollouts are cut; by default none are.
+        finite_check: handles numbers of environments that are not finite; by default it raises an error.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class Collector:
 
         self._batches = [ActingBatch(agent, group, of_group, make, finite_check) for group, of_group in buffers.groups]
         self.times = {"env": 0.0, "inference": 0.0}
-        """Seconds since they were last set to 0."""
+        """Seconds spent since they were last set to 0."""
 
     def reset(self) -> None:
-        """Start all environments from their first seeds; not needed when a checkpoint is loaded."""
+        """Start all environments from their first seeds. Not needed before loading a checkpoint."""
         for batch in self._batches:
             batch.reset()
 
@@ -90,16 +91,17 @@ class Collector:
         return self._batches[0].members[0].env.frames_per_step
 
     def collect(self, lap: int, version_at: Callable[[int], Version], noise: int | None = None) -> list[RolloutInfo]:
-        """Fill one rollout of every shard, step t acting with version_at(t). The rollouts themselves are overwritten
-        when their buffer's turn comes again.
+        """Collect a rollout of every shard into the buffers of a lap. They are overwritten when their turn comes again.
 
         Args:
-            noise: the number by which the model's noise is drawn. None: that of the first shard's rollout.
+            lap: chooses the buffers; see LapId.
+            version_at: the version that acts at a step.
+            noise: the number that seeds the model's noise. None: that of the first shard's rollout.
         """
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
             acted, version = self._play(lap, version_at, noise)
-        except Exception:  # which may follow from numbers that the policy, and then an environment, could not take
+        except Exception:  # perhaps caused by numbers that are not finite
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)
             raise
@@ -107,9 +109,9 @@ class Collector:
 
     @torch.inference_mode()
     def _play(self, lap: int, version_at: Callable[[int], Version], drawn_by: int) -> tuple[Acting, Version]:
-        """Returns (step, version) for each version that acted, and the last of them."""
-        version = version_at(0)  # may be waited for, and with it for the buffer to be free
-        version.normalizers.apply(self._model)  # a rollout has one set of statistics, the one it is learned with
+        """Play all steps. Returns (step, version) for each version that acted, and the last version."""
+        version = version_at(0)  # may wait, and with that for the buffer to be free
+        version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
         if version.normalizers.observations is not None:
             self._actor.refresh()
         acted = [(0, version.number)]
@@ -155,7 +157,7 @@ class Collector:
         return tuple(acted), version
 
     def _noise(self, number: int, steps: int) -> Tensor:
-        """fp32 [steps, Z]: what disturbs the model at each step; one row for the whole rollout, or none, is less."""
+        """fp32 [steps, Z]: the model's noise at each step; [1, Z] for the whole rollout; [0, Z] without noise."""
         model = self._model
         rows = (steps if model.noise_at_every_step else 1) if model.noise_numbers else 0
         draw = stream(self._experiment.seed, "noisy", number)
@@ -171,7 +173,7 @@ class Collector:
         else:
             cut = member.last
             moments = version.normalizers.rollout_sums(rollout[:cut], member.return_carry)
-            # Only now: the return in flight goes on, but what learns must bootstrap from the last observation.
+            # After rollout_sums, in which the return goes on: the learner must bootstrap from the last observation.
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
         digests = structure_digests(rollout)
         return RolloutInfo(
@@ -179,17 +181,17 @@ class Collector:
         )
 
     def members(self) -> dict[int, tuple[ActingBatch, ActingShard]]:
-        """Every shard with the acting batch that it sits in."""
+        """By shard: its acting batch, and its place there."""
         return {member.shard: (batch, member) for batch in self._batches for member in batch.members}
 
     def state(self, shard: int) -> dict[str, Tensor]:
-        """All of a shard that outlives a rollout."""
+        """A shard's state between two rollouts."""
         batch, member = self.members()[shard]
         return batch.state(member)
 
     def load(self, shard: int, tensors: dict[str, Tensor], offset: int = 0) -> int:
-        """Restore a shard from what state returned, to go on with lap 0 as its rollout `offset`; returns the
-        environment steps that were replayed for it."""
+        """Restore what state returned of a shard, whose lap 0 will be its rollout `offset`. Returns the environment
+        steps that were replayed for that."""
         batch, member = self.members()[shard]
         member.offset = offset
         return batch.load(member, tensors, self._alive)
@@ -209,14 +211,13 @@ class Collector:
 
 
 class Collectors:
-    """All that one process collects with: one collector for all of its shards or, where each shard acts with versions
-    of its own, one for each.
+    """The collectors of one process: one for all of its shards, or one for each if shards act with different versions.
 
     Args:
-        buffers: of each collector.
+        buffers: those of each collector.
         layout: how environments are stepped.
         preemption: as for Collector.
-        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
+        stop: whether numbers of environments that are not finite raise an error; otherwise one warning is printed.
     """
 
     def __init__(
@@ -253,17 +254,17 @@ class Collectors:
         self.frames_per_step = self._all[0].frames_per_step
 
     def collect(
-        self, rollout_id: RolloutId, version_at: Callable[[int], Version], noise: int | None = None
+        self, lap_id: LapId, version_at: Callable[[int], Version], noise: int | None = None
     ) -> list[RolloutInfo]:
-        """Collect a rollout, by its lap, and those of all shards that act together with it; noise: as for Collector."""
-        return self._by_shard[rollout_id.shard].collect(rollout_id.number, version_at, noise)
+        """Collect a lap of a shard and of all shards that act together with it; noise is as for Collector."""
+        return self._by_shard[lap_id.shard].collect(lap_id.lap, version_at, noise)
 
     def rollout(self, info: RolloutInfo) -> Rollout:
-        """What was delivered, while its buffer is not used again."""
+        """A collected rollout, until its buffer is used again."""
         return self._buffers[info.shard].rollout(info.shard, info.lap)
 
     def take_times(self) -> dict[str, float]:
-        """Seconds spent since this was last asked, by what on."""
+        """Seconds since the last call, by what they were spent on."""
         total = {name: sum(collector.times[name] for collector in self._all) for name in self._all[0].times}
         for collector in self._all:
             collector.times.update(env=0.0, inference=0.0)
@@ -275,11 +276,11 @@ class Collectors:
             collector.reset()
 
     def state(self, shards: Iterable[int]) -> dict[int, dict[str, Tensor]]:
-        """By shard: all that outlives a rollout."""
+        """By shard: its state between two rollouts."""
         return {shard: self._by_shard[shard].state(shard) for shard in shards}
 
     def offset(self, shard: int) -> int:
-        """Number of the shard's rollout in lap 0."""
+        """The number of the rollout that a shard collected in lap 0."""
         return self._by_shard[shard].members()[shard][1].offset
 
     def load(self, shard: int, tensors: dict[str, Tensor], offset: int) -> int:

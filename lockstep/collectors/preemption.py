@@ -1,9 +1,9 @@
-"""Preemption: whoever collects more slowly than the others ends its rollout early.
+"""Preemption: shards that collect more slowly than the others end their rollouts early.
 
 Once the share `scheme.preempt` of the shards of other processes has collected the rollout of that number, a shard that
 has not is cut after the step that it is in, so that learning need not wait for stragglers (DD-PPO, Wijmans et al. 2020,
 https://arxiv.org/abs/1911.00357, section 3, which cuts workers). Its episodes go on in its next rollout. Timing decides
-where it is cut; the ledger says so, and a repetition cuts there again.
+where it is cut. The ledger records that, and a repetition cuts at the same steps.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Preemption(Protocol):
     """Decides where rollouts end."""
 
     def cut(self, rollout_id: RolloutId, t: int) -> bool:
-        """Whether a rollout ends with the t steps that it has, at least one and fewer than it is to have."""
+        """Whether a rollout ends after its first t steps: at least one, and not all of them."""
         ...
 
     def collected(self, rollout_id: RolloutId) -> None:
-        """A rollout has all the steps that it will have."""
+        """Note that a rollout is complete, or was cut."""
         ...
 
 
 class Stragglers:
-    """Cuts those that are late, as all collecting processes of a machine see it.
+    """Cuts late shards, by counts that all collecting processes of a machine share.
 
-    No lock is needed: each number is written by one process alone, and only grows.
+    No lock is needed: only one process writes each number, and numbers only grow.
     """
 
     def __init__(self, memory: SharedMemory, scheme: Scheme, own: int) -> None:
@@ -44,7 +44,7 @@ class Stragglers:
             return arena.zeros((scheme.shards,), torch.int64)
 
         self._collected: np.ndarray = memory.map(layout).numpy()
-        """By shard: rollouts from 0 on that it has collected."""
+        """By shard: how many rollouts it has collected."""
         self._enough = scheme.enough(own)
 
     def cut(self, rollout_id: RolloutId, t: int) -> bool:
@@ -56,10 +56,10 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class RecordedCuts:
-    """Cuts where a run was cut before."""
+    """Cuts where a recorded run was cut."""
 
     steps: Mapping[RolloutId, int]
-    """Of the rollouts that were cut."""
+    """The steps of each rollout that was cut."""
 
     def cut(self, rollout_id: RolloutId, t: int) -> bool:
         return self.steps.get(rollout_id) == t
@@ -69,12 +69,12 @@ class RecordedCuts:
 
 
 def preemption(scheme: Scheme, recorded: Recorded | None, memory: SharedMemory | None, own: int) -> Preemption | None:
-    """What a process that collects decides by; None if it cuts nothing.
+    """What decides the cuts of a process that collects; None if it cuts nothing.
 
     Args:
-        recorded: what is to be repeated, if anything is.
-        memory: of all processes that collect; None if there is one alone.
-        own: shards of this process, which are all equally fast.
+        recorded: the record to repeat, if any.
+        memory: shared by all processes that collect; None if there is only one.
+        own: the number of this process's shards, which are equally fast.
     """
     if scheme.preempt == 1:
         return None

@@ -6,15 +6,15 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from lockstep.config.launchers import LAUNCHERS, REFERENCE, Launcher, launcher_named
 from lockstep.config.settings import SettingsError, check_values, require
 
-_Backend = Literal["inline", "processes", "split", "torchrun", "ray"]
 _HELP = (
     "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
     "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), ray:N or "
-    "ray:aC-lL (the same on a Ray cluster), or torchrun (under torchrun only)."
+    "ray:aC-lL (the same on a Ray cluster), torchrun (under torchrun only), or file.py:NAME (a launcher of yours)."
 )
 _OPTIONS = {
     "device": str,
@@ -28,6 +28,18 @@ _OPTIONS = {
     "restarts": int,
     "compress": int,
 }
+_ONLY = {
+    "device": "its launcher decides where processes compute, on the CPU, so leave device= out. On the GPUs of one "
+    "machine use a0-l1.",
+    "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
+    "numactl keep a process to some cores.",
+    "restarts": "restarts is for ray:N and ray:aC-lL, where lost processes are replaced: leave it out.",
+    "compress": "compress is for ray:N and ray:aC-lL, where rollouts are sent over a network. Elsewhere they stay in "
+    "memory: leave it out.",
+}
+"""What to say of options that only some launchers heed."""
+_DEVICES = "processes"
+"""The launcher of layouts that name devices (a0-l1), or cpu:."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
@@ -36,7 +48,8 @@ _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?
 class Layout:
     """Which process does what for which shards. Any layout gives the same bits."""
 
-    backend: _Backend = "inline"
+    backend: str = "inline"
+    """The launcher: a name of lockstep.config.launchers, or file.py:NAME for one of your own."""
     workers: int = 1
     """Processes that collect and learn, each for a contiguous block of shards."""
     collectors: tuple[str, ...] = ()
@@ -103,19 +116,24 @@ class Layout:
 
     def __str__(self) -> str:
         text = self.backend
-        if self.backend in ("processes", "ray") and not self.split:
-            text = f"{self.backend}:{self.workers}"
-        elif self.split and set(self.collectors + self.learners) == {"cpu"}:
-            where = "ray" if self.backend == "ray" else "cpu"
+        if self.split and set(self.collectors + self.learners) == {"cpu"}:
+            where = "cpu" if self.backend == _DEVICES else self.backend
             text = f"{where}:a{len(self.collectors)}-l{len(self.learners)}"
-        elif self.backend == "split":
+        elif self.split:
             text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
+        elif self.launcher.starts_processes:
+            text = f"{self.backend}:{self.workers}"
         default = Layout()
         for name in _OPTIONS:
             value = getattr(self, name)
             if value != getattr(default, name):
                 text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:.15g}"
         return text
+
+    @property
+    def launcher(self) -> Launcher:
+        """What starts the processes, and what they can do."""
+        return launcher_named(self.backend)
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
         """torch's name of the device that a process computes on; index: among the processes of its role."""
@@ -156,20 +174,14 @@ class Layout:
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
-        if self.backend not in get_args(_Backend):
-            raise SettingsError(f"There is no Layout backend {self.backend!r}. Use Layout.parse({self.backend!r}).")
         check_values(self)
+        launcher = self.launcher
         if self.env_threads < 1 or not self.stall_timeout > 0:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
         if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):
             raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
         if self.pin not in (0, 1):
             raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
-        if self.pin and self.backend in ("inline", "torchrun"):
-            raise SettingsError(
-                f"Layout {self}: pin is for processes that lockstep starts, as in processes:2,pin=1. Elsewhere, "
-                "taskset or numactl keep a process to some cores."
-            )
         devices = (self.device, *self.collectors, *self.learners)
         if self.graphs not in (0, 1) or (self.graphs and "cpu" in (devices[1:] or devices)):
             raise SettingsError(
@@ -183,30 +195,23 @@ class Layout:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         if (
             self.workers < 1
-            or (self.backend != "ray" and (self.backend == "split") != self.split)
             or bool(self.collectors) != bool(self.learners)
+            or (self.split and not launcher.starts_processes)
+            or (self.workers > 1 and launcher.one_process)
         ):
             raise SettingsError(f"Layout {self} does not state its processes correctly. {_HELP}")
-        if self.backend == "ray":
-            if self.device != "cpu" or self.pin:
-                raise SettingsError(
-                    f"Layout {self}: on Ray, processes compute on the CPU and Ray says where, so leave device= and "
-                    "pin= out. On the GPUs of one machine use a0-l1."
-                )
-            if self.restarts < 0 or self.compress not in (0, 1):
-                raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
-        elif self.restarts != Layout.restarts or self.compress:
-            raise SettingsError(
-                f"Layout {self}: restarts and compress are for ray:N and ray:aC-lL. Elsewhere nothing is replaced, and "
-                "rollouts stay in memory that is shared: leave them out."
-            )
+        for option, reason in _ONLY.items():
+            if getattr(self, option) != getattr(Layout, option) and option not in launcher.options:
+                raise SettingsError(f"Layout {self}: {reason}")
+        if self.restarts < 0 or self.compress not in (0, 1):
+            raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
 
     def check(self, shards: int) -> None:
         """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
         self.validate()
-        if self.backend == "ray":
+        if package := self.launcher.package:
             otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
-            require("ray", "ray", f"Layout {self}", otherwise)
+            require(package, package, f"Layout {self}", otherwise)
         for count, role in (
             (self.workers, "processes"),
             (len(self.collectors), "collectors"),
@@ -230,34 +235,38 @@ class Layout:
 
 
 def _head(head: str, text: str) -> Layout:
-    """What stands before the options."""
-    if head in ("inline", "torchrun"):
-        return Layout(backend=head)  # type: ignore[arg-type]
-    backend, _, rest = head.partition(":")
-    if backend in ("processes", "ray") and rest.isdecimal() and int(rest):
-        return Layout(backend=backend, workers=int(rest))  # type: ignore[arg-type]
-    cpu = backend in ("cpu", "ray") and bool(rest)
-    split = _SPLIT.fullmatch(rest if cpu else head)
+    """What stands before the options: a launcher and its processes, or devices."""
+    own = REFERENCE.fullmatch(head)
+    name, processes = (own["name"], own["processes"] or "") if own else head.partition(":")[::2]
+    known = bool(own) or name in LAUNCHERS
+    if known:
+        launcher = launcher_named(name)
+        if launcher.starts_processes and processes.isdecimal() and int(processes):
+            return Layout(name, int(processes))
+        if not (launcher.starts_processes or processes):
+            return Layout(name)
+    counted = name == "cpu" or (known and name != _DEVICES and launcher_named(name).starts_processes)
+    split = _SPLIT.fullmatch(processes if counted else head)
     if split is None:
-        if backend in ("processes", "inline", "torchrun", "cpu", "ray"):
+        if known or name == "cpu":
             raise SettingsError(f"Layout {text!r} does not state its processes correctly. {_HELP}")
         raise SettingsError(f"Unknown layout {text!r}. {_HELP}")
-    collectors, learners = (_devices(split[role], cpu, text) for role in ("collectors", "learners"))
+    collectors, learners = (_devices(split[role], counted, text) for role in ("collectors", "learners"))
     copies = int(split["copies"] or 1)
     if copies < 1:
         raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {_HELP}")
     gpus = [int(device) for device in collectors + learners if device != "cpu"]
     step = max(gpus) + 1 if gpus else 0
     return Layout(
-        backend="ray" if backend == "ray" else "split",
+        backend=name if counted and name != "cpu" else _DEVICES,
         collectors=tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
         learners=tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
     )
 
 
-def _devices(listed: str, cpu: bool, text: str) -> tuple[str, ...]:
+def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
     """`2` behind `cpu:` or `ray:` is a count; elsewhere `0,1,cpu` are devices."""
-    if cpu:
+    if counted:
         if not listed.isdecimal() or not int(listed):
             raise SettingsError(
                 f"Layout {text!r}: behind cpu: and ray: stand numbers of processes, as in cpu:a2-l2. {_HELP}"

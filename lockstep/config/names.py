@@ -6,7 +6,7 @@ from lockstep.config.user_code import reference_to
 
 _CLASSES = {
     "Experiment": "lockstep.experiment:Experiment",
-    "Normalize": "lockstep.experiment:NormalizeConfig",
+    "Normalize": "lockstep.models.normalize:NormalizeConfig",
     "WarmStart": "lockstep.experiment:WarmStart",
     "Scheme": "lockstep.scheme:Scheme",
     "Env": "lockstep.envs.base:EnvConfig",

@@ -1,4 +1,4 @@
-"""How a run is kept and shown."""
+"""How a run is stored and shown."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Literal
 from lockstep.config.settings import SettingsError, check_values, require
 
 _MOST_EPISODES = 1_000_000
-"""Of an evaluation."""
+"""The most episodes of an evaluation."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the run is kept and shown. Nothing here can change a bit of the result."""
+    """How the run is stored and shown. No setting here changes a bit of the result."""
 
     run: str | None = None
-    """Folder of the run; it must not exist yet, or be empty. Without it a unique folder below runs/ is made."""
+    """Folder of the run. It must be new or empty. Default: a new folder below runs/."""
     checkpoint_every: int = 50
-    """Iterations between checkpoints. Fewer lose less work when a machine dies; more write less to disk."""
+    """Iterations between checkpoints. Fewer lose less work when a machine fails; more write less to disk."""
     keep_checkpoints: int = 3
-    """Newest checkpoints that are kept; the best one is kept beside them."""
+    """How many of the newest checkpoints are kept. The best one is always kept, too."""
     eval_every: int = 0
-    """Iterations between evaluations on environments of their own; 0 switches them off."""
+    """Iterations between evaluations, in environments apart from training. 0 switches them off."""
     eval_episodes: int = 10
     """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
     eval_greedy: bool = False
     """Have evaluations take the most likely action, as published scores of SAC and MPO do, instead of drawing one."""
     eval_opponents: tuple[str, ...] = ()
-    """Who plays the other agents in evaluations, as env.opponents has it; by default, who plays them in training."""
+    """Who plays the other agents in evaluations, in the form of env.opponents. Default: as in training."""
     on_nonfinite: Literal["stop", "continue"] = "stop"
-    """What to do when an environment returns NaN or an infinity, or when learning has diverged: parameters are not
-    finite, or losses have not been for 5 iterations. stop ends the run with exit code 1, and names the environment or
-    the last finite checkpoint; continue warns once, and keeps that checkpoint. No effect on runs that stay finite."""
+    """What to do when an environment returns NaN or an infinity, or when learning diverges: parameters are not finite,
+    or losses have not been finite for 5 iterations. stop ends the run with exit code 1 and names the environment or the
+    last finite checkpoint. continue warns once and keeps that checkpoint. Runs that stay finite are not affected."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
     tensorboard: bool = True
-    """Write TensorBoard events into the run's folder."""
+    """Write TensorBoard events to the run's folder."""
     check_env: bool = True
-    """Play an environment of your own for a moment before a new run, and warn if resume or verify could not repeat it
-    (the short form of lockstep check-env). Off saves a few seconds where environments are slow."""
+    """Test your own environment briefly before a new run, and warn if resume or verify could not repeat it (a short
+    lockstep check-env). Switch it off to save a few seconds with slow environments."""
     wandb: str | None = None
-    """Weights & Biases project that also receives the metrics (needs the extra wandb)."""
+    """Weights & Biases project to send the metrics to as well (needs the extra wandb)."""
     trackio: str | None = None
-    """trackio project that also receives the metrics (needs the extra trackio)."""
+    """trackio project to send the metrics to as well (needs the extra trackio)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.eval_opponents, list):  # as JSON has it

@@ -26,7 +26,7 @@ class SettingsError(ValueError):
     """A user's mistake: says in one paragraph what was given, what is allowed and what to do."""
 
     exit_code = 2
-    """Of a command that ends with it."""
+    """The exit code of a command that ends with this error."""
 
     def bare(self) -> SettingsError:
         """The same for another process: without a user's own class, which may be unknown there."""

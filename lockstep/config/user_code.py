@@ -58,8 +58,13 @@ def _found(named: str | Path) -> Path:
 
 
 def digests_of(settings: Any) -> dict[str, str]:
-    """The beginning of the SHA-256 of each file of users' that settings, as to_json wrote them, name; by its name. Of
-    modules, and of what those files import, there is none."""
+    """The beginning of the SHA-256 of each user's file that settings name, by the file's name.
+
+    Modules, and what those files import, have no digest.
+
+    Args:
+        settings: as to_json wrote them.
+    """
     if isinstance(settings, dict):
         settings = list(settings.values())
     if isinstance(settings, (list, tuple)):

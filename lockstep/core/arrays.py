@@ -1,4 +1,4 @@
-"""Named array tuples: typed nested structures of arrays that are read and written through all fields at once.
+"""Named array tuples: typed nested structures of arrays that are indexed through all fields at once.
 
 A *structure* is an array (numpy or torch), None, a dict of structures, or an ArrayTuple. Functions here that
 take a structure also serve observations, which are either a single array or a dict.
@@ -7,10 +7,8 @@ take a structure also serve observations, which are either a single array or a d
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
-from types import EllipsisType, NoneType
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +21,6 @@ S = TypeVar("S")
 
 _ARRAYS = (Tensor, np.ndarray, np.generic)
 _PLAIN = frozenset((Tensor, np.ndarray))
-_BASIC = frozenset((int, slice, np.int64, NoneType, EllipsisType))
 
 
 class _FieldError(Exception):
@@ -63,9 +60,7 @@ class ArrayTuple:
     Fields are arrays, None, dicts or other ArrayTuples, and cannot be rebound (see replace).
 
     `x[index]` indexes every array and returns the same type; as in the underlying library it is a view where
-    the index is basic (integers and slices) and a copy otherwise. `x[index] = y` writes every array of y: y must
-    have the same type, keys and Nones as x, and exactly the shapes of `x[index]`; nothing is broadcast. Values
-    are cast to x's dtypes. All of y is checked before the first value is written.
+    the index is basic (integers and slices) and a copy otherwise. Write to the arrays themselves.
 
     Torch's pytree functions see the fields that are not None as children.
 
@@ -118,9 +113,6 @@ class ArrayTuple:
         except IndexError as error:
             raise FieldIndexError(str(error)).within(name) from error
         return result
-
-    def __setitem__(self, index: Any, source: Self) -> None:
-        write(self, index, source)
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
         """Apply fn to every array; None stays None."""
@@ -196,40 +188,6 @@ def read(structure: S, index: Any) -> S:
     if isinstance(structure, ArrayTuple):
         return structure[index]
     return _map(lambda x: _take(x, index), structure)
-
-
-def write(dest: Any, index: Any, source: Any) -> None:
-    """Write `dest[index] = source` through all arrays, once all structures and shapes were found to match.
-
-    Raises:
-        StructureError: source differs from `dest[index]` in structure or shape.
-        FieldIndexError: the index does not fit an array of dest.
-    """
-    basic = index.__class__ in _BASIC
-    if index.__class__ is tuple:
-        basic = all(part.__class__ in _BASIC for part in index)
-    pending: list[tuple[Any, Any, Any]] = []
-    _match(dest, index, source, None if basic else _Gather(index), pending)
-    for x, at, y in pending:
-        x[at] = y
-
-
-def allocate(example: Any, leading: tuple[int, ...] = (), *, shared: bool = False) -> Any:
-    """Zeros in the structure of example, each array [*leading, *its own shape], as torch tensors.
-
-    Args:
-        example: a structure of numpy arrays or torch tensors.
-        leading: dimensions to put before those of each array.
-        shared: allocate in memory that processes share once they have received the tensors (always on the CPU).
-    """
-
-    def zeros(x: Any) -> Tensor:
-        x = _as_tensor(x)
-        # torch.zeros_like(x) would also copy strides that broadcasting made zero.
-        result = torch.zeros((*leading, *x.shape), dtype=x.dtype, device="cpu" if shared else x.device)
-        return result.share_memory_() if shared else result
-
-    return _map(zeros, example)
 
 
 class Overlap(NamedTuple):
@@ -311,76 +269,6 @@ def _check_match(x: Any, y: Any) -> None:
         raise StructureError(f"expected {_kind(x)}, got {_kind(y)}")
     elif x is not None and not isinstance(x, ArrayTuple):
         raise StructureError(f"{type(x).__name__} is not an array, None, dict or ArrayTuple")
-
-
-@lru_cache(256)
-def _stand_in(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Something to index: a single number in memory, whatever its shape. Its values are never used."""
-    return torch.empty((), dtype=torch.bool, device=device).expand(shape)
-
-
-class _Gather:
-    """The shapes of `x[index]` for an index that copies, found without copying what lies behind its dimensions."""
-
-    def __init__(self, index: Any) -> None:
-        self.index = index
-        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.used = 0
-        """Dimensions that the index consumes."""
-        for part in index if isinstance(index, tuple) else (index,):
-            if part is Ellipsis:
-                self.used = sys.maxsize
-            elif isinstance(part, (list, Tensor, np.ndarray)):
-                part = part if isinstance(part, Tensor) else np.asarray(part)
-                self.used += part.ndim if part.dtype in (torch.bool, np.bool_) else 1
-            elif part is not None:
-                self.used += 1
-
-    def shape(self, x: Any) -> tuple[int, ...]:
-        leading = x.shape[: self.used]
-        if leading not in self.shapes:
-            stand_in = _stand_in(leading, x.device) if isinstance(x, Tensor) else np.empty(leading, np.bool_)
-            self.shapes[leading] = _take(stand_in, self.index).shape
-        shape = self.shapes[x.shape] = (*self.shapes[leading], *x.shape[self.used :])
-        return shape
-
-
-def _match(x: Any, index: Any, y: Any, gather: _Gather | None, pending: list[tuple[Any, Any, Any]]) -> None:
-    """Append what is to be written to pending: (array or view, index, values). Views need no gather."""
-    if x.__class__ is Tensor and y.__class__ is Tensor:
-        if gather is None:
-            x, index = x[index], ...
-            expected = x.shape
-        else:
-            expected = gather.shapes.get(x.shape) or gather.shape(x)
-            if x.dtype != y.dtype or not (x.is_cpu and y.is_cpu):
-                y = y.to(x)
-        if expected != y.shape:
-            raise _wrong_shape(expected, y.shape)
-        pending.append((x, index, y))
-        return
-    _check_match(x, y)
-    if isinstance(x, (dict, ArrayTuple)):
-        items, values = (x, y) if isinstance(x, dict) else (x.__dict__, y.__dict__)
-        name = ""
-        try:
-            for name, x in items.items():
-                _match(x, index, values[name], gather, pending)
-        except _FieldError as error:
-            raise error.within(name) from error.__cause__
-        except IndexError as error:
-            raise FieldIndexError(str(error)).within(name) from error
-    elif isinstance(x, Tensor):
-        _match(x.as_subclass(Tensor), index, _as_tensor(y).as_subclass(Tensor), gather, pending)
-    elif x is not None:
-        expected = x[index].shape if gather is None else gather.shape(x)
-        if expected != y.shape:
-            raise _wrong_shape(expected, y.shape)
-        pending.append((x, _numpy_index(index), y.detach().numpy() if isinstance(y, Tensor) else y))
-
-
-def _wrong_shape(expected: Iterable[int], got: Iterable[int]) -> StructureError:
-    return StructureError(f"expected the shape {list(expected)}, got {list(got)}")
 
 
 def _take(x: Any, index: Any) -> Any:

@@ -18,5 +18,5 @@ def stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
 
 
 def derive_seed(seed: int, purpose: str, *indices: int) -> int:
-    """A 31-bit seed for a library that wants one integer."""
+    """A 31-bit seed for a library that takes an integer."""
     return _key(seed, purpose, indices) & 0x7FFF_FFFF

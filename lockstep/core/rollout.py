@@ -1,4 +1,4 @@
-"""One shard's rollout: T steps of B environments in preallocated memory, and what is known of it beside that."""
+"""One shard's rollout, T steps of B environments in preallocated memory, and the facts about it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from torch import Tensor
 
 from lockstep.core.arrays import ArrayTuple
-from lockstep.core.schedule import Acting
+from lockstep.core.schedule import Acting, LapId, RolloutId
 
 
 class Rollout(ArrayTuple):
     """Time runs over the first axis, environments over the second; index t is always "at step t".
 
-    A slot whose observation was the last of its episode holds the step that the environment spent on its reset:
-    its action and reward mean nothing, and valid_t is False.
+    If obs_t was the last observation of its episode, step t is the one that the environment spent on its reset: its
+    action and reward mean nothing, and valid_t is False.
 
-    A rollout that was cut (lockstep.collectors.preemption) holds copies of its last observation behind it, and of the
-    action on that. valid_t is False there, and truncated_t True at its last step, which is bootstrapped from that
-    observation, although the episode goes on in the next rollout.
+    A rollout that was cut (lockstep.collectors.preemption) is padded with copies of its last observation and action.
+    valid_t is False in the padding. truncated_t is True at the last step, so that the return is bootstrapped from the
+    last observation, although the episode continues in the next rollout.
     """
 
     obs: Any
@@ -53,27 +53,37 @@ class Rollout(ArrayTuple):
 
 @dataclass(frozen=True)
 class RolloutInfo:
-    """A shard's rollout that was collected: all that is known of it beside the buffer that holds it."""
+    """The facts about a collected rollout; the buffer holds its data."""
 
     shard: int
     number: int
-    """Which of the shard's rollouts this is, counted from 0."""
+    """Which of the shard's rollouts this is, counted from 0 over the whole run."""
     lap: int
-    """The same, counted from where buffers are: differs after a free-running run was resumed."""
+    """The same, counted since buffers were allocated. It differs from number in a resumed free-running run."""
     versions: Acting
     moments: np.ndarray
-    """float64: what it adds to the normalizers. No tensor, which torch would send through files and sockets."""
+    """float64: what it adds to the normalizers. An array, since torch would send a tensor through files and sockets."""
     digests: dict[str, str]
-    """Of each field."""
+    """The digest of each field."""
     episodes: list[tuple[float, int]]
     """(raw score, length in steps) of the episodes that ended in it."""
     cut: int | None = None
-    """The steps that it has if it was cut, fewer than rollouts have."""
+    """The number of its steps if it was cut; None if it has all of them."""
     noise: int | None = None
-    """The number by which the model's noise was drawn, where that is not this rollout's: shards that act together share
-    it, and after a free-running run was resumed their rollouts need not have one number."""
+    """The number that seeded the model's noise, unless it is this rollout's own. Shards that act together share their
+    noise, and in a resumed free-running run their rollouts may have different numbers."""
     not_finite: str = ""
-    """The first number of environments, since the process began, that was NaN or infinite: whose, and when."""
+    """Which environment first returned NaN or an infinity since the process began, and when; empty if none did."""
+
+    @property
+    def rollout_id(self) -> RolloutId:
+        """Which rollout this is, over the whole run."""
+        return RolloutId(self.shard, self.number)
+
+    @property
+    def lap_id(self) -> LapId:
+        """Which lap collected it, which tells its buffer."""
+        return LapId(self.shard, self.lap)
 
     @property
     def first_version(self) -> int:

@@ -1,8 +1,8 @@
 """The schedule: which version collects which rollout, and which rollouts an iteration learns from.
 
 Version v is the state after v iterations. A scheme's lag k says that rollout i of every shard is collected with version
-max(0, i - k), and learned from in iteration i. Nothing of that depends on time. Where timing decides instead
-(lockstep.transport.free_running), the ledger records what it decided, and a Recorded schedule says it again.
+max(0, i - k), and learned from in iteration i. None of this depends on timing. Where timing decides instead
+(lockstep.transport.free_running), the ledger records its decisions, and a Recorded schedule repeats them.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.config.settings import SettingsError
-
-if TYPE_CHECKING:
-    from lockstep.agent import Version
-    from lockstep.experiment import Experiment
 
 Acting = tuple[tuple[int, int], ...]
 """(step, version) for each version that acts in a rollout, from its first step on."""
 
 
+class LapId(NamedTuple):
+    """A shard's rollout by its lap: laps count the rollouts since buffers were allocated, so they choose the buffer."""
+
+    shard: int
+    lap: int
+
+
 class RolloutId(NamedTuple):
-    """What fills a batch slot of an iteration: a shard's rollout, by its number."""
+    """A shard's rollout by its number, counted over the whole run. Rollouts fill the batch slots of iterations."""
 
     shard: int
     number: int
 
+    @property
+    def scheduled_lap(self) -> LapId:
+        """The lap that collects this rollout, unless timing decides: a schedule counts laps as it counts rollouts."""
+        return LapId(*self)
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """Counts iterations and names versions."""
+    """Says which version collects each rollout, and which rollouts each iteration learns from."""
 
     lag: int
-    """Most versions that data may be behind."""
+    """The most versions that data may be behind."""
     iterations: int
     shards: int = 1
     by_shard: bool = False
-    """Where timing decides: if True (replay), a batch slot takes any number of rollouts, all of its own shard, which
-    remembers them; if False exactly one, of any shard."""
-
-    @staticmethod
-    def of(experiment: Experiment) -> Schedule:
-        """The schedule of an experiment. Where timing decides it only counts iterations and bounds the lag."""
-        schedule = experiment.scheme.schedule(experiment)
-        if type(schedule) is not Schedule:
-            schedule.check(experiment.scheme.timing_decides)
-        return schedule
+    """Only used where timing decides. True (replay): a batch slot takes any number of rollouts, all from its own shard.
+    False: it takes exactly one rollout, from any shard."""
 
     def check(self, timing_decides: bool) -> None:
-        """Raise SettingsError unless this schedule can be kept: a rollout that waits for a version that is learned from
-        itself would never begin."""
+        """Raise SettingsError unless this schedule can be followed: a rollout must not wait for a version that learns
+        from that rollout."""
         versions = [self.collects_with(i) for i in range(min(self.iterations, 10_000))]
         allowed = all(max(0, i - self.lag) <= version <= i for i, version in enumerate(versions))
         if timing_decides or not allowed or versions != sorted(versions):
@@ -62,12 +62,12 @@ class Schedule:
             )
 
     def ticks(self, start: int, stop_after: int | None = None) -> range:
-        """Iterations from start to the end, or until stop_after of them exist in all."""
+        """The iterations from start to the end of the run, or to stop_after if that comes first."""
         end = self.iterations if stop_after is None else min(self.iterations, stop_after)
         return range(start, end)
 
     def collects_with(self, rollout: int) -> int:
-        """The version that acts in a rollout, or the oldest that may."""
+        """The version that acts in a rollout; where timing decides, the oldest that may."""
         return max(0, rollout - self.lag)
 
     def acting(self, rollout_id: RolloutId) -> Acting:
@@ -75,19 +75,19 @@ class Schedule:
         return ((0, self.collects_with(rollout_id.number)),)
 
     def noise(self, rollout_id: RolloutId) -> int | None:
-        """The number by which the model's noise is drawn in a rollout. None: that of the rollout."""
+        """The number that seeds the model's noise in a rollout. None: the rollout's own."""
         return None
 
     def rollout_ids(self, iteration: int) -> list[RolloutId]:
-        """What an iteration learns from, in order of batch slots."""
+        """The rollouts that an iteration learns from, in order of batch slots."""
         return [RolloutId(shard, iteration) for shard in range(self.shards)]
 
     def slot(self, rollout_id: RolloutId) -> int:
-        """The batch slot that a rollout fills, whichever the iteration."""
+        """The batch slot that a rollout fills, in whichever iteration."""
         return rollout_id.shard
 
     def by_slot(self, iteration: int, slots: range) -> dict[int, list[RolloutId]]:
-        """What an iteration learns from in some batch slots, in order."""
+        """The rollouts that an iteration learns from in some batch slots, in order."""
         rollout_ids: dict[int, list[RolloutId]] = {slot: [] for slot in slots}
         for rollout_id in self.rollout_ids(iteration):
             if self.slot(rollout_id) in rollout_ids:
@@ -97,18 +97,17 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Recorded(Schedule):
-    """A schedule that repeats what a run recorded of what timing decided."""
+    """A schedule that repeats the decisions of timing that a run recorded."""
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """By iteration, in order of batch slots: `shard`, `rollout`, the `versions` that acted in it, and the `noise` that
-    it was collected with if that is not its own, as in the ledger. None where the lag is a number, which says all
-    that."""
+    """By iteration, in order of batch slots, as in the ledger: `shard`, `rollout`, the `versions` that acted in it, and
+    the number that seeded its `noise` if that is not its own. Empty where the lag is a number, which implies all."""
     origin: str = ""
     """The run's folder."""
     cuts: Sequence[Sequence[Sequence[int]]] = ()
     """By iteration: (shard, steps) of every rollout that was cut, as in the ledger."""
     updates: Sequence[Sequence[tuple[int, int]]] = ()
-    """By iteration, in order: (slot, behind) of all updates, as in the ledger; none where gradients are synchronous."""
+    """By iteration, in order: (slot, behind) of all updates, as in the ledger; empty if gradients are synchronous."""
 
     def ticks(self, start: int, stop_after: int | None = None) -> range:
         recorded = max(len(self.events), len(self.cuts), len(self.updates))
@@ -155,24 +154,3 @@ class Recorded(Schedule):
             for slots in self.events
             for event in slots
         }
-
-
-class Versions:
-    """The versions that some coming rollout is still to be collected with, or learned with the statistics of."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._held: dict[int, Version] = {}
-
-    def __getitem__(self, number: int) -> Version:
-        return self._held[number]
-
-    def publish(self, version: Version) -> None:
-        """Add a version and forget those that no rollout from there on needs."""
-        self._held[version.number] = version
-        oldest = self._schedule.collects_with(version.number)
-        self._held = {number: held for number, held in self._held.items() if number >= oldest}
-
-    def held(self) -> dict[int, Version]:
-        """All held versions by number, oldest first."""
-        return dict(sorted(self._held.items()))

@@ -1,4 +1,4 @@
-"""The shard, the unit of everything, and which process holds which."""
+"""Which process holds which shards. The shard is the unit of collecting, randomness and learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What losses off-policy are given: items drawn from replay."""
+"""The minibatches of off-policy losses: items drawn from replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.core.arrays import ArrayTuple
 
 
 class Transitions(ArrayTuple):
-    """n items, each from a step to the one that it is bootstrapped from, with a leading time axis of length 1."""
+    """n items with a leading time axis of length 1. Each leads from a step to the step that it is bootstrapped from."""
 
     obs: Any
     action: Tensor
@@ -27,7 +27,7 @@ class Transitions(ArrayTuple):
     """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
 
     def part(self, index: int, of: int) -> Transitions:
-        """One of so many equal parts of the items."""
+        """Part `index` of the items, which are split into so many equal parts."""
         items, numbers = len(self.weight) // of, 0 if self.noise is None else len(self.noise) // of
         noise = None if self.noise is None else self.noise[index * numbers : (index + 1) * numbers]
         chosen = slice(index * items, (index + 1) * items)
@@ -36,8 +36,8 @@ class Transitions(ArrayTuple):
 
 
 class Sequences(ArrayTuple):
-    """n sequences of L + M + N steps: L that only let the core's state follow, M that are learned from, and N behind
-    them from which returns are bootstrapped."""
+    """n sequences of L + M + N steps: L steps of burn-in, which only advance the core's state, M steps that are learned
+    from, and N steps after them that returns are bootstrapped from."""
 
     obs: Any
     """[L+M+N, n, ...]"""

@@ -1,4 +1,4 @@
-"""What joins the two roles of a split layout: a pipe for each pair of processes, and memory that they share."""
+"""Channels between the collectors and learners of one machine: a pipe for each pair, and memory that they share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.system.children import allow_files
 
 
 @dataclass(frozen=True)
-class Link:
+class Channels:
     """One process's ends. Messages are small: rollouts and parameters stay in shared memory."""
 
     role: Literal["collector", "learner"]
@@ -26,14 +26,14 @@ class Link:
     versions: SharedMemory
     """The newest versions, written by learner 0."""
     admission: SharedMemory
-    """What free-running processes agree on, or how many shards are done where others are preempted."""
+    """What free-running processes agree on; with preemption, how many shards are done."""
 
     @property
     def collectors(self) -> int:
         return len(self.rollouts)
 
     def send(self, message: Any, to: int) -> None:
-        """Send to one process of the other role; it does not wait unless tens of messages are unread.
+        """Send to one process of the other role. This waits only if tens of messages are unread.
 
         Raises:
             ConnectionError: that process is gone.
@@ -44,7 +44,7 @@ class Link:
             raise self._gone(to) from None
 
     def receive(self, origins: Sequence[int], *, block: bool = True) -> list[tuple[int, Any]]:
-        """All messages that have arrived from any of the origins, each with its sender; waits for one if it shall.
+        """All messages that have arrived from any of the origins, each with its sender; block: wait for at least one.
 
         Raises:
             ConnectionError: one of the origins is gone.
@@ -75,15 +75,16 @@ class Link:
             memory.close()
 
 
-def links(context: Any, collectors: int, learners: int) -> tuple[list[Link], list[Link]]:
+def open_channels(context: Any, collectors: int, learners: int) -> tuple[list[Channels], list[Channels]]:
     """The ends of all learners and of all collectors, for the process that starts them."""
     allow_files(2 * collectors * learners + collectors + 2)
     pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
     rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory())
     of_learners = [
-        Link("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared) for i in range(learners)
+        Channels("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared) for i in range(learners)
     ]
     of_collectors = [
-        Link("collector", c, [pipes[c][i][1] for i in range(learners)], rollouts, *shared) for c in range(collectors)
+        Channels("collector", c, [pipes[c][i][1] for i in range(learners)], rollouts, *shared)
+        for c in range(collectors)
     ]
     return of_learners, of_collectors

@@ -12,22 +12,19 @@ import pickle
 import select
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
 
 _INLINE = 16_384
 """Bytes up to which a tensor travels through the pipe: copying it twice is cheaper than waiting for its memory."""

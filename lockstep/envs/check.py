@@ -22,10 +22,10 @@ from lockstep.core.rng import stream
 from lockstep.envs.base import EnvConfig, ShardEnv, allocate_observation
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
 from lockstep.envs.registry import make, resolve, whole_matches
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout, precision_warning, unused_mask
 from lockstep.system import children
+from lockstep.system.supervision import WorkerError
 
 WAYS = {
     "finite": "observations and rewards are finite numbers",

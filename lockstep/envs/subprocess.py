@@ -31,6 +31,7 @@ from lockstep.system import children
 from lockstep.system.machine import cores
 from lockstep.system.numerics import settle
 from lockstep.system.output import tell
+from lockstep.system.supervision import StallDetector
 
 _SPIN = 50e-6
 """Seconds of polling for an answer before the wait blocks, if there are spare cores; waking up takes about as long.
@@ -132,7 +133,7 @@ class SteppingPool:
         deadline = time.perf_counter() + self._spin
         while not stepper.poll.poll(0) and time.perf_counter() < deadline:
             os.sched_yield()
-        standstill = children.StallDetector(self._stall_timeout)
+        standstill = StallDetector(self._stall_timeout)
         while not stepper.poll.poll(1000 * _LOOK):
             if waiting():
                 standstill.moved()

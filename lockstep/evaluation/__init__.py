@@ -1,1 +1,1 @@
-"""What a policy is worth: scores, statistics, pictures and reports."""
+"""Plays policies and scores them: evaluation, acting elsewhere, statistics and videos."""

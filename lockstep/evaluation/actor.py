@@ -1,4 +1,4 @@
-"""A trained policy that plays an environment of the user's, one observation at a time."""
+"""A trained policy that plays a user's environment, one observation at a time."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _form(space: gymnasium.Space[Any]) -> Any:
 
 
 def _bounds(space: gymnasium.Space[Any]) -> list[float]:
-    """Of actions."""
+    """The bounds of an action space, flattened."""
     if isinstance(space, spaces.Tuple):
         return [bound for entry in space.spaces for bound in _bounds(entry)]
     return [*map(float, space.low.flat), *map(float, space.high.flat)] if isinstance(space, spaces.Box) else []

@@ -39,7 +39,7 @@ class Policy:
     experiment: Experiment
     iteration: int
     samples: int
-    """That it was trained on."""
+    """Samples that the policy was trained on."""
     frames: int
 
 
@@ -85,13 +85,14 @@ def load_policy(
                     "it was in training."
                 )
             parameter.copy_(kept)
-    Normalizers.initial(experiment, observation_space).loaded(below("normalizer.", tensors)).apply(model)
+    empty = Normalizers.initial(experiment.normalize, experiment.algorithm.discount, observation_space)
+    empty.loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])
 
 
 class Player:
-    """A policy in environments of its own. No random stream, environment or state of training is touched.
+    """Plays a policy in new environments. It touches no random stream, environment or state of training.
 
     The environments are those of the experiment without its curriculum, except that no episode is cut, be it for
     decorrelation or to reseed, before `max_steps`.
@@ -150,7 +151,7 @@ class Player:
         """What the model said at the last step, [1, B, ...]."""
         self._finite_check, self._floats = FiniteCheck(f"{config.id} ({purpose})", stop=stop), floats(self._rows)
         self._steps = np.zeros(num_envs, np.int64)
-        """Of each episode."""
+        """Steps so far in each environment's episode."""
         self.env.reset(self._rows)
         self._check_finite(None)
 

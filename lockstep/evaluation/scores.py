@@ -1,4 +1,4 @@
-"""Evaluation: raw scores of whole episodes, on environments of their own."""
+"""Evaluates policies: raw scores of whole episodes, in environments apart from training."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def iqm(scores: Scores) -> np.ndarray:
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
-    """By how much runs miss the target on average, [...], when what exceeds it does not count. Lower is better."""
+    """The mean shortfall from the target, [...]; scores above the target count as the target. Lower is better."""
     return target - _task_means([np.minimum(task, target) for task in scores]).mean(axis=-1)
 
 

@@ -174,7 +174,7 @@ def _magnified(picture: np.ndarray) -> np.ndarray:
 
 
 def _within(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """As large as fits, with unchanged proportions, in the middle of black."""
+    """The picture, scaled to fit with its proportions and centered on black."""
     height, width = picture.shape[:2]
     scale = min(size[0] / height, size[1] / width)
     h, w = max(1, int(height * scale)), max(1, int(width * scale))

@@ -19,11 +19,11 @@ from lockstep.config.names import is_registered
 from lockstep.config.options import check_episodes
 from lockstep.config.settings import SettingsError, require
 from lockstep.envs.multiagent.opponents import RANDOM
-from lockstep.evaluation.plots import plot
 from lockstep.evaluation.policy import find_checkpoint
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
 from lockstep.export.card import CURVE, VIDEO, card, public_facts
+from lockstep.reports.plots import plot
 from lockstep.run.checkpoint import Checkpoint, latest, list_checkpoints, open_checkpoint
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
@@ -39,7 +39,7 @@ _OURS = re.compile(
 _ENTRIES = {"experiment.json": {"$type"}, "run.json": {"options", "command", "layout"}}
 """What a run cannot do without: files, and entries in them."""
 _OF_FILES = re.compile("path|file|dir|args|url")
-"""In names of options."""
+"""Options with such a name may hold a path."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 _ROWS = 8
 """Environments that are played to compare actions."""
 _TOLERANCE = 1e-4
-"""By how much numbers of two fp32 programs may differ, relative to numbers above 1."""
+"""How far the results of two fp32 programs may differ; relative for numbers above 1."""
 _MEANING = {
     "start": "whether this is the first observation of an episode (or of a new life, where the protocol says so)",
     "state": "the core's state: next_state of the step before; any numbers at a start",
@@ -81,9 +81,9 @@ class Export:
     description: Path
     """JSON beside it: names, shapes and meaning of inputs and outputs."""
     iteration: int
-    """Of the checkpoint."""
+    """The checkpoint's iteration."""
     precision: str
-    """Of training."""
+    """The precision of training."""
     check: Check
     acting: str = "greedy"
     """How it chooses actions: greedy takes the most likely one, sampled draws one, …"""
@@ -336,7 +336,7 @@ def _batches(action: Any) -> list[np.ndarray]:
 
 
 def _equal(actions: list[np.ndarray], expected: list[np.ndarray]) -> int:
-    """In how many rows all parts agree: whole numbers exactly, real ones up to rounding."""
+    """How many rows agree in all parts: integers exactly, floats up to rounding."""
     rows = np.ones(len(expected[0]), np.bool_)
     for a, b in zip(actions, expected, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{a.shape} is not {b.dtype}{b.shape}"

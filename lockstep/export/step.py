@@ -188,8 +188,8 @@ class _OneStep(nn.Module):
 
 
 def _plain(model: PolicyModel) -> PolicyModel:
-    """Replace what is written for speed: cores with autograd of their own, blocks of pixels seen as words, and layers
-    that take another library above some size, which would fix that size."""
+    """Replace modules that are written for speed: cores with custom autograd, blocks of pixels seen as words, and
+    layers that choose a library by size, which would fix that size."""
     for module in list(model.modules()):
         if isinstance(module, PixelConv2d):
             module.block = 1
@@ -210,7 +210,7 @@ def normal_quantile(p: Tensor) -> Tensor:
 
 
 def _ratio(x: Tensor, above: tuple[float, ...], below: tuple[float, ...]) -> Tensor:
-    """Of two polynomials."""
+    """The ratio of two polynomials."""
     numerator, denominator = torch.zeros_like(x), torch.zeros_like(x)
     for coefficient in reversed(above):
         numerator = numerator * x + coefficient

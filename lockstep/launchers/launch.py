@@ -13,15 +13,14 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
-from lockstep.launchers.ray.launcher import run_ray
-from lockstep.launchers.supervisor import is_unattended, run_inline, run_processes, run_torchrun
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import tell
+from lockstep.system.supervision import is_unattended
 from lockstep.training import warm_start
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import work
-from lockstep.training.prepare import check_model, leads, prepare_run, warn_before_run
+from lockstep.training.prepare import check_model, prepare_run, warn_before_run
 from lockstep.training.resuming import other_platform, resumable
 
 
@@ -65,11 +64,11 @@ def launch(
     """
     _check_stop(stop_after)
     experiment, options = prepare_run(experiment, layout, options, recorded)
-    begun_with = warm_start.weights(experiment, weights) if leads(layout) else {}
-    here = layout.backend == "inline" and recorded is None and not is_unattended()
+    begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
+    here = layout.launcher.one_process and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
         check_model(experiment, begun_with, new=here)
-    if leads(layout) and weights is None and recorded is None:  # no repetition
+    if layout.launcher.leads and weights is None and recorded is None:  # no repetition
         warn_before_run(experiment, options)
     repeats = None if recorded is None else recorded.origin
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
@@ -77,7 +76,7 @@ def launch(
         with _writing(folder, layout):
             return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
     except SettingsError:
-        if leads(layout):
+        if layout.launcher.leads:
             folder.remove_unbegun()  # else the same command, once corrected, would be refused for that folder
         raise
 
@@ -112,17 +111,16 @@ def resume(
     layout = folder.layout() if layout is None else Layout.of(layout)
     experiment, options = prepare_run(folder.experiment(), layout, options or folder.options())
     with _writing(folder, layout):
-        path = resumable(folder, checkpoint, experiment) if leads(layout) else None
+        path = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin = iteration_of(path)
-        if leads(layout) and begin == experiment.iterations:
+        if layout.launcher.leads and begin == experiment.iterations:
             tell(
                 f"{folder.path} has all of its {begin} iterations. To learn on from what it has learned: lockstep "
                 f"train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
                 sys.stderr,
             )
-        elif leads(layout):
-            here = layout.backend != "ray"  # which computes elsewhere
-            differs = other_platform(folder) if begin and here else ()
+        elif layout.launcher.leads:
+            differs = other_platform(folder) if begin and layout.launcher.computes_here else ()
             folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
 
@@ -134,18 +132,11 @@ def _check_stop(stop_after: int | None) -> None:
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
     """Hold the run's lock, in the one process that prepares its folder."""
-    return folder.locked() if leads(layout) else contextlib.nullcontext()
+    return folder.locked() if layout.launcher.leads else contextlib.nullcontext()
 
 
 def _start(job: Job) -> Result:
-    runners = {
-        "inline": run_inline,
-        "processes": run_processes,
-        "split": run_processes,
-        "torchrun": run_torchrun,
-        "ray": run_ray,
-    }
     place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # should anybody go elsewhere
     job = dataclasses.replace(job, folder=RunFolder(place.absolute()), checkpoint=checkpoint)
-    result = runners[job.layout.backend](work, job)
-    return dataclasses.replace(result, run=place) if leads(job.layout) else result
+    result = job.layout.launcher.function()(work, job)
+    return dataclasses.replace(result, run=place) if job.layout.launcher.leads else result

@@ -1,14 +1,13 @@
-"""Asynchronous gradients: every batch slot's slice of a minibatch gives an update of its own, applied when it is
-ready.
+"""Asynchronous gradients: every batch slot's slice of a minibatch gives a separate update, applied when it is ready.
 
 The newest parameters lie in memory that all learners share, with the optimizer's state and the target network. A
-learner takes them, computes the gradient of one of its slots' slices, and applies it, under a lock, to what the
-parameters are by then. It waits for no other until the iteration ends: when all slots' gradients have been applied.
+learner reads them, computes the gradient of one of its slots' slices, and applies it under a lock to the parameters
+of that moment. It waits for other learners only at the end of the iteration, when all gradients have been applied.
 
-A gradient that was computed with the parameters after b updates, and is applied after u, is u - b updates behind. That
-may be scheme.max_gradient_lag at most. So every gradient in flight has a deadline, and another one may only be applied,
-or begun, if all of them can still be in time (earliest deadline first, as in lockstep.transport.free_running). The one
-with the earliest deadline always may.
+A gradient that was computed with the parameters after b updates, and is applied after u, is u - b updates behind. This
+may be at most scheme.max_gradient_lag. So every gradient in flight has a deadline, and a gradient may only be applied,
+or begun, if all others can still meet theirs (earliest deadline first, as in lockstep.transport.free_running). The
+gradient with the earliest deadline always may.
 """
 
 from __future__ import annotations
@@ -35,51 +34,54 @@ from lockstep.learners.optimizer import Optimizer
 from lockstep.system.graphs import Capture
 
 _PAUSE = 0.0005
-"""Seconds between two looks at whether another learner's gradient has been applied."""
+"""Seconds between checks whether another learner has applied its gradient."""
 _TEXT = 4096
-"""Bytes for the optimizer's counts of steps. Which groups of parameters have one shows when they first move."""
+"""Bytes for the optimizer's counts of steps. Groups of parameters get one when they first move, so the number is not
+known before."""
 
 
 def in_time(count: int, bases: Iterable[int], bound: int) -> bool:
-    """Whether gradients in flight can all be applied within the bound, after `count` updates: they can if they can in
-    order of their bases.
+    """Whether all gradients in flight can be applied within the bound after `count` updates. They can if they can in
+    the order of their bases.
 
     Args:
-        bases: updates before the parameters that each was computed with.
+        count: updates so far.
+        bases: for each gradient, the updates before the parameters that it is computed with.
+        bound: the most updates that a gradient may be behind.
     """
     return all(count + i - base <= bound for i, base in enumerate(sorted(bases)))
 
 
 class Parameters(Protocol):
-    """Where a learner's parameters come from and its updates go, counted within an iteration."""
+    """The parameters that a learner reads and updates. Updates are counted within an iteration."""
 
     def open(self) -> None:
         """Begin an iteration."""
         ...
 
     def read(self, behind: int) -> None:
-        """Let the agent have what its next gradient is computed with: the newest, or `behind` updates older ones, if it
-        is known how many there will be."""
+        """Load the parameters for the next gradient into the agent: the newest, or those of `behind` updates before,
+        when a record is repeated."""
         ...
 
     def change(self, move: Callable[[int], float]) -> tuple[int, int, float]:
-        """Let the agent have the newest parameters, and have it change them.
+        """Load the newest parameters into the agent, and update them.
 
         Args:
-            move: gets the number of updates before it.
+            move: updates them. It gets the number of earlier updates.
 
         Returns:
-            That number, how many of them came since read, and what move returned.
+            That number, how many of these updates came since read, and what move returned.
         """
         ...
 
     def close(self) -> None:
-        """End the iteration, when all have applied their last gradient: the agent gets the newest parameters."""
+        """End the iteration once all learners have applied their last gradient, and load the newest parameters."""
         ...
 
 
 class OwnParameters:
-    """Those of a learner that has no others beside it, and repeats what there were `keep` updates behind at most."""
+    """The parameters of a single learner. It keeps those of the last `keep` updates, so that it can repeat a record."""
 
     def __init__(self, agent: Agent, keep: int) -> None:
         self._agent, self._count, self._behind = agent, 0, 0
@@ -118,8 +120,8 @@ class OwnParameters:
 
 
 class SharedParameters:
-    """Those of several learners on one machine. When one of them dies its lock goes with it, and the supervisor ends
-    the others, whatever they wait for."""
+    """The parameters of several learners on one machine. If a learner dies, its lock is released, and the supervisor
+    ends the others."""
 
     def __init__(self, agent: Agent, optimizer: Optimizer, group: Group, bound: int) -> None:
         assert group.shared is not None
@@ -135,13 +137,13 @@ class SharedParameters:
         self._count, self._bases, self._text = count.numpy(), bases.numpy(), text.numpy()
         moments = vectors[len(agent.vectors) :]
         if agent.device.type == "cpu":
-            # Nobody needs a copy, since the lock guards them.
+            # The lock guards them, so no learner needs a copy.
             optimizer.moments = dict(zip(optimizer.moments, moments, strict=True))
             moments = []
         mine = [*agent.vectors, *optimizer.moments.values()]
         self._pairs = list(zip(mine, [*vectors[: len(agent.vectors)], *moments], strict=False))
         self._seen, self._first = -1, 0
-        """Updates before what the agent has; and before this iteration."""
+        """The updates before the agent's parameters, and before this iteration."""
 
     def open(self) -> None:
         if self._seen < 0:
@@ -153,7 +155,7 @@ class SharedParameters:
         self._first = self._seen
 
     def read(self, behind: int) -> None:
-        assert behind == 0, "who repeats a record does so alone"
+        assert behind == 0, "a record is repeated by a single learner"
         with self._locked_when(lambda count, others: in_time(count, [*others, count], self._bound)):
             self._take()
             self._bases[self._group.rank] = self._seen
@@ -176,7 +178,7 @@ class SharedParameters:
 
     @contextlib.contextmanager
     def _locked_when(self, may: Callable[[int, list[int]], bool]) -> Iterator[None]:
-        """The lock, once what it guards allows it: the number of updates, and the others' gradients in flight."""
+        """Take the lock once `may` allows it, given the number of updates and the others' gradients in flight."""
         begin = time.perf_counter()
         while True:
             with self._memory.locked():
@@ -206,11 +208,11 @@ class SharedParameters:
 
 
 class AsyncLearner(Learner):
-    """Applies the gradients of its slots' slices one by one, so that a minibatch of S slots is S updates, each with the
-    mean over a slice.
+    """Applies the gradients of its slots' slices one by one: a minibatch of S slots gives S updates, each by the mean
+    over a slice.
 
     Args:
-        recorded: the updates of each iteration, in order, as (slot, behind), to be repeated by a learner of all slots.
+        recorded: the updates of each iteration in order, as (slot, behind), for a learner of all slots to repeat.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class AsyncLearner(Learner):
             self._parameters = SharedParameters(agent, self.optimizer, tree.group, bound)
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        """Take all gradient steps of an iteration; rollouts: the new ones, by batch slot of this learner."""
+        """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
         begin, waited = time.perf_counter(), self._tree.group.waited
         experiment, algorithm = self._agent.experiment, self._algorithm
         hyper = algorithm.hyperparameters(iteration / experiment.iterations)
@@ -274,7 +276,7 @@ class AsyncLearner(Learner):
         return LearningReport(metrics, int(updates), digests, applied, seconds)
 
     def _turns(self, steps: int, stopped: set[int]) -> Iterator[tuple[int, int]]:
-        """(slot, 0) of each gradient of this learner, until its slot has stopped."""
+        """(slot, 0) for each gradient of this learner, until its slot stops."""
         for _ in range(steps):
             for slot in self._slots:
                 if slot not in stopped:

@@ -1,4 +1,4 @@
-"""Learners: from rollouts to gradients of the global batch, and from those to the next version.
+"""The learner: from rollouts to gradients of the global batch, and from these to the next version.
 
 Shape legend: T time, B environments of a shard, n items of a shard's slice of a minibatch.
 """
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import LossOutput, OnPolicy, ParameterGroup, check_loss
+from lockstep.algorithms.base import LossOutput, ParameterGroup, check_loss
 from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.optimizer import Optimizer
@@ -25,49 +26,49 @@ from lockstep.system.graphs import Capture, Graph
 
 
 class Applied(NamedTuple):
-    """A gradient's way into the parameters."""
+    """How a gradient was applied."""
 
     slot: int | None
-    """The batch slot whose gradient it was; None if it was the global one."""
+    """The batch slot of the gradient; None for the global gradient."""
     behind: int
-    """Updates between the parameters that it was computed with and those that it changed."""
+    """Updates between computing the gradient and applying it."""
 
 
 class Computed(NamedTuple):
-    """A global gradient that is not applied yet."""
+    """A global gradient that has not been applied yet."""
 
     gradient: Tensor
     iteration: int
     step: int
-    """Its number, as Algorithm.groups counts."""
+    """The number of its step, as Algorithm.groups counts."""
     groups: tuple[ParameterGroup, ...]
-    """What it moves, and how far: as of when it was computed."""
+    """What it moves, and how far, as decided when it was computed."""
 
 
 @dataclass(frozen=True)
 class LearningReport:
-    """What one iteration's gradient steps did; equal on every process, except the shards' own digests."""
+    """The outcome of one iteration's gradient steps: equal in every process, except for digests and what it applied."""
 
     metrics: dict[str, float]
     updates: int
     gradient_digests: dict[int, str]
-    """By batch slot: digest of its gradient in the iteration's first step, before the reduction. Later steps follow
-    from that, and hashing all of them would cost as much as a tenth of small minibatches' learning."""
+    """By batch slot: the digest of its gradient in the iteration's first step, before the reduction. Later steps follow
+    from it, and hashing all of them would cost up to a tenth of the time for learning from small minibatches."""
     applied: dict[int, Applied]
-    """By place among the iteration's updates: those of this process."""
+    """By place among the iteration's updates: the gradients that this process applied."""
     seconds: float
-    """Spent learning, waiting for other processes left out."""
+    """Time spent learning, without waiting for other processes."""
 
 
 class Learner:
-    """Computes the gradients of a block of batch slots and applies the global ones. In slot s is shard s's rollout,
-    unless timing decides.
+    """Computes the gradients of a block of batch slots and applies the global gradients. Slot s holds shard s's
+    rollout, unless timing decides.
 
-    All values are sums over the global minibatch, reduced by the tree, and divided afterwards. So they cannot depend
-    on how slots are spread over processes.
+    All values are sums over the global minibatch, which the tree adds up, and are divided afterwards. So they cannot
+    depend on which process holds a slot.
 
     Args:
-        capture: makes CUDA graphs of losses with their backward passes, where these have fixed shapes.
+        capture: makes CUDA graphs of losses and their backward passes, if they have fixed shapes.
     """
 
     def __init__(
@@ -81,22 +82,22 @@ class Learner:
     ) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
         self._slots, self._tree, self._alive = slots, tree, alive
-        self.batches: Batches = agent.algorithm.batches(agent, slots, tree)
+        self.batches: Batches = batches_for(agent, slots, tree)
         self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
         self.optimizer = Optimizer(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
-        self._capture = capture if _fixed(agent) else None
+        self._capture = capture if capture is not None and _fixed(agent) else None
         self._graphs: dict[Any, Graph] = {}
-        """By the shapes of a slice."""
+        """By the shapes of their inputs."""
         self._known_to_fit = False
-        """Whether a loss was looked at: those that follow are like it."""
+        """Whether the first loss has been checked. Later ones are like it."""
         self._applied: Normalizers | None = None
-        """The statistics that the model normalizes with at present."""
+        """The statistics that the model normalizes with now."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        """Take all gradient steps of an iteration; rollouts: the new ones, by batch slot of this learner."""
+        """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
         hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
@@ -128,15 +129,15 @@ class Learner:
         return LearningReport(metrics, updates, digests, applied, seconds)
 
     def _apply(self, computed: Computed) -> float:
-        """Change the parameters; returns the gradient's norm."""
+        """Apply a gradient, and return its norm."""
         norm = self.optimizer.step(computed.gradient, computed.groups)
         self._agent.follow(computed.step)
         return norm
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Split what was summed over slices into the mean gradient and, on the CPU, the number of valid samples
-        followed by the sum of every metric. With prioritized replay the gradient and the sums of losses are divided by
-        the largest importance weight."""
+        """Split the sum over slices into the mean gradient and, on the CPU, the number of valid samples followed by the
+        sum of every metric. With prioritized replay the gradient and the sums of losses are divided by the largest
+        importance weight."""
         algorithm = self._algorithm
         gradient, tail = self._flat.split(total)
         tail = tail.cpu()
@@ -153,7 +154,7 @@ class Learner:
         return gradient, tail[:count]
 
     def _stops(self, sums: Tensor) -> bool:
-        """Whether the algorithm skips the steps that are left, after one with these sums."""
+        """Whether the algorithm skips the remaining steps after one with these sums."""
         valid, *values = sums.tolist()
         count, names = max(valid, 1.0), self._algorithm.metric_names
         return self._algorithm.stop_early({name: value / count for name, value in zip(names, values, strict=True)})
@@ -161,7 +162,11 @@ class Learner:
     def _metrics(
         self, hyper: dict[str, float], sums: Tensor, updates: int, norms: float, moved: int
     ) -> dict[str, float]:
-        """Of an iteration with so many gradient steps; norms: sum over the `moved` gradients that were applied."""
+        """The metrics of an iteration with so many gradient steps.
+
+        Args:
+            norms: the sum of norms of the gradients that were applied, `moved` of them.
+        """
         count, names = max(float(sums[0]), 1.0), self._algorithm.metric_names
         metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
         metrics = self._algorithm.summarize(metrics) if updates else {}
@@ -178,7 +183,7 @@ class Learner:
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned; further tensors may be among them."""
+        """Restore what state returned. Other tensors are ignored."""
         self.optimizer.load(below("optimizer.", tensors))
         self._in_flight.clear()
         iterations = self._agent.experiment.iterations
@@ -189,7 +194,7 @@ class Learner:
             self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
-        """One slice's gradient with its counts and metric sums behind it, ready for the reduction."""
+        """A slice's gradient followed by its counts and metric sums, for the reduction."""
         batch, normalizers = self.batches.slice(slot, step)
         if normalizers is not self._applied:
             normalizers.apply(self._agent.model)
@@ -202,7 +207,7 @@ class Learner:
         self.batches.learned(slot, loss.priorities)
         numbers = self._numbers(batch, loss)
         if self._algorithm.weighted:
-            # One number for every slot, so that the sum holds each slot's largest weight.
+            # One number per slot, so that the sum holds each slot's largest weight.
             largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
             numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
         return self._flat.gather_gradient(numbers)
@@ -217,13 +222,13 @@ class Learner:
         return loss
 
     def _numbers(self, batch: Any, loss: LossOutput) -> list[Tensor]:
-        """What is reduced together with the gradient."""
+        """The numbers that are reduced together with the gradient."""
         return [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
 
     def _from_graph(self, batch: Any, hyper: dict[str, float], capture: Capture) -> Tensor:
         leaves: list[Tensor] = []
         batch.map(lambda leaf: leaves.append(leaf) or leaf)
-        # As tensors, since a graph would keep numbers as they were; of 64 bits, like the floats that they replace.
+        # As tensors, since a graph would keep numbers as constants. float64 like the numbers that they replace.
         numbers = [torch.tensor(value, dtype=torch.float64, device=self._agent.device) for value in hyper.values()]
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if shapes not in self._graphs:
@@ -239,6 +244,6 @@ class Learner:
 
 
 def _fixed(agent: Agent) -> bool:
-    """Whether a slice's gradient is the same list of kernels on the same memory every time: recurrent cores look at
-    where episodes begin, and replayed batches have priorities and weights."""
-    return isinstance(agent.algorithm, OnPolicy) and not agent.experiment.model.recurrent
+    """Whether computing a slice's gradient always runs the same kernels on the same memory. With recurrent cores they
+    depend on where episodes begin, and replayed batches have priorities and weights."""
+    return not agent.experiment.algorithm.replays and not agent.experiment.model.recurrent

@@ -1,4 +1,4 @@
-"""A learner's process: its agent, its batch slots, the rollouts that fill them, and the tree between learners."""
+"""A learner process: its agent, its batch slots, the rollouts that fill them, and the tree between learners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.agent import Agent, Version, below
+from lockstep.agent import Agent, below
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import RND
 from lockstep.buffers.batches import CollectedRollout
@@ -21,21 +21,21 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Learner, LearningReport
 from lockstep.models.observations import precision_warning
+from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
 from lockstep.system.graphs import Capture
 from lockstep.system.output import tell
-from lockstep.training import warm_start
-from lockstep.transport.rollouts import Rollouts
+from lockstep.transport.rollouts import RolloutSource
 
 
 class Worker:
-    """What a learner process holds: its agent, its rollouts and its learner, with the statistics that learners agree on
-    and its parts of a checkpoint. What it computes does not depend on the layout."""
+    """The state of a learner process: its agent, its rollouts and its learner. It merges statistics with the other
+    learners and writes its parts of checkpoints. What it computes does not depend on the layout."""
 
     def __init__(
         self,
         agent: Agent,
-        rollouts: Rollouts,
+        rollouts: RolloutSource,
         group: Group,
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
@@ -78,17 +78,20 @@ class Worker:
         return bool(total[0] > 0), int(total[1])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that `digest:` covers, in named tensors."""
+        """The named tensors that `digest:` covers."""
         return self.agent.state() | self._learner.state()
 
     def begin(self, weights: dict[str, torch.Tensor]) -> None:
-        """Make version 0, from what a warm start takes over."""
-        warm_start.load(self.agent, weights)
+        """Make version 0.
+
+        Args:
+            weights: what the agent began with, if that was not random: the optimizer's part of it is loaded here.
+        """
         self._learner.load(weights)
         self.rollouts.versions.publish(self.agent.version(0))
 
     def restore(self, saved: Checkpoint) -> None:
-        """Load a learner's part that save wrote, under any layout, with the versions that are still due to collect."""
+        """Load a learner's part of a checkpoint, from any layout, and the versions that collectors still need."""
         tensors, meta = saved.part("learner")
         self.agent.load(tensors)
         self._learner.load(tensors)
@@ -105,11 +108,11 @@ class Worker:
         """Write this process's parts of a checkpoint: its shards and, for learner 0, the learner.
 
         Returns:
-            What runtime.checkpoint.finish wants to know of each part.
+            A record of each part for run.checkpoint.finish.
         """
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
-            self._alive()  # a large memory on a slow disk is no stall
+            self._alive()  # writing a large replay to a slow disk is no stall
             parts += self._learner.batches.save(slot, directory, iterations)
             if (kept := self._learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
@@ -126,7 +129,7 @@ class Worker:
         return parts
 
     def _warn_of_lost_precision(self, rollouts: list[CollectedRollout]) -> None:
-        """Say which observations are too large for float32."""
+        """Warn of observations that are too large for float32."""
         for first in rollouts[:1]:
             obs = first.rollout.obs
             for key, x in obs.items() if isinstance(obs, dict) else [("", obs)]:
@@ -136,7 +139,7 @@ class Worker:
                         tell(f"warning: The observation{f' {key!r}' if key else ''} {said}", sys.stderr)
 
     def _tell_of_lost_state(self) -> None:
-        """Say it, once, if an algorithm of a user's own keeps on the object what it should let checkpoints hold."""
+        """Warn once if a user's algorithm keeps state on its object, where checkpoints do not hold it."""
         begun, now = self._begun, _numbers(self.agent.algorithm)
         if changed := [name for name in now if now[name] != begun.get(name) and name not in self._told]:
             self._told.update(changed)
@@ -148,6 +151,6 @@ class Worker:
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:
-    """What an algorithm's object holds of numbers and texts."""
+    """The numbers and texts that an algorithm's object holds."""
     algorithm = algorithm.inner if isinstance(algorithm, RND) else algorithm
     return {name: repr(x) for name, x in vars(algorithm).items() if isinstance(x, (int, float, str))}

@@ -1,4 +1,4 @@
-"""Models with a policy and critics that value its actions: what DDPG, TD3, SAC and MPO learn.
+"""Models with a policy and critics of its actions, for DDPG, TD3, SAC and MPO.
 
 Shape legend: T time, B environments, F features, D dimensions of an action, A discrete actions, C critics,
 P distribution parameters.
@@ -52,8 +52,8 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """C estimates of the return, of an action or, where actions are few, of every one. They share the encoder of
-    images, where there are any, and nothing else."""
+    """C estimates of the return: of an action or, if actions are discrete, of every one. They share only the encoder
+    of images, if there is one."""
 
     def __init__(self, encoder: nn.Module, layers: MLPs):
         super().__init__()
@@ -78,7 +78,7 @@ class Critics(nn.Module):
 
 
 class ActorCritic(PolicyModel):
-    """A policy, and critics of their own."""
+    """A policy and critics, in separate networks."""
 
     def __init__(self, actor: Actor, critics: Critics, distribution: Scaled | Categorical):
         super().__init__()
@@ -94,7 +94,7 @@ class ActorCritic(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        """The policy's parameters. The state's value, which nobody asks for, is 0."""
+        """The policy's parameters. The value, which is not used, is 0."""
         params = self.actor(obs)
         return ModelOutput(params, params.new_zeros(params.shape[:2])), state
 
@@ -117,7 +117,7 @@ class ActorCritic(PolicyModel):
 
 @dataclass(frozen=True)
 class ActorCriticConfig(TrunkConfig):
-    """A policy and critics, each an MLP of its own over vectors (and features of images)."""
+    """A policy and critics, each a separate MLP over vectors (and features of images)."""
 
     has_policy_and_value: ClassVar[bool] = False
 
@@ -126,7 +126,7 @@ class ActorCriticConfig(TrunkConfig):
     activation: Literal["tanh", "relu", "elu"] = "relu"
     """Nonlinearity of hidden layers."""
     policy: Literal["squashed", "deterministic", "gaussian"] = "squashed"
-    """What the policy gives out: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
+    """The policy's distribution: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
     (MPO). Discrete actions have a categorical one with "squashed"."""
     initial_std: float = 1.0
     """Deviation of a "gaussian" policy's actions before it learns, where the bounds are -1 and 1; 0.01 to 5. Higher

@@ -56,7 +56,7 @@ class ActionDistribution(Protocol):
 
 @runtime_checkable
 class Exploring(Protocol):
-    """What collectors ask of a distribution beyond that when an algorithm learns from replay."""
+    """What collectors also need of a distribution when the algorithm replays."""
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
         """As sample, but numbers [..., X] say how much to explore."""
@@ -74,7 +74,7 @@ class PolicyModel(nn.Module, ABC):
     state_size: int = 0
     """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
     variables: nn.ParameterDict
-    """What an algorithm learns beside the model, where there is something: see Algorithm.variables."""
+    """What an algorithm learns besides the model, if anything: see Algorithm.variables."""
 
     @abstractmethod
     def forward(
@@ -102,20 +102,27 @@ class PolicyModel(nn.Module, ABC):
     noise_numbers: int = 0
     """Z: uniform numbers that set_noise takes."""
     noise_at_every_step: ClassVar[bool] = False
-    """Whether collectors disturb it anew at every step, instead of once a rollout."""
+    """Whether collectors draw new noise at every step, rather than once a rollout."""
 
     def set_noise(self, uniform: Tensor | None) -> None:
-        """Disturb noisy layers by noise that comes from fp32 [Z], uniform in (0, 1), or no longer (None)."""
+        """Set the noise of noisy layers from fp32 [Z], uniform in (0, 1); None removes it."""
         assert self.noise_numbers == 0, "a model with noisy layers says how to disturb them"
 
     @abstractmethod
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Take the running statistics (fp32 [D]) that forward normalises vector observations with from now on. They
-        must be copied into the tensors that it reads: acting repeats what was recorded of it with those."""
+        """Set the running statistics (fp32 [D]) that forward normalises vector observations with. Copy them into the
+        tensors that forward reads: a recorded forward pass goes on reading those."""
 
     @abstractmethod
     def for_acting(self) -> PolicyModel:
-        """A copy for inference only, its weights stored in the precision that it computes with."""
+        """A copy for inference only, with weights in the precision that it computes in."""
+
+
+class Networks(NamedTuple):
+    """A model that learns, and its target network: an older copy."""
+
+    online: PolicyModel
+    target: PolicyModel
 
 
 @dataclass(frozen=True)
@@ -127,8 +134,8 @@ class ModelConfig(ABC):
     parameters."""
 
     has_policy_and_value: ClassVar[bool] = True
-    """Whether forward gives the parameters of a policy, whose log_prob can be learned, and a value: what on-policy
-    algorithms need."""
+    """Whether forward returns a policy's parameters, whose log_prob can be learned, and a value. On-policy algorithms
+    need both."""
 
     @property
     def recurrent(self) -> bool:
@@ -140,16 +147,16 @@ class ModelConfig(ABC):
         return False
 
     def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
-        """Raise SettingsError for values out of range, as far as they can be known before the environment is."""
+        """Raise SettingsError for values that are out of range in any environment."""
 
     def check(  # noqa: B027 - most can begin anywhere
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> None:
-        """Raise SettingsError for what a new run should not begin with, where build would do it all the same: a run
-        that exists goes on."""
+        """Raise SettingsError for settings that a new run must not begin with in this environment. build accepts them,
+        so that existing runs can go on."""
 
     def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        """What the user should know before a new run with these spaces, in sentences: the run works, but is probably
+        """Warnings for the user before a new run with these spaces, in sentences: settings that work, but are probably
         not what was meant."""
         return []
 
@@ -164,7 +171,7 @@ class ModelConfig(ABC):
         seed: int,
         observation_clip: float = 10.0,
     ) -> PolicyModel:
-        """Build and initialise the model; equal arguments give equal bits, whatever was drawn from torch before.
+        """Build and initialise the model. Equal arguments give equal bits, whatever the state of torch's generator.
 
         observation_clip bounds the magnitude of normalized observations.
         """

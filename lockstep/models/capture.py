@@ -1,7 +1,7 @@
-"""Inference without the cost of Python modules: a forward pass, recorded once, as a flat list of torch calls.
+"""Inference without the cost of Python modules: a forward pass is recorded once, as a flat list of torch calls.
 
-The kernels are those that the model itself calls, in the same order and on the same shapes, so the bits are equal. What
-depends on the weights alone (casts, folded convolution kernels) is computed once a version.
+They run the kernels that the model itself calls, in the same order and on the same shapes, so the bits are equal.
+Results that depend on the weights alone (casts, folded convolution kernels) are computed once per version.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lockstep.system.graphs import Capture, Graph
 
 
 class Inference:
-    """Calls a model with inputs of one shape. A forward pass that cannot be recorded, since what it does depends on the
-    values of its input or since it changes the model, is run as it is.
+    """Calls a model with inputs of one shape. A forward pass cannot be recorded if its calls depend on the values of
+    its input, or if it changes the model. Then the model itself is called.
 
     Args:
         model: made by for_acting. Call refresh after its weights or statistics have changed.
-        capture: makes a CUDA graph of what was recorded.
+        capture: makes a CUDA graph of the recorded calls.
     """
 
     def __init__(self, model: PolicyModel, capture: Capture | None = None) -> None:
@@ -58,7 +58,7 @@ class Inference:
         return ModelOutput(policy, value), state
 
     def refresh(self) -> None:
-        """Take the model's present weights and statistics from the next call on."""
+        """Use the model's present weights and statistics from the next call on."""
         self._stale = True
 
     def _record(self, *arguments: Any) -> _Program | None:
@@ -77,7 +77,7 @@ class Inference:
 
 
 class _NotRecordable(Exception):
-    """The forward pass is no fixed list of calls."""
+    """The forward pass is not a fixed list of calls."""
 
 
 class _Call(NamedTuple):
@@ -86,11 +86,11 @@ class _Call(NamedTuple):
     kwargs: dict[str, Any]
     result: Any
     changed: list[Tensor]
-    """Arguments that it writes into."""
+    """The arguments that it writes into."""
 
 
 class _Recorder(TorchFunctionMode):
-    """Keeps every call of torch that makes or changes a tensor."""
+    """Records every call of torch that makes or changes a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,18 +120,18 @@ _SHAPES_ALONE = frozenset(
     | {"is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "storage_offset", "type"}
     | {"is_same_size", "result_type", "can_cast", "__hash__", "__repr__"}
 )
-"""Functions whose results no value of a tensor decides."""
+"""Functions whose results do not depend on the values of a tensor."""
 
 
 class _Program:
-    """Recorded calls as one Python function, of which only those remain that its results need."""
+    """Recorded calls as one Python function, without those that its results do not need."""
 
     def __init__(self, calls: list[_Call], inputs: list[Tensor], results: list[Tensor]) -> None:
         self._scope: dict[str, Any] = {}
-        """What the function's code refers to: kernels, arguments, weights and what was computed of them."""
+        """The names in the function's code: kernels, arguments, weights, and results that depend on weights alone."""
         self._names = {id(x): f"in{i}" for i, x in enumerate(inputs)}
         self._varying = set(self._names.values())
-        """Names of what differs from call to call."""
+        """The names of tensors that differ from call to call."""
         self._once: list[_Call] = []
         """Calls whose results depend on weights alone."""
         lines = [line for call in calls for line in self._line(call)]
@@ -149,10 +149,10 @@ class _Program:
         self.run: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._scope["run"]
 
     def refresh(self, *, in_place: bool) -> None:
-        """Compute again what depends on weights alone.
+        """Recompute the results that depend on weights alone.
 
         Args:
-            in_place: keep it where it is in memory, as a graph of this program needs it.
+            in_place: keep them at their places in memory, which a graph of this program needs.
         """
         renamed: dict[int, Any] = {}
 
@@ -171,8 +171,8 @@ class _Program:
                     before.copy_(after)
 
     def _line(self, call: _Call) -> Iterator[tuple[str, set[str], set[str], bool]]:
-        """A call as text, with the names that it reads and writes, and whether it changes one in place; nothing for a
-        call that needs not be repeated."""
+        """A call as text, with the names that it reads and writes, and whether it writes in place; nothing for a call
+        that depends on weights alone."""
         read = {self._name(x) for x in _tensors((call.args, tuple(call.kwargs.values())))}
         if any(self._name(x) not in self._varying for x in call.changed):
             raise _NotRecordable  # it changes weights, or what was computed of them
@@ -195,7 +195,7 @@ class _Program:
         yield text, read, set(written), bool(call.changed)
 
     def _name(self, x: Tensor) -> str:
-        """A tensor's name; one that no call has made is a weight or a constant."""
+        """A tensor's name. A tensor that no call has made is a weight or a constant."""
         if id(x) not in self._names:
             self._names[id(x)] = f"w{len(self._names)}"
             self._scope[self._names[id(x)]] = x

@@ -1,7 +1,7 @@
 """Distributions of continuous actions for algorithms that learn from replay.
 
-Their actions are scaled: -1 and 1 are the bounds of the environment's action space, so that networks see, and noise and
-entropy are measured in, the same units in every task.
+Their actions are scaled: -1 and 1 are the bounds of the environment's action space. So networks, noise and entropy have
+the same units in every task.
 
 Shape legend: P distribution parameters, D dimensions of an action, X numbers that say how to explore.
 """
@@ -31,7 +31,7 @@ _LOG_TWO_PI = math.log(2 * math.pi)
 
 
 class Scaled(Distribution):
-    """What these distributions share.
+    """The base of these distributions.
 
     Args:
         space: of the environment's actions; it must be bounded.
@@ -58,7 +58,7 @@ class Scaled(Distribution):
         return self.sample(params, noise)
 
     def uniform(self, noise: Tensor) -> Tensor:
-        """Any action: noise [..., D] -> [..., D]"""
+        """A uniform action: noise [..., D] -> [..., D]"""
         return 2 * noise - 1
 
     def to_env(self, action: np.ndarray) -> Any:
@@ -67,7 +67,7 @@ class Scaled(Distribution):
         return np.clip(scaled, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
 
     def encode(self, action: Tensor) -> Tensor:
-        """What the environment makes of it, as critics see it."""
+        """The action as the environment executes it, for critics."""
         return action.clamp(-1.0, 1.0)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Deterministic(Scaled):
         return params
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Has no density, and none is needed: 0."""
+        """0: it has no density, and its algorithms need none."""
         return torch.zeros(params.shape[:-1], device=params.device)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -106,10 +106,10 @@ class Deterministic(Scaled):
 
 class DiagonalGaussian(Scaled):
     """A diagonal normal distribution whose means lie within the bounds; parameters are D means and D log deviations.
-    Actions are clipped by whoever uses them, so that their density stays that of the normal distribution (MPO).
+    Actions are clipped where they are used, so that their density stays that of the normal distribution (MPO).
 
-    Log deviations are clamped, as Spinning Up and Stable-Baselines3 do it in SAC: where the network gives out more for
-    one state it gets no gradient, but those of other states still move its weights.
+    Log deviations are clamped, as Spinning Up and Stable-Baselines3 do it in SAC: where the network exceeds the range
+    in one state it gets no gradient, but those of other states still move its weights.
 
     Args:
         std: the deviation where a network gives out 0, as it very nearly does before it has learned.
@@ -170,8 +170,8 @@ class SquashedGaussian(DiagonalGaussian):
 
 
 class _SquashedSample(torch.autograd.Function):
-    """a = tanh(u) of u = μ + σ ε, and its log-probability: [..., D] each -> [..., D], [...]. By hand, it is backwards a
-    third of the operations: the log slope of tanh has the derivative -2 a by u."""
+    """a = tanh(u) of u = μ + σ ε, and its log-probability: [..., D] each -> [..., D], [...]. Written by hand, the
+    backward pass takes a third of the operations: the derivative of tanh's log slope by u is -2 a."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:

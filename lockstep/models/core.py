@@ -20,7 +20,7 @@ from lockstep.models.layers import cast
 
 
 class RecurrentCore(nn.Module):
-    """Memory over time, in the precision of its input; the state itself, and the gates, are fp32."""
+    """Memory over time, in the precision of its input. The state and the gates are fp32."""
 
     gates: int
     state_size: int
@@ -53,7 +53,7 @@ class RecurrentCore(nn.Module):
 
     @abstractmethod
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step in plain operations, as other runtimes know them: for export, equal to forward but for rounding.
+        """One step in plain operations that other runtimes know, for export. It equals forward up to rounding.
 
         Args:
             x: [B, F]
@@ -228,12 +228,12 @@ class _GRUSequence(torch.autograd.Function):
 
 
 def _resets(keep: Tensor) -> list[bool]:
-    """Of each step: whether any environment may start anew before it. Acting, which takes one, does not look."""
+    """Whether any environment may start an episode, for each step. Acting, with one step, does not look."""
     return [True] if len(keep) == 1 else (keep == 0).flatten(1).any(1).tolist()
 
 
 def _carry(before: Tensor, now: Tensor, keep_t: Tensor | None) -> None:
-    """Hand the state before a step over to it, zeroed where an episode starts."""
+    """Store the state before a step, zeroed where an episode starts."""
     now.copy_(before if keep_t is None else before * keep_t)
 
 

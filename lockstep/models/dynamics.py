@@ -1,4 +1,4 @@
-"""An ensemble that predicts what actions lead to, and planning with it: the policy is a search.
+"""An ensemble that predicts the effects of actions, and a policy that plans with it.
 
 Shape legend: T time, B environments, O numbers of an observation, D dimensions of an action, E members, H steps of a
 plan, P candidate plans, N rows.
@@ -53,7 +53,7 @@ class DynamicsConfig(ModelConfig):
     elites: int = 20
     """Best plans, to which cem refits. Fewer converge sooner, perhaps on the wrong plan."""
     temperature: float = 1.0
-    """Of mppi, in units of return. Higher heeds worse plans more."""
+    """Of mppi, in units of return. Higher gives worse plans more weight."""
     discount: float = 0.99
     """Weight of a reward one step later in a plan. Lower plans as if the horizon were shorter."""
 
@@ -97,12 +97,12 @@ class DynamicsConfig(ModelConfig):
 
 
 class DynamicsModel(PolicyModel):
-    """What an action does to an observation and which reward it earns, predicted by every member; and the plan that is
-    best by that.
+    """Every member predicts how an action changes an observation and which reward it earns. The policy is the first
+    action of the best plan by these predictions.
 
-    The state is the plan that is left from the step before, where the next search begins. Candidates are the points of
-    a Sobol sequence, moved round by set_noise (Cranley and Patterson 1976): they cover the space of plans more evenly
-    than random ones, and few numbers make them random.
+    The state is the rest of the plan of the step before, from which the next search begins. Candidates are the points
+    of a Sobol sequence, moved round by set_noise (Cranley and Patterson 1976): they cover the space of plans more
+    evenly than random ones, and few numbers make them random.
     """
 
     def __init__(self, config: DynamicsConfig, layout: ObservationLayout, distribution: Deterministic, seed: int):
@@ -136,7 +136,7 @@ class DynamicsModel(PolicyModel):
         return (self.layout.vector(obs) - self.mean) / self.std
 
     def returns(self, x: Tensor, plans: Tensor) -> Tensor:
-        """What plans [B, P, H, D] earn from normalised observations [B, O] on, by the mean of all members: [B, P]
+        """Returns [B, P] of plans [B, P, H, D] from normalised observations [B, O]: the mean over members.
 
         Each member follows its own predictions (trajectory sampling with bootstraps that stay, Chua et al. 2018).
         """
@@ -151,7 +151,7 @@ class DynamicsModel(PolicyModel):
         return total.mean(0).view(environments, population)
 
     def plan(self, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Improve plans [B, H * D] from normalised observations [B, O] on; also what the best candidate earns, [B]."""
+        """Improve plans [B, H * D] from normalised observations [B, O]. Also the return [B] of the best candidate."""
         config, best = self.config, x.new_zeros(x.shape[0])
         std = torch.full_like(mean, _FIRST_STD)
         for shift in self.shift:
@@ -187,7 +187,7 @@ class DynamicsModel(PolicyModel):
         return ModelOutput(torch.stack(actions), torch.stack(values)), state
 
     def set_noise(self, uniform: Tensor | None) -> None:
-        """Move the candidates of all rounds by numbers uniform in (0, 1), or by none."""
+        """Shift the candidates of all rounds by numbers uniform in (0, 1); None removes the shift."""
         if uniform is None:
             self.shift.zero_()
         else:

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LARGE = 750_000
-"""Multiplications from which on oneDNN computes a product."""
+"""Products of at least this many multiplications are computed by oneDNN."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types as wide as a row of a pixel block, by its size."""
+"""Types as wide as a row of a pixel block, by block size."""
 
 
 class Rounded:
@@ -34,16 +34,16 @@ class Rounded:
         self._parameter = parameter
         self.value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         self.place: Tensor | None = None
-        """Where the next backward pass puts its gradient, so that nobody needs to copy it there; fp32."""
+        """fp32: where the next backward pass writes its gradient, to spare a copy."""
         parameter.rounded = self  # type: ignore[attr-defined]
 
     def renew(self) -> None:
-        """Take the parameter as it is now."""
+        """Round the parameter as it is now."""
         self.value.copy_(self._parameter.detach())
 
 
 class _Round(torch.autograd.Function):
-    """The cast of a parameter whose result is there already; backwards it casts as any other."""
+    """The cast of a parameter that has been rounded already. Backwards it is an ordinary cast."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, rounded: Rounded) -> Tensor:
@@ -58,7 +58,7 @@ class _Round(torch.autograd.Function):
 
 
 def cast(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A layer's parameter in the precision that it computes with."""
+    """A layer's parameter in the precision that the layer computes in."""
     rounded: Rounded | None = getattr(parameter, "rounded", None)
     if rounded is None or rounded.value.dtype != dtype:
         return parameter.to(dtype)
@@ -82,8 +82,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def onednn(x: Tensor, multiplications: int) -> bool:
-    """Whether oneDNN computes a product with x that takes so many. In fp32 on CPUs torch itself takes MKL, half as fast
-    on AMD's; but a call of oneDNN costs more."""
+    """Whether oneDNN computes a product with x of so many multiplications. For fp32 on CPUs torch chooses MKL, which is
+    half as fast on AMD's; but a call of oneDNN costs more."""
     if multiplications.__class__ is not int or multiplications < _LARGE:  # what is exported takes any number of items
         return False
     if x.dtype != torch.float32 or x.device.type != "cpu" or not _AVAILABLE:
@@ -93,7 +93,7 @@ def onednn(x: Tensor, multiplications: int) -> bool:
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """[n, k], [m, k], [m] -> a @ b.T + bias [n, m], by oneDNN"""
-    # Its own relu would save no time, and turn what is not a number into 0.
+    # oneDNN's relu would save no time, and would turn NaN into 0.
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons side by side: what policies, critics and dynamics models are made of.
+"""Multilayer perceptrons of one shape, for policies, critics and dynamics models.
 
 Shape legend: C perceptrons, n items, I inputs and O outputs of a layer.
 
@@ -23,11 +23,11 @@ _aten: Any = torch.ops.aten
 
 
 class _Activation(NamedTuple):
-    """A nonlinearity whose slope can be told from its result."""
+    """A nonlinearity whose slope follows from its result."""
 
     function: Callable[[Tensor], Tensor]
     back: Callable[[Tensor, Tensor], Tensor]
-    """The gradient by its result, and the result -> the gradient by its argument, in the place of the former."""
+    """From the gradient by its result, and the result, to the gradient by its argument, in place."""
 
 
 _ACTIVATIONS = {
@@ -106,7 +106,7 @@ def perceptrons(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], 
 
 
 class _Perceptrons(torch.autograd.Function):
-    """See perceptrons. There are gradients of x only where they are wanted, and of parameters if any of them is."""
+    """See perceptrons. Gradients of x are computed only if they are needed, those of parameters if any is."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class _Perceptrons(torch.autograd.Function):
 
 
 class _Part(NamedTuple):
-    """What is computed at a time: one perceptron, or all of them, and then everything has a leading axis C."""
+    """What is computed at a time: one perceptron, or all of them with a leading axis C."""
 
     x: Tensor
     """[n, I]"""
@@ -156,7 +156,7 @@ class _Part(NamedTuple):
     def descend(
         self, inputs: list[Tensor], gradient: Tensor, activation: str, of_x: bool, of_parameters: bool
     ) -> list[Tensor]:
-        """From the gradient of the output: of x, if it is wanted, and of weights and biases, if they are."""
+        """From the gradient of the output to those of x, weights and biases, if they are needed."""
         of_weights, of_biases = [], []
         for layer in reversed(range(len(inputs))):
             x, weight = inputs[layer], self.weights[layer]
@@ -171,7 +171,7 @@ class _Part(NamedTuple):
 
 
 def _parts(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[_Part]:
-    """Perceptrons one by one where their products are large, or where there is one; else together."""
+    """The perceptrons one by one if their products are large or there is only one; else all together."""
     dtypes = [*[x.dtype] * (len(weights) - 1), torch.promote_types(x.dtype, torch.float32)]
     weights, biases = ([p.to(dtype) for p, dtype in zip(each, dtypes, strict=True)] for each in (weights, biases))
     if len(x) > 1 and not onednn(x, x.shape[1] * max(w[0].numel() for w in weights)):
@@ -185,7 +185,7 @@ def _times(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _join(parts: list[Tensor]) -> Tensor:
-    """Of every part -> of all perceptrons."""
+    """Join the parts' tensors into those of all perceptrons."""
     if len(parts) > 1:
         return torch.stack(parts)
     return parts[0] if parts[0].dim() == 3 else parts[0].unsqueeze(0)

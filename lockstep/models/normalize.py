@@ -1,7 +1,7 @@
 """Running normalization of observations and rewards, as versioned state.
 
-Statistics are plain sums in float64, so that shards can add theirs up in tree order. All is immutable: merging gives
-new statistics, and the versions that still collect keep the old ones.
+Statistics are plain sums in float64, so that shards can add theirs up in tree order. They are immutable: merging makes
+new ones, and the versions that still collect keep the old ones.
 
 Shape legend: T time, B environments, D numbers of a sample.
 """
@@ -9,21 +9,39 @@ Shape legend: T time, B environments, D numbers of a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor
 
+from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.observations import ObservationLayout
 
-if TYPE_CHECKING:
-    from lockstep.core.rollout import Rollout
-    from lockstep.experiment import Experiment, NormalizeConfig
-
 _EPSILON = 1e-8
 """Added to variances, so that what never varied is not divided by zero."""
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """Running normalisation, versioned and checkpointed with the parameters."""
+
+    observations: bool = False
+    """Standardise vector observations by their running mean and deviation. On suits observations of mixed units. Images
+    are only scaled to [0, 1]."""
+    returns: bool = False
+    """Divide rewards by the running deviation of the discounted return (no mean is subtracted). On spares fitting
+    other settings to the size of rewards."""
+    clip: float = 10.0
+    """Bound on the normalised magnitude: of observations and rewards, with replay of the sum of n rewards. Lower tames
+    outliers, higher keeps more of their information."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if not self.clip > 0:
+            raise SettingsError(f"normalize.clip={self.clip} must be positive, for example 10.")
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ class RunningMoments:
 
 
 def batch_sums(x: Tensor, valid: Tensor) -> Tensor:
-    """What RunningMoments adds up: [..., D] samples, of which only those count that are valid, bool [...].
+    """The sums that RunningMoments adds up, over samples [..., D]. Only valid ones count, bool [...].
 
     Returns:
         float64 [1 + 2D].
@@ -76,7 +94,7 @@ def batch_sums(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def discounted_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """The return so far of each episode, R_t = discount * R_{t-1} + r_t, whose deviation scales rewards.
+    """The discounted return so far of each episode, R_t = discount * R_{t-1} + r_t. Its deviation scales rewards.
 
     Rewards divided by it keep the size of returns near one, whatever the task's units are (Engstrom et al. 2020,
     "Implementation matters in deep policy gradients", section 3, who found it among the details that decide whether
@@ -100,7 +118,7 @@ def discounted_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: fl
 
 @dataclass(frozen=True)
 class Normalizers:
-    """The normalizers that an experiment asks for, each None where it does not."""
+    """The normalizers that an experiment asks for; the others are None."""
 
     config: NormalizeConfig
     discount: float
@@ -109,34 +127,34 @@ class Normalizers:
     returns: RunningMoments | None
 
     @staticmethod
-    def initial(experiment: Experiment, observation_space: gymnasium.Space[Any]) -> Normalizers:
-        """Statistics before the first sample, which leave observations and rewards as they are but for clipping."""
-        config, layout = experiment.normalize, None
+    def initial(config: NormalizeConfig, discount: float, observation_space: gymnasium.Space[Any]) -> Normalizers:
+        """Statistics before the first sample, which only clip observations and rewards."""
+        layout = None
         if config.observations:
             layout = ObservationLayout.of(observation_space)
             layout = layout if layout.vector_size else None
         return Normalizers(
             config,
-            experiment.algorithm.discount,
+            discount,
             layout,
             RunningMoments.empty(layout.vector_size) if layout else None,
             RunningMoments.empty(1) if config.returns else None,
         )
 
     def apply(self, model: PolicyModel) -> None:
-        """Let a model normalize its observations with these statistics from now on."""
+        """Make a model normalize its observations with these statistics."""
         if self.observations is not None:
             model.set_observation_statistics(self.observations.mean, self.observations.std)
 
     def scale_rewards(self, reward: Tensor) -> Tensor:
-        """fp32 [T, B], as the learner wants to see them: divided by the deviation of returns, and clipped."""
+        """fp32 [T, B] for the learner: divided by the deviation of returns, and clipped."""
         if self.returns is None:
             return reward
         return (reward / self.returns.std).clamp(-self.config.clip, self.config.clip)
 
     def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
-        """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout, since it moves on
-        return_carry, fp32 [B]: the discounted returns in flight."""
+        """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout: it updates
+        return_carry, fp32 [B], the discounted returns of unfinished episodes."""
         parts = [torch.zeros(0, dtype=torch.float64)]
         steps = rollout.reward.shape[0]
         if self.layout is not None:

@@ -21,29 +21,29 @@ NO_MASKS = (
     "Remove action_mask from the observation, or use PPO, IMPALA or A2C, as for environments whose agents take turns, "
     "which are given one by lockstep."
 )
-"""What to do where a model cannot forbid actions."""
+"""Advice where a model cannot forbid actions."""
 _LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
 _PICTURE = 8
-"""The least side of what looks like a picture."""
+"""The smallest side of an entry that looks like a picture."""
 PLAIN = ""
-"""The key of a space that is not a Dict."""
+"""The key of the only entry, where the space is not a Dict."""
 
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """The entries of an observation space, each group sorted by key: the canonical order of everything."""
+    """The entries of an observation space, in groups that are each sorted by key, the canonical order."""
 
     images: tuple[tuple[str, tuple[int, int, int]], ...]
     """uint8 entries with three dimensions [C, H, W]; their pixels are divided by the numbers in `brightest`, and never
     normalized."""
     vectors: tuple[tuple[str, int], ...]
-    """All other entries, flattened: what is normalized if anything is."""
+    """All other entries, flattened. Only these can be normalized."""
     mask_size: int
     """Numbers in the action mask, 0 without one."""
     flattened: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Those vectors that look like pictures: three dimensions, two of them of some size."""
+    """The vectors that look like pictures: they have three dimensions, two of them large."""
     brightest: tuple[int, ...] = ()
-    """The highest value that each image's space allows, 255 as a rule."""
+    """The highest value that each image's space allows, usually 255."""
 
     @staticmethod
     def of(space: gymnasium.Space[Any]) -> ObservationLayout:
@@ -75,7 +75,7 @@ class ObservationLayout:
         return ObservationLayout(tuple(images), tuple(vectors), mask_size, tuple(flattened), tuple(brightest))
 
     def check_mask(self, action_space: gymnasium.Space[Any], choices: int) -> None:
-        """Raise SettingsError if there is an action mask that does not fit an action space of so many choices."""
+        """Raise SettingsError if the action mask does not fit an action space of so many choices."""
         if self.mask_size not in (0, choices):
             raise SettingsError(
                 f"The observation's action_mask has {self.mask_size} entries, but the action space {action_space} has "
@@ -85,7 +85,7 @@ class ObservationLayout:
 
     @property
     def vector_size(self) -> int:
-        """D: numbers that normalization applies to."""
+        """D: how many numbers can be normalized."""
         return sum(size for _, size in self.vectors)
 
     def vector(self, obs: Any) -> Tensor:
@@ -95,7 +95,7 @@ class ObservationLayout:
 
 
 def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
-    """What to tell of an entry that looks like an action mask but is not used as one; "" if there is none.
+    """A warning of an entry that looks like an action mask but is not used as one; "" if there is none.
 
     Args:
         space: of observations, as models see them.
@@ -116,10 +116,10 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
 
 
 def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
-    """What to say of float32 numbers, seen from low to high [D], if some are too large for what they differ by; else
-    ""."""
+    """A warning of float32 numbers between low and high [D] that are too large for their differences; "" if none
+    are."""
     reach = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # of what is not finite
+    with np.errstate(invalid="ignore"):  # infinities and NaN
         step, spread = np.spacing(reach), high.astype(np.float64) - low
         lost = (reach >= _EXACT / 16) & (spread < _LEVELS * step) & ((spread > 0) | (reach >= _EXACT))
     if not lost.any():
@@ -133,9 +133,9 @@ def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
 
 
 _EXACT = 2.0**24
-"""Up to where float32 holds all whole numbers."""
+"""float32 holds all whole numbers up to this one."""
 _LEVELS = 64
-"""So many steps of float32 should an observation vary by, at least."""
+"""The least number of steps of float32 that an observation should vary by."""
 
 
 def entry(obs: Any, key: str) -> Tensor:

@@ -9,10 +9,10 @@ from lockstep.models.core import RecurrentCore
 from lockstep.models.layers import Linear, Rounded
 
 _ALIGNMENT = 16
-"""Each parameter starts at a multiple of 64 bytes: kernels may choose their code path, and so their bits, by
-alignment, and aligned ones are faster."""
+"""Each parameter starts at a multiple of 64 bytes: a kernel's code path, and so its bits, may depend on alignment, and
+aligned memory is faster."""
 _LARGE = 1 << 15
-"""Numbers of a parameter from which on casting it, and copying its gradient, take time that counts."""
+"""The size of a parameter from which it takes noticeable time to cast it and to copy its gradient."""
 
 
 class FlatParameters:
@@ -21,16 +21,16 @@ class FlatParameters:
     Args:
         module: all its parameters must be fp32, on one device.
         tail: numbers behind the gradient, reduced together with it (counts and metric sums).
-        dtype: what the module's layers compute in. If it is lower than fp32, whoever changes the vector calls round.
+        dtype: what the module's layers compute in. If it is lower than fp32, call round after changing the vector.
     """
 
     def __init__(self, module: nn.Module, tail: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self._slices: dict[str, tuple[int, torch.Size]] = {}
         self._spans: dict[str, slice] = {}
         self._pieces: list[int] = []
-        """Numbers of each parameter and of the gap behind it, where every vector is 0; at last those of the tail."""
+        """The size of each parameter and of the gap after it, in which vectors are 0; last the size of the tail."""
         self._gaps: list[int] = []
-        """Pieces that are gaps of more than nothing."""
+        """Which pieces are gaps that are not empty."""
         size = 0
         named = dict(module.named_parameters())
         for name, parameter in named.items():
@@ -48,7 +48,7 @@ class FlatParameters:
             self._view(self.vector.data, name).copy_(parameter.data)
             parameter.data = self._view(self.vector.data, name)
         self._gathered: Tensor | None = None
-        """Where the next gradient goes."""
+        """Where the next gradient is gathered."""
         self._rounded = {} if dtype == torch.float32 else _rounded(module, dtype)
         self.round()
 
@@ -57,7 +57,7 @@ class FlatParameters:
         return vector[start : start + shape.numel()].view(shape)
 
     def span(self, prefix: str) -> slice:
-        """Where the parameters are whose names begin with a prefix, which must stand side by side."""
+        """The slice of the parameters whose names begin with a prefix. They must be adjacent."""
         if prefix not in self._spans:
             names = list(self._slices)
             within = [index for index, name in enumerate(names) if name.startswith(prefix)]
@@ -68,12 +68,12 @@ class FlatParameters:
         return self._spans[prefix]
 
     def round(self) -> None:
-        """Let layers that keep rounded parameters take the present ones."""
+        """Update the rounded copies of parameters that some layers keep."""
         for rounded in self._rounded.values():
             rounded.renew()
 
     def forget_gradient(self) -> None:
-        """Call it before a backward pass, which then need not add to what is there."""
+        """Drop the last gradient. Call it before a backward pass, which then need not add to it."""
         for parameter in self._parameters.values():
             parameter.grad = None
         self._gathered = self._empty()
@@ -84,7 +84,7 @@ class FlatParameters:
         return torch.empty(self.vector.numel() + self._tail, device=self.vector.device)
 
     def gather_gradient(self, tail: list[Tensor]) -> Tensor:
-        """The last backward pass's gradient with the tail's numbers behind it, in a vector of its own."""
+        """A new vector with the last backward pass's gradient, followed by the tail's numbers."""
         gathered = self._empty() if self._gathered is None else self._gathered
         self._gathered = None
         *pieces, end = gathered.split(self._pieces)
@@ -100,7 +100,7 @@ class FlatParameters:
         return gathered
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient and tail out of a reduced vector."""
+        """Split a reduced vector into gradient and tail."""
         size = self.vector.numel()
         return total[:size], total[size:]
 

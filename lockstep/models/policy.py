@@ -38,7 +38,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class PolicyHead(nn.Module):
     """One linear layer to the parameters of the action distribution, in fp32.
 
-    With std "free" the log standard deviations are parameters of their own, the same in every state.
+    With std "free" the log standard deviations are separate parameters, the same in every state.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class TrunkConfig(ModelConfig):
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
     features for larger pictures; impala is a deep residual network that learns more from each sample and costs about
     eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does so
-    with grids whose numbers are symbols from 0 to 10, as MiniGrid's, each of which becomes an input of its own. auto
+    with grids whose numbers are symbols from 0 to 10, as MiniGrid's, each of which becomes a separate input. auto
     takes nature, or impala below 36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""

@@ -27,9 +27,8 @@ from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, 
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights are disturbed by noise of learned size (Fortunato et al. 2018, factorised noise).
-
-    Without noise it is an ordinary one.
+    """A linear layer with noise of learned size on its weights (Fortunato et al. 2018, factorised noise). Without noise
+    it is an ordinary linear layer.
     """
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
@@ -46,7 +45,7 @@ class NoisyLinear(nn.Module):
         self.register_buffer("bias_noise", torch.zeros(out_features), persistent=False)
 
     def disturb(self, noise: Tensor) -> None:
-        """Take noise [noise_numbers] of inputs and outputs."""
+        """Set the noise [noise_numbers] of inputs and outputs."""
         into, out = noise.split((self.weight.shape[1], self.weight.shape[0]))
         torch.outer(out, into, out=self.weight_noise)
         self.bias_noise.copy_(out)
@@ -213,7 +212,7 @@ class QModelConfig(TrunkConfig):
     has_policy_and_value: ClassVar[bool] = False
 
     dueling: bool = False
-    """Estimate the state's value and each action's advantage in streams of their own. On generalises over actions."""
+    """Estimate the state's value and each action's advantage in separate streams. On generalises over actions."""
     noisy: bool = False
     """Explore by noise in the head's weights, whose size is learned, in place of ε. On explores by state, and costs
     time."""

@@ -1,4 +1,4 @@
-"""The networks of random network distillation, which learn beside a policy's own, and their settings.
+"""The networks of random network distillation, which learn besides the policy's, and their settings.
 
 Shape legend: T time, B environments, D numbers of an observation, F features.
 """
@@ -31,8 +31,8 @@ class RNDConfig:
     """Intrinsic reward by random network distillation; the defaults are the source's, for hard games of Atari."""
 
     coef: float = 0.0
-    """Weight of intrinsic advantages beside those of the task's reward; 0 switches all of it off. Higher explores more
-    and heeds the task less. The source's 1 and 2 are 0.5 here."""
+    """Weight of intrinsic advantages against those of the task's reward; 0 switches distillation off. Higher explores
+    more and heeds the task less. The source's 1 and 2 are 0.5 here."""
     discount: float = 0.99
     """γ of intrinsic returns, which go on over the ends of episodes. Higher looks further ahead for what is new."""
     gae_lambda: float = 0.95
@@ -40,10 +40,10 @@ class RNDConfig:
     value_coef: float = 0.5
     """Weight of the intrinsic value's loss. Higher learns these values sooner."""
     share: float = 0.25
-    """Of the samples that the predictor learns from. Higher lets novelty fade sooner."""
+    """Share of the samples that the predictor learns from. Higher lets novelty fade sooner."""
     features: int = 512
-    """Numbers that the random network makes of an observation, and that the predictor predicts. More tell
-    observations apart better, and cost more."""
+    """Outputs of the random network, which the predictor predicts. More tell observations apart better, and cost
+    more."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -60,7 +60,7 @@ class RNDConfig:
 
 
 class Curiosity(nn.Module):
-    """A random network that stays as it is, one that learns to predict it, and a value of intrinsic returns.
+    """A fixed random network, a network that learns to predict it, and a value of intrinsic returns.
 
     All three see the whole observation, every number normalised, and compute in fp32.
 
@@ -89,7 +89,7 @@ class Curiosity(nn.Module):
         return torch.cat([*images, self.layout.vector(obs)], -1)
 
     def normalize_with(self, mean: Tensor, std: Tensor) -> None:
-        """Take the statistics (fp32 [D]) that observations are normalised with from now on."""
+        """Set the statistics (fp32 [D]) that observations are normalised with."""
         self.mean.copy_(mean)
         self.std.copy_(std)
 
@@ -136,7 +136,7 @@ class _Network(nn.Module):
 
 
 def _convolutions(shape: tuple[int, int, int]) -> tuple[nn.Module, int]:
-    """Layers for images [N, C, H, W], and how many numbers they make of one."""
+    """Layers for images [N, C, H, W], and how many numbers they return for an image."""
     channels, height, width = shape
     if min(height, width) < _SMALLEST:
         return nn.Flatten(), math.prod(shape)

@@ -78,4 +78,4 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "sac-pybullet-style": sac_pybullet_style,
     "mpo-mujoco": mpo_mujoco,
 }
-"""By the names that the command line knows them by."""
+"""All recipes, by their names on the command line."""

@@ -7,9 +7,10 @@ from lockstep.algorithms.mpc import MPCConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.qpg import QPGConfig
 from lockstep.envs.base import EnvConfig
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
 from lockstep.models import ActorCriticConfig
 from lockstep.models.dynamics import DynamicsConfig
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.scheme import Scheme
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.envs.base import EnvConfig
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
 

@@ -81,7 +81,7 @@ def compose(experiment: Experiment, collectors: CollectorSet, learners: LearnerS
     )
     if collectors.number:
         devices = [(each.device,) * each.number for each in (collectors, learners)]
-        layout = Layout("split", collectors=devices[0], learners=devices[1])
+        layout = Layout("processes", collectors=devices[0], learners=devices[1])
     else:
         layout = Layout("inline" if learners.number == 1 else "processes", learners.number, device=learners.device)
     scheme.validate()
@@ -214,11 +214,11 @@ PRESETS: dict[str, Callable[[Experiment], Composed]] = {
     "rapid": rapid,
     "async-rapid": async_rapid,
 }
-"""By the names that the command line knows them by."""
+"""All presets, by their names on the command line."""
 
 
 def _replaying(experiment: Experiment, preset: str) -> Experiment:
-    if not experiment.algorithm.remembers:
+    if not experiment.algorithm.replays:
         raise SettingsError(
             f"The preset {preset} is for algorithms that learn from replay, and {experiment.algorithm.name} does not. "
             "Use the preset impala, which lets collectors run as freely, or a recipe such as apex-atari or sac-mujoco."

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
+from lockstep.launchers.launch import launch
 from lockstep.run import ledger
 from lockstep.run.consistency import edited_settings, platform_warning
 from lockstep.run.folder import RunFolder
@@ -42,8 +42,7 @@ class Replay:
 
 def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
     """Raise SettingsError if so many iterations cannot be repeated, since a resumption began with an empty memory."""
-    config = experiment.algorithm
-    if not isinstance(config, OffPolicyConfig) or config.replay.checkpoint:
+    if experiment.algorithm.resumes_exactly:
         return
     resumed = [each["iteration"] for each in folder.facts().get("resumed", []) if each.get("iteration")]
     if resumed and min(resumed) < iterations:
@@ -60,7 +59,7 @@ def recorded_schedule(experiment: Experiment, lines: list[dict[str, Any]], of: P
     Raises:
         LedgerError: they are none that a run could have made: to repeat them could take for ever.
     """
-    scheme, schedule = experiment.scheme, Schedule.of(experiment)
+    scheme, schedule = experiment.scheme, experiment.schedule()
     if not scheme.timing_decides:
         return None
     if scheme.free_running:
@@ -117,17 +116,17 @@ def _check_cuts(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
 
 def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
     scheme, config, samples = experiment.scheme, experiment.algorithm, experiment.samples_per_iteration
-    replaying = config.build() if isinstance(config, OffPolicyConfig) else None
+    algorithm = config.build()
     for iteration, line in enumerate(lines):
         with _decided(iteration):
-            steps = replaying.updates_in(iteration, samples) if replaying else config.gradient_steps(samples)[0]
+            steps = algorithm.updates_in(iteration, samples)
             last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
             for place, (slot, behind) in enumerate(line["updates"]):
                 # A slot's next gradient is not begun before the one before it was applied.
                 if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
                     raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
                 last[slot], taken[slot] = place, taken[slot] + 1
-            least = steps if config.remembers else 1  # others may stop early
+            least = steps if config.replays else 1  # others may stop early
             if not all(least <= number <= steps for number in taken.values()):
                 raise _undecidable(iteration, f"{len(line['updates'])} updates")
 
@@ -166,8 +165,6 @@ def replay(
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
-    from lockstep.launchers.launch import launch
-
     folder = RunFolder.open(run)
     experiment = folder.experiment()
     head, lines = ledger.read(folder.ledger)

@@ -14,6 +14,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import state_digest
 from lockstep.experiment import Experiment
+from lockstep.launchers.launch import launch
 from lockstep.reproducibility.replay import recorded_schedule, require_memory
 from lockstep.run import checkpoint, ledger
 from lockstep.run import metrics as rows
@@ -65,7 +66,7 @@ def verify(
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
-    if layout.backend == "torchrun":
+    if layout.launcher.started_externally:
         raise SettingsError(
             "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
         )
@@ -138,8 +139,6 @@ def _rerun(
     lines: list[dict[str, Any]],
     workdir: str | Path | None,
 ) -> Difference | None:
-    from lockstep.launchers.launch import launch
-
     scratch = Path(tempfile.mkdtemp(prefix="lockstep-verify-", dir=workdir))
     try:
         options = RunOptions(

@@ -101,7 +101,7 @@ class RunFolder:
         Raises:
             SettingsError: the folder that the options name exists and holds something.
         """
-        if layout.backend == "torchrun" and os.environ.get("RANK", "0") != "0":
+        if not layout.launcher.leads:
             return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
         seeds = envs.first_seeds(experiment.env, experiment.seed)
         settings = to_json(experiment)  # before there is a folder: what cannot be written leaves none behind

@@ -31,7 +31,7 @@ class Round:
     samples_per_second: float
     limit: float
     shares: dict[str, float]
-    """Of the processes' time, mean over processes, by what it went to; empty if iterations were too few."""
+    """What the processes' time was spent on, as shares, averaged over processes. Empty after too few iterations."""
 
     @property
     def fraction_of_limit(self) -> float:
@@ -81,7 +81,7 @@ class Report:
     layout: Layout
     cores: int
     load: float
-    """Of other programs, in cores, before anything was measured."""
+    """The load of other programs before the measurement, in cores."""
     measuring: int
     """Processes that measured the parts at once."""
     rounds: tuple[Round, ...]
@@ -97,7 +97,7 @@ class Report:
         return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
     def lost(self) -> dict[str, dict[str, float]]:
-        """By cause: the share of the processes' time."""
+        """The share of the processes' time that is lost to each cause."""
         rounds = [lost for each in self.rounds if (lost := each.lost(self.layout.processes))]
         return {
             cause: {"median": statistics.median(values), "min": min(values), "max": max(values)}
@@ -106,7 +106,7 @@ class Report:
         }
 
     def taken(self) -> dict[str, dict[str, float]]:
-        """By part: the share of the processes' time that it takes at least."""
+        """The least share of the processes' time that each part takes."""
         count = self.layout.processes
         return {part: self.spread(lambda each, p=part: each.taken(p, count)) for part in self.parts}
 
@@ -132,7 +132,7 @@ class Report:
         }
 
     def table(self) -> str:
-        """For people."""
+        """The report as text."""
         rows: list[tuple[str, ...]] = [("", "median", "min", "max")]
         workers = self.measuring
         for part in self.parts:
@@ -180,7 +180,7 @@ def load_of_others(cores: int, say: Callable[[str], None]) -> float:
 
 
 def _busy_seconds() -> float | None:
-    """Of the cores that this process may use, since the machine was started; None where the system does not tell."""
+    """Seconds that this process's cores have been busy since the machine started. None where the system hides it."""
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:

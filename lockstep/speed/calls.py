@@ -15,9 +15,10 @@ import torch
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
+from lockstep.buffers.sources import batches_for
 from lockstep.collectors.collectors import Collector
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import map_structure
@@ -67,12 +68,12 @@ class Calls:
         collected = size * experiment.algorithm.rollout
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
-        """By part: what to time, and how many samples of training one call counts for."""
-        batches = learning.algorithm.batches(learning, range(1), TreeSum(1, Group()))
-        if isinstance(experiment.algorithm, OffPolicyConfig):
+        """For each part, the call to time and how many training samples it stands for."""
+        batches = batches_for(learning, range(1), TreeSum(1, Group()))
+        if experiment.algorithm.replays:
             rollouts = self._played(acting, buffers)
             insert, sample = self._inserting(learning, batches, rollouts), self._sampling(batches, updates)
-            for _ in range(1 - (-experiment.algorithm.item_steps // experiment.algorithm.rollout)):
+            for _ in range(1 - (-off_policy(experiment.algorithm).item_steps // experiment.algorithm.rollout)):
                 insert()
             self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
         else:
@@ -198,9 +199,9 @@ class Calls:
 
 def _with_less_memory(experiment: Experiment) -> Experiment:
     """The same with a smaller replay, where it has a large one."""
-    algorithm = experiment.algorithm
-    if not isinstance(algorithm, OffPolicyConfig):
+    if not experiment.algorithm.replays:
         return experiment
+    algorithm = off_policy(experiment.algorithm)
     least = 2 * experiment.env.num_envs * (algorithm.rollout + algorithm.item_steps + 8)
     capacity = min(algorithm.replay.capacity, max(least, _REMEMBERED))
     replay = dataclasses.replace(algorithm.replay, capacity=capacity)

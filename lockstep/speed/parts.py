@@ -15,7 +15,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.buffers.rollout_buffers import acting_groups
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -23,11 +22,11 @@ from lockstep.core.shards import block
 from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.envs import adapter_of
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.calls import Calls
 from lockstep.system import children
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle
+from lockstep.system.supervision import StallDetector, WorkerError
 
 PARTS = {
     "env": "environment",
@@ -43,7 +42,7 @@ OVERHEAD = ("optimizer", "reduction")
 
 def parts_of(experiment: Experiment) -> tuple[str, ...]:
     """Those of PARTS that an experiment has."""
-    replays = isinstance(experiment.algorithm, OffPolicyConfig)
+    replays = experiment.algorithm.replays
     return tuple(part for part in PARTS if replays or part not in ("inserting", "sampling"))
 
 
@@ -172,7 +171,7 @@ class PartsWorkers:
 
     def _answers(self) -> list[float]:
         answers: dict[int, float] = {}
-        standstill = children.StallDetector(self._stall_timeout)
+        standstill = StallDetector(self._stall_timeout)
         while len(answers) < len(self._pipes):
             missing = [index for index in range(len(self._pipes)) if index not in answers]
             waited_for = [end for i in missing for end in (self._pipes[i], self._processes[i].sentinel)]

@@ -1,4 +1,4 @@
-"""Real training in processes of its own, which can be halted and let go on: so that several can be timed in turn."""
+"""Trains for real in separate processes that can be halted and continued, so that several are timed in turn."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import WorkerError, unattended
+from lockstep.launchers.launch import train
 from lockstep.run.folder import RunFolder
 from lockstep.system import children
+from lockstep.system.supervision import WorkerError, unattended
 
 _POLL = 0.005
 """Seconds between looks for finished iterations."""
@@ -75,8 +76,8 @@ class Trial:
         """Collected so far."""
         self.settling = experiment.scheme.buffers
         """Iterations at the beginning that are unlike the others: buffers are filled, or nothing is learned yet."""
-        if isinstance(experiment.algorithm, OffPolicyConfig):
-            algorithm = dataclasses.replace(experiment.algorithm, warmup=0)
+        if experiment.algorithm.replays:
+            algorithm = dataclasses.replace(off_policy(experiment.algorithm), warmup=0)
             experiment = experiment.replace(algorithm=algorithm)
             self.settling += algorithm.build().warm_iterations(experiment.samples_per_iteration)
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-trial-")
@@ -146,8 +147,6 @@ def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    from lockstep.launchers.launch import train
-
     never = 10**12
     options = RunOptions(run=str(folder / "run"), checkpoint_every=never, display="none", tensorboard=False)
 

@@ -16,10 +16,10 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.envs import adapter_of
 from lockstep.experiment import Experiment
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import OutOfTime, Trial
 from lockstep.system.machine import cores
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import check, prepare
 
 _ENDING = 4.0
@@ -158,7 +158,7 @@ class Tuned:
     """Fastest first; those that were not measured last."""
     seconds: float
     load: float
-    """Of other programs, in cores."""
+    """The load of other programs, in cores."""
 
     def to_json(self) -> dict[str, Any]:
         return {

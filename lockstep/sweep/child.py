@@ -13,22 +13,26 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.settings import Diverged
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.serialization import from_json
+from lockstep.config.settings import Diverged, SettingsError
+from lockstep.config.user_code import look_for_files_in
 from lockstep.run.files import is_full
 from lockstep.sweep.queue import Entry, Outcome, Queue
 from lockstep.system import children
 from lockstep.system.output import tell
 
 INTERRUPTED = 130
-"""Exit code of a run that was told to stop, and can go on."""
+"""Exit code of a run that was told to stop and can continue."""
 ELSEWHERE = 75
 """Exit code if another process runs it."""
 FULL = 77
-"""Exit code if there is no space left: the run can go on once there is."""
+"""Exit code if the disk is full. The run can continue once there is space."""
 LOST = 76
-"""In place of the exit code of a run that was lost with its machine, and can go on elsewhere."""
+"""Stands for the exit code of a run whose machine was lost. The run can continue elsewhere."""
 STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
-"""Exit codes of one that was asked to stop, or that a signal ended before it knew what to do about it."""
+"""Exit codes of a run that was asked to stop, or that a signal ended before it handled signals."""
 
 
 _BEGIN = (
@@ -97,12 +101,9 @@ def run_entry(queue: Queue, name: str) -> int:
 
 def _train(queue: Queue, entry: Entry) -> Outcome | None:
     """How the run ended; None if it was told to stop before."""
-    from lockstep.config.layout import Layout
-    from lockstep.config.options import RunOptions
-    from lockstep.config.serialization import from_json
-    from lockstep.config.user_code import look_for_files_in
+    # Importing torch takes seconds. By now this process has its cores, and ends with its parent.
     from lockstep.launchers.launch import resume, train
-    from lockstep.launchers.supervisor import unattended
+    from lockstep.system.supervision import unattended
 
     with contextlib.suppress(OSError):
         os.chdir(entry.directory)
@@ -144,7 +145,6 @@ def _is_busy(error: Exception) -> bool:
 
 def _explained(error: Exception) -> str:
     """A traceback, except where the error itself explains what happened."""
-    from lockstep.config.settings import SettingsError
-    from lockstep.launchers.supervisor import WorkerError
+    from lockstep.system.supervision import WorkerError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()

@@ -26,18 +26,18 @@ class Member:
     """A member in one generation."""
 
     generation: int
-    """From 1."""
+    """Its number, from 1."""
     number: int
     """From 1."""
     values: dict[str, Any]
-    """By the setting's path."""
+    """The member's settings, by their paths."""
     run: str
     """Its run's name."""
     successor_of: int | None
     """The member of the generation before with whose weights it began."""
     state: State
     value: float | None = None
-    """Of the objective, at the end."""
+    """The objective at the end of the run."""
 
     def __str__(self) -> str:
         value = "–" if self.value is None else f"{self.value:.4g}"
@@ -56,7 +56,7 @@ class Generations(Proposals[Population]):
 
     @classmethod
     def make(cls, queue: Queue, search: Any) -> Generations:
-        """As any, but nothing else may be in the folder."""
+        """Begin or continue a population. Its folder may hold nothing else."""
         if queue.exists() and queue.entries() and cls.open(queue) is None:
             raise SettingsError(f"{queue.folder} holds runs that are no population's. Choose another folder.")
         return super().make(queue, search)
@@ -69,7 +69,7 @@ class Generations(Proposals[Population]):
         return count >= self.search.generations or ("failed" in states and None not in states)
 
     def next(self) -> list[Entry]:
-        """The runs of another generation; none while the last one has not ended."""
+        """Begin the next generation and return its runs. Returns none while the last generation runs."""
         count = self._count
         if not set(self._ended(count)) <= {"done", "stopped"}:
             return []

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from lockstep.evaluation.plots import COLORS, STYLE
-from lockstep.evaluation.runs import SCORES, X_LABELS
+from lockstep.reports.plots import COLORS, STYLE
+from lockstep.reports.runs import SCORES, X_LABELS
 from lockstep.run.files import writing
 from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.search import OneOf

@@ -24,9 +24,9 @@ from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_
 from lockstep.sweep.spec import Run, changed, holds, setting
 
 _STEP = 0.1
-"""Of its range, by which a number is moved."""
+"""How far a number moves, as a share of its range."""
 _ANEW = 0.1
-"""Probability that a setting is drawn anew instead."""
+"""Probability that a setting is drawn anew instead of moved."""
 _OF_WEIGHTS = ("algorithm.optimizer.name", "algorithm.rnd.features")
 """Settings of the algorithm with which other weights, or other moments of them, go."""
 _DRAWS = 20
@@ -85,7 +85,7 @@ class Population:
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is none of "
                 "PettingZoo's environments, and has nobody to play against. Leave it out."
             )
-        if experiment.algorithm.remembers:
+        if experiment.algorithm.replays:
             raise SettingsError(
                 f"{experiment.algorithm.name} learns from a memory, which would be empty at the beginning of each "
                 "generation. Populations are for algorithms that learn from fresh rollouts, such as PPO, IMPALA and "

@@ -36,7 +36,11 @@ class Proposals(ABC, Generic[AskedT]):
     """What it adds, one at a time: their folder, and the setting that says how many."""
 
     def __init__(self, queue: Queue, search: AskedT, directory: str, command: list[str]) -> None:
-        """directory: where it was started, to which files of the user's own are relative; command: by which."""
+        """
+        Args:
+            directory: where it was started. Paths of users' files are relative to it.
+            command: the command that started it.
+        """
         search.validate()
         self.search: AskedT = search
         self._queue, self._directory, self._command = queue, directory, command
@@ -61,7 +65,7 @@ class Proposals(ABC, Generic[AskedT]):
 
     @classmethod
     def open(cls: type[ProposalsT], queue: Queue) -> ProposalsT | None:
-        """The one in a folder, None if there is none."""
+        """The search or population that a folder holds, or None."""
         path = queue.folder / f"{cls.key}.json"
         if not path.exists():
             return None

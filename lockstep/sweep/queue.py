@@ -14,19 +14,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.run.files import locked, locked_within, sync, write_whole, writing
 
-if TYPE_CHECKING:
-    from lockstep.sweep.spec import Run
-
 Kept = TypeVar("Kept", "Entry", "Outcome")
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 SEARCH = "search"
-"""In place of a run's name, where a search has what runs have."""
+"""The name of a whole search where runs are listed by name, as among Slurm's jobs."""
 _DYING = 20.0
 """Seconds that a run's process, whose sweep was killed, may take to be gone."""
 
@@ -39,15 +36,15 @@ class Entry:
     order: int
     """Its place in the queue."""
     identity: str
-    """Of its experiment: a sweep holds each experiment once."""
+    """The experiment's identity. A sweep holds each experiment once."""
     experiment: dict[str, Any]
     layout: str
     options: dict[str, Any]
     """Fields of RunOptions."""
     directory: str
-    """Where the sweep was started, to which files of the user's own are relative."""
+    """Where the sweep was started. Paths of users' files are relative to it."""
     command: list[str] = field(default_factory=list)
-    """That gave the run to the sweep, for the run's own record."""
+    """The command that added the run to the sweep. The run records it."""
     memory: int = 0
     """Bytes that its replay takes once it is full."""
 
@@ -64,6 +61,21 @@ class Entry:
     def samples(self) -> int:
         """Agent samples that it is to collect."""
         return self.experiment["total_steps"]
+
+
+class Queued(Protocol):
+    """What can be added to a queue: lockstep.sweep.Run, whose module needs torch."""
+
+    @property
+    def experiment(self) -> Any: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def options(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class Queue:
         with open(self.log(name), "a", encoding="utf-8") as file, _locked(file, _DYING) as mine:
             yield mine
 
-    def add(self, runs: Sequence[Run], directory: str | None = None, command: Sequence[str] | None = None) -> None:
+    def add(self, runs: Sequence[Queued], directory: str | None = None, command: Sequence[str] | None = None) -> None:
         """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
         layout and options that are given now.
 
@@ -176,7 +188,7 @@ class Queue:
 
     def with_runs(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[Queued],
         directory: str | None = None,
         command: Sequence[str] | None = None,
         again: Collection[State] = (),

@@ -1,4 +1,4 @@
-"""The sweep on a Ray cluster: every run is an actor with cores and GPUs of its own, on whichever node has them."""
+"""Runs a sweep on a Ray cluster: every run is an actor that reserves cores and GPUs on some node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.settings import SettingsError, require
+from lockstep.launchers.ray.launcher import connected
 from lockstep.sweep import child
 from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Needs
@@ -21,7 +22,7 @@ from lockstep.system.machine import cores
 _ENDING = 10.0
 """Seconds that a run which was killed gets to be gone."""
 _ROUNDING = 1e-6
-"""Of sums of parts of a GPU."""
+"""Tolerance when shares of a GPU are added up."""
 
 
 class SweepRun:
@@ -186,7 +187,5 @@ def cluster(runs_per_gpu: int = 1) -> Iterator[RayCluster]:
         SettingsError: Ray is not installed.
     """
     require("ray", "ray", "--ray", "Without --ray, a sweep takes this machine.")
-    from lockstep.launchers.ray.launcher import connected
-
     with connected(cores()) as ray:
         yield RayCluster(ray, runs_per_gpu)

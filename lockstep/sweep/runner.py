@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -19,22 +19,37 @@ from lockstep.sweep.slots import Needs, Place, Process, needs
 from lockstep.sweep.stopping import Curve, StopRule
 from lockstep.system import children
 
-if TYPE_CHECKING:
-    from lockstep.sweep.proposals import Proposals
-
 _POLL = 0.1
 """Seconds between looks for processes that have ended."""
 _LOOK = 1.0
 """Seconds between looks at the runs' metrics."""
 _LAST_LINES = 20
-"""Of what a run printed, if it ended without a word."""
+"""Lines of its output to show when a run died without a message."""
 _LOSSES = 3
-"""Machines that a run may lose."""
+"""How often a run may lose its machine before it counts as failed."""
 
 
 def needs_of(entry: Entry) -> Needs:
     """The cores, GPUs and memory that a run occupies."""
     return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"], entry.memory)
+
+
+class Search(Protocol):
+    """What adds runs as others end: lockstep.sweep.proposals.Proposals, whose module needs torch."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the runs that it adds at once occupy."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether it adds no more runs."""
+        ...
+
+    def next(self) -> list[Entry]:
+        """Add runs to the queue."""
+        ...
 
 
 @dataclass
@@ -61,14 +76,14 @@ class Runner:
     """Runs what waits in a queue, and then what a search or a population adds, as much at a time as the place holds, in
     this order."""
 
-    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Proposals[Any] | None = None) -> None:
+    def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Search | None = None) -> None:
         self._queue, self._place, self._search = queue, place, search
         self._slots = options.slots or sys.maxsize
         self._rule = StopRule.parse(options.stop_early) if options.stop_early else None
         self._entries: list[Entry] = []
         self._states: dict[str, State] = {}
         self._curves: dict[str, Curve] = {}
-        """Of all runs, if there is a rule."""
+        """The curves of all runs, if there is a rule."""
         self._waiting: deque[Entry] = deque()
         self._running: list[_Running] = []
         self._elsewhere: list[Entry] = []
@@ -257,7 +272,7 @@ class Runner:
             self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}{verdict}", color)
 
     def _death_report(self, name: str, code: int) -> str:
-        how = f"ended without a word, with exit code {code}"
+        how = f"ended without a message, with exit code {code}"
         if code == child.LOST:
             how = f"was lost with its machine {_LOSSES + 1} times"
         if code < 0:

@@ -20,7 +20,7 @@ from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 OBJECTIVE, TRIALS = "score/mean", 20
 HOW_TO_SEARCH = "Write LOW..HIGH, log:LOW..HIGH, or the values themselves with commas between."
 _DIGITS = 4
-"""Of a number that is tried: no curve tells more of them apart."""
+"""Digits of a number that is tried. More would make no visible difference."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Between:
     """Whether every order of magnitude is tried equally often."""
 
     def __str__(self) -> str:
-        """As --search has it."""
+        """In the form that --search takes."""
         return f"{'log:' if self.log else ''}{self.low}..{self.high}".replace("e-0", "e-")
 
     def near(self, value: float) -> float:
@@ -57,7 +57,7 @@ class OneOf:
         object.__setattr__(self, "values", tuple(x for n, x in enumerate(values) if x not in values[:n]))
 
     def __str__(self) -> str:
-        """As --search has it."""
+        """In the form that --search takes."""
         return ",".join(" ".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in self.values)
 
 
@@ -75,7 +75,7 @@ class Search:
     objective: str = OBJECTIVE
     """The metric (docs/metrics.md) to maximize: a trial's value is the mean, over its runs, of the last one of each."""
     seed: int = 0
-    """Of what is tried."""
+    """Seed of the draws. Another seed tries other settings."""
 
     def validate(self) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs."""

@@ -215,7 +215,7 @@ class Machine:
 
 
 def _memory() -> float:
-    from lockstep.buffers.memory import available_bytes
+    from lockstep.system.memory import available_bytes
 
     available = available_bytes()
     return math.inf if available is None else available

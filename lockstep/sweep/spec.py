@@ -1,4 +1,4 @@
-"""What a sweep runs: experiments from a file, or from flags with several values."""
+"""What a sweep runs: an experiment with its layout and options, and grids of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,13 +19,8 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
-from lockstep.config.user_code import load_value
 from lockstep.experiment import Experiment
 from lockstep.training.prepare import prepare
-
-if TYPE_CHECKING:
-    from lockstep.sweep.population import Population
-    from lockstep.sweep.search import Search
 
 _LONGEST = 120
 """Characters of a name's readable part."""
@@ -73,7 +68,7 @@ class Run:
                     f"{'an' if name == 'experiment' else 'a'} {kind.__name__}."
                 )
         layout = Layout.parse(self.layout)
-        if layout.backend == "torchrun":
+        if layout.launcher.started_externally:
             raise SettingsError(
                 "A sweep starts its runs itself, which --layout torchrun leaves to torchrun. Use processes:N, which "
                 "gives the same result."
@@ -215,28 +210,3 @@ def _field(settings: Any, part: str, name: str) -> Any:
             f"{', '.join(known) or 'none'}."
         )
     return getattr(settings, part)
-
-
-def from_file(reference: str) -> list[Run] | Search | Population | Experiment:
-    """What `file.py:name` gives: runs, a search, a population, or one experiment, for flags to vary.
-
-    Raises:
-        SettingsError: it gives something else.
-    """
-    value = load_value(reference)
-    from lockstep.sweep.population import Population
-    from lockstep.sweep.search import Search
-
-    if isinstance(value, (Experiment, Search, Population)):
-        return value
-    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-    runs = [Run(each) if isinstance(each, Experiment) else each for each in listed]
-    wrong = next((each for each in runs if not isinstance(each, Run)), None)
-    if wrong is not None or not runs:
-        what = f"a {type(wrong).__name__}" if runs else "nothing"
-        raise SettingsError(
-            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), a Search "
-            "or a Population of lockstep.sweep, or a function without arguments that returns one; lockstep.sweep.grid "
-            "makes lists."
-        )
-    return cast("list[Run]", runs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError, require
-from lockstep.evaluation.runs import SCORES
+from lockstep.reports.runs import SCORES
 from lockstep.sweep.proposals import Proposals
 from lockstep.sweep.queue import Entry, Outcome, read_json, write_json
 from lockstep.sweep.search import Between, Search, is_whole, mean, measured, reached
@@ -31,15 +31,16 @@ class Trial:
 
     number: int
     values: dict[str, Any]
-    """By the setting's path."""
+    """The values that it tries, by the settings' paths."""
     runs: list[str]
     """Names of its runs."""
     state: Literal["running", "done", "stopped", "failed"]
     """running: not all of its runs have ended; else that of the run that fared worst."""
     value: float | None = None
-    """Of the objective; of a stopped trial, where it was stopped. None if a run had none, as after it had diverged."""
+    """The objective, for a stopped trial at the point where it stopped. None if a run has no value, as after it
+    diverged."""
     samples: int = 0
-    """That all of its runs got to."""
+    """Samples that all of its runs reached."""
 
     def __str__(self) -> str:
         value = "–" if self.value is None else f"{self.value:.4g}"
@@ -122,7 +123,7 @@ class Trials(Proposals[Search]):
             self._queue.add(self.search.trial(number, values), self._directory, self._command)
 
     def _kept(self) -> dict[int, tuple[dict[str, Any], list[str]]]:
-        """By a trial's number: its values, and the identities of its runs' experiments."""
+        """The values and the identities of the runs' experiments of each trial, by its number."""
         files = {int(path.stem): read_json(path) for path in self._folder.glob("*.json")}
         return {number: (from_json(files[number]["values"]), files[number]["runs"]) for number in sorted(files)}
 

@@ -21,16 +21,12 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from lockstep.core.shards import block
+from lockstep.system.output import tell
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _SHOWING = 0.3
 """Seconds that a process gets to print where it stands, so that no two print at once."""
-_STARTUP = 120.0
-"""Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
-_BETWEEN_LOOKS = 5.0
-"""Seconds between two looks at a process's progress that count as waiting for it."""
 _NOTICING = 1.0
 """Seconds that whoever waits for a process's answer gets to say more of its death."""
 
@@ -56,8 +52,8 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a child process that runs target(*args).
 
     It ignores Ctrl-C, which reaches children too, SIGTERM and SIGHUP: the parent decides when it ends. Programs that it
-    starts do not ignore them. It ends as soon as the parent is gone. And it prints where it stands when it crashes, or
-    is asked to by show_stack.
+    starts do not ignore them. It ends as soon as the parent is gone. It prints its stack when it crashes, or
+    when show_stack asks for it.
     """
     resource_tracker.ensure_running()  # or it would be started below, and unblock the signals
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
@@ -194,8 +190,6 @@ def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
         while not ended.is_set():
             insist = [at_once(number) for number in os.read(reading, 64) if number in _STOPS]
             if any(insist) and not ended.wait(_ENDING):
-                from lockstep.system.output import tell  # which a process that steps environments can do without
-
                 tell(f"This process has not ended {_ENDING:g} seconds after SIGTERM, and is ended now.", sys.stderr)
                 os._exit(_INTERRUPTED)
         os.close(reading)
@@ -237,45 +231,9 @@ def pin(process: Any, index: int, count: int) -> None:
     """Keep a process that was just started, one of count, on its share of the cores that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     workers = min(count, len(cores))
-    share = [cores[i] for i in block(len(cores), workers, index % workers)]
+    begin, end = (len(cores) * (index % workers + i) // workers for i in (0, 1))
     with contextlib.suppress(ProcessLookupError):  # whoever watches it will say so
-        os.sched_setaffinity(process.pid, share)
-
-
-class StallDetector:
-    """Since when nothing has moved, as far as it was watched.
-
-    The time between two looks counts for a few seconds at most: whoever did not look for longer was stopped itself, as
-    by Ctrl-Z, and so were those that it watches.
-
-    Args:
-        stall_timeout: seconds that a process may show no progress.
-    """
-
-    def __init__(self, stall_timeout: float) -> None:
-        self._stall_timeout = stall_timeout
-        self._progress: object = None
-        self._waited, self._looked = 0.0, time.monotonic()
-
-    def moved(self) -> None:
-        """There was progress."""
-        self._waited, self._looked = 0.0, time.monotonic()
-
-    def too_long(self, progress: object = None, *, started: bool, grace: float = 0.0) -> float | None:
-        """The seconds of patience, once they and those of grace are over; to be asked every second or so.
-
-        Args:
-            progress: something that is no longer equal once there was progress, such as a count of steps.
-            started: whether there has been progress before.
-        """
-        if progress != self._progress:
-            self._progress = progress
-            self.moved()
-        now = time.monotonic()
-        self._waited += min(now - self._looked, _BETWEEN_LOOKS)
-        self._looked = now
-        patience = self._stall_timeout if started else max(self._stall_timeout, _STARTUP)
-        return patience if self._waited > patience + grace else None
+        os.sched_setaffinity(process.pid, cores[begin:end])
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -295,11 +253,9 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def show_stack(process: BaseProcess, name: str) -> None:
-    """Have a child process print where it stands to standard error."""
+    """Have a child process print its stack to standard error."""
     if process.pid is not None and process.is_alive():
-        from lockstep.system.output import tell  # which a process that steps environments can do without
-
-        tell(f"\n{name} (process {process.pid}) stands here:", sys.stderr)
+        tell(f"\n{name} (process {process.pid}), stack:", sys.stderr)
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(_SHOWING)
 

@@ -41,7 +41,7 @@ class Job:
 
     @property
     def schedule(self) -> Schedule:
-        return self.recorded or Schedule.of(self.experiment)
+        return self.recorded or self.experiment.schedule()
 
     @property
     def stops(self) -> bool:

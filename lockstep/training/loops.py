@@ -17,35 +17,38 @@ from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collectors
 from lockstep.collectors.preemption import preemption
 from lockstep.core.digests import state_digest
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
-from lockstep.distributed.channels import Link
+from lockstep.distributed.channels import Channels
 from lockstep.distributed.shared_memory import PrivateArena
-from lockstep.launchers.supervisor import StopRequest, WorkerContext
 from lockstep.learners.process import Worker
+from lockstep.models.versions import Versions
 from lockstep.run.checkpoint import open_checkpoint
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
 from lockstep.system.output import tell
 from lockstep.training import warm_start
+from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.writer import Resumed, RunWriter, report_of
-from lockstep.transport.messages import Collection, MailedRollouts
-from lockstep.transport.processes import CollectorEnd, RemoteRollouts, RunEnded, collector_buffers
-from lockstep.transport.rollouts import OwnRollouts, Rollouts, acting_with, buffers_of
+from lockstep.transport.messages import CollectorService, MessageRollouts
+from lockstep.transport.processes import CollectorConnection, RunEnded, SharedMemoryRollouts, collector_buffers
+from lockstep.transport.rollouts import LocalRollouts, RolloutSource, acting_with, buffers_of
 
 
 def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     """What every process of a run does."""
     keep_freed_memory()
     alive = _paced(stop.alive, job.layout.jitter)
-    link = context.link if context.link is not None and context.link.role == "collector" else None
-    role, index = ("learner", context.group.rank) if link is None else ("collector", link.index)
+    channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
+    role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
     with settled(job.experiment.torch_threads, device):
         agent = Agent(job.experiment, device)
-        return learn(job, agent, context, stop, alive) if link is None else collect(job, agent, link, stop, alive)
+        return (
+            learn(job, agent, context, stop, alive) if channels is None else collect(job, agent, channels, stop, alive)
+        )
 
 
 def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
@@ -120,18 +123,18 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
             rollouts.close()
 
 
-def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> Rollouts:
+def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:
     """Where a learner's rollouts come from: collectors of other processes, of other machines, or its own."""
     experiment, group, schedule = job.experiment, context.group, job.schedule
     versions = Versions(schedule)
-    if context.link is not None:
-        return RemoteRollouts(agent, context.link, group, schedule, versions, free=job.collects_freely)
+    if context.channels is not None:
+        return SharedMemoryRollouts(agent, context.channels, group, schedule, versions, free=job.collects_freely)
     if context.inbox is not None:
-        return MailedRollouts(agent, context.inbox, group, schedule, versions, len(job.layout.collectors))
+        return MessageRollouts(agent, context.inbox, group, schedule, versions, len(job.layout.collectors))
     slots = block(experiment.scheme.shards, group.size, group.rank)
     buffers = buffers_of(agent, slots, schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
     cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
-    return OwnRollouts(Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops), slots, schedule, versions)
+    return LocalRollouts(Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops), slots, schedule, versions)
 
 
 def _begin(job: Job, worker: Worker) -> Resumed:
@@ -139,7 +142,9 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     begin = time.perf_counter()
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     if saved is None:
-        worker.begin(warm_start.weights(job.experiment, job.folder.weights))
+        weights = warm_start.weights(job.experiment, job.folder.weights)
+        warm_start.load(worker.agent, weights)
+        worker.begin(weights)
     else:
         worker.restore(saved)
     replayed = worker.group.gather(worker.rollouts.start(saved)) or []
@@ -154,27 +159,29 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
 
 
-def collect(job: Job, agent: Agent, link: Link, stop: StopRequest, alive: Callable[[], None]) -> None:
+def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
     schedule = job.schedule
-    own = len(block(job.experiment.scheme.shards, link.collectors, link.index))
-    cuts = preemption(job.experiment.scheme, job.recorded, link.admission, own)
-    buffers = collector_buffers(agent, link, link.index, schedule)
+    own = len(block(job.experiment.scheme.shards, channels.collectors, channels.index))
+    cuts = preemption(job.experiment.scheme, job.recorded, channels.admission, own)
+    buffers = collector_buffers(agent, channels, channels.index, schedule)
     collectors = Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops)
-    end = CollectorEnd(agent, link, collectors, schedule, free=job.collects_freely)
+    connection = CollectorConnection(agent, channels, collectors, schedule, free=job.collects_freely)
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
-        begin = end.start(saved, stop.begin)
+        begin = connection.start(saved, stop.begin)
         with contextlib.suppress(RunEnded):
             if job.collects_freely:
-                _collect_freely(end, collectors, refresh=job.experiment.scheme.refresh == "step")
+                _collect_freely(connection, collectors, refresh=job.experiment.scheme.refresh == "step")
             else:
-                _collect_by_clock(end, collectors, schedule, schedule.ticks(begin, job.stop_after))
+                _collect_by_schedule(connection, collectors, schedule, schedule.ticks(begin, job.stop_after))
     finally:
         collectors.close()
 
 
-def _collect_by_clock(end: CollectorEnd, collectors: Collectors, schedule: Schedule, iterations: Iterable[int]) -> None:
+def _collect_by_schedule(
+    connection: CollectorConnection, collectors: Collectors, schedule: Schedule, iterations: Iterable[int]
+) -> None:
     """Collect what the schedule says, in the order in which it is learned from.
 
     Raises:
@@ -184,15 +191,15 @@ def _collect_by_clock(end: CollectorEnd, collectors: Collectors, schedule: Sched
         collected: set[RolloutId] = set()
         for rollout_id in schedule.rollout_ids(iteration):
             if rollout_id.shard in collectors.shards and rollout_id not in collected:
-                acting = acting_with(schedule.acting(rollout_id), end.version)
-                infos = collectors.collect(rollout_id, acting, schedule.noise(rollout_id))
-                end.deliver(infos)
-                collected |= {RolloutId(info.shard, info.number) for info in infos}
+                acting = acting_with(schedule.acting(rollout_id), connection.version)
+                infos = collectors.collect(rollout_id.scheduled_lap, acting, schedule.noise(rollout_id))
+                connection.deliver(infos)
+                collected |= {info.rollout_id for info in infos}
     while True:
-        end.listen(block=True)
+        connection.listen(block=True)
 
 
-def _collect_freely(end: CollectorEnd, collectors: Collectors, *, refresh: bool) -> None:
+def _collect_freely(connection: CollectorConnection, collectors: Collectors, *, refresh: bool) -> None:
     """Collect whenever a buffer is free, with the newest version; refresh: look for a newer one at every step.
 
     Raises:
@@ -200,13 +207,13 @@ def _collect_freely(end: CollectorEnd, collectors: Collectors, *, refresh: bool)
     """
     lap = 0
     while True:
-        version = end.admit(lap)
-        at = (lambda _: end.newest()) if refresh else (lambda _, version=version: version)
-        end.deliver(collectors.collect(RolloutId(collectors.shards[0], lap), at))
+        version = connection.admit(lap)
+        at = (lambda _: connection.newest()) if refresh else (lambda _, version=version: version)
+        connection.deliver(collectors.collect(LapId(collectors.shards[0], lap), at))
         lap += 1
 
 
-def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
+def collector_service(job: Job, index: int, alive: Callable[[], None]) -> CollectorService:
     """A collector that is asked for each of its rollouts, in a process of its own."""
     keep_freed_memory()
     device = job.layout.device_of("collector", index)
@@ -215,4 +222,4 @@ def collection(job: Job, index: int, alive: Callable[[], None]) -> Collection:
     shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
     buffers = buffers_of(agent, shards, job.schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
     collectors = Collectors(agent, buffers, job.layout, _paced(alive, job.layout.jitter), stop=job.stops)
-    return Collection(agent, collectors, compress=bool(job.layout.compress))
+    return CollectorService(agent, collectors, compress=bool(job.layout.compress))

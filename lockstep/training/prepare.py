@@ -15,7 +15,8 @@ from lockstep.buffers import memory
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
-from lockstep.core.schedule import Recorded, Schedule
+from lockstep.core.schedule import Recorded
+from lockstep.envs.check import quick_check
 from lockstep.envs.goals import check_goals
 from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment
@@ -35,11 +36,6 @@ _LOST = {
     "another result than one that is not.",
 }
 """What a run loses whose environment fails one of check_env.WAYS."""
-
-
-def leads(layout: Layout) -> bool:
-    """Whether this process prepares the run's folder: torchrun calls train and resume in every process."""
-    return layout.backend != "torchrun" or os.environ.get("RANK", "0") == "0"
 
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
@@ -66,13 +62,14 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     envs.check_matches(env, experiment.envs_per_shard)
     layout.check(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
-    Schedule.of(experiment)  # which refuses a schedule that cannot be kept
-    return warm_start.resolved(experiment) if leads(layout) else experiment
+    experiment.schedule()  # which refuses a schedule that cannot be kept
+    return warm_start.resolved(experiment) if layout.launcher.leads else experiment
 
 
 def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError if torchrun is to start the processes, and has not, or more than there are shards."""
-    if layout.backend != "torchrun":
+    """Raise SettingsError if torchrun has to start the processes and has not, or has started more than there are
+    shards."""
+    if not layout.launcher.started_externally:
         return
     if "RANK" not in os.environ:
         raise SettingsError(
@@ -90,7 +87,7 @@ def prepare_run(
     _check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options.validate()
-    if leads(layout) and getattr(getattr(experiment.algorithm, "replay", None), "hindsight", 0):
+    if layout.launcher.leads and getattr(getattr(experiment.algorithm, "replay", None), "hindsight", 0):
         check_goals(experiment.env)
     named = opponents.resolved(experiment.env, options.eval_opponents)
     return experiment, dataclasses.replace(options, eval_opponents=named)
@@ -99,7 +96,7 @@ def prepare_run(
 def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
     """Warn of settings that few would want together, and of a user's environment that resume and verify could not
     repeat."""
-    told = list(experiment.algorithm.warnings(experiment))
+    told = list(experiment.algorithm.warnings(experiment.setup))
     env = experiment.env
     if options.check_env and ":" in env.id:
         in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)
@@ -114,8 +111,6 @@ def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
 
 
 def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
-    from lockstep.envs.check import quick_check
-
     with settled(1):
         return quick_check(experiment.env, experiment.seed, _QUICK_SECONDS)
 
@@ -147,7 +142,7 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
 def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if what a run collects and remembers does not fit into this machine's memory."""
     shards = _shards_here(experiment, layout)
-    ahead = layout.split and layout.backend != "ray"  # where collectors and learners share several buffers
+    ahead = layout.split and layout.launcher.shares_memory  # where collectors and learners share several buffers
     memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     memory.require(experiment, shards)
 
@@ -166,26 +161,27 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"--layout {layout}: env_threads cannot step {experiment.env.id} with env.adapter="
             f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."
         )
+    shares_memory = layout.launcher.shares_memory
     free = experiment.scheme.free_running
-    if free and recorded is None and layout.backend != "split":
+    if free and recorded is None and not (layout.split and shares_memory):
         raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own. Use "
-            "--layout cpu:a1-l1 (one collector, one learner) or more of them, or --scheme.lag 1, which overlaps "
-            "collecting and learning too and gives the same result on any layout."
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own "
+            "that share memory with the learners. Use --layout cpu:a1-l1 (one collector, one learner) or more of them, "
+            "or --scheme.lag 1, which overlaps collecting and learning too and gives the same result on any layout."
         )
-    if free and recorded is not None and layout.backend not in ("inline", "split"):
+    if free and recorded is not None and not (shares_memory and (layout.split or layout.launcher.one_process)):
         raise SettingsError(
             f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
             "cpu:aC-lL with C collectors and L learners."
         )
-    if experiment.scheme.preempt < 1 and layout.backend not in ("inline", "processes", "split"):
+    if experiment.scheme.preempt < 1 and not shares_memory:
         raise SettingsError(
             f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: who is late shows in memory that "
             "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
             "or leave --scheme.preempt out."
         )
     if experiment.scheme.gradient_lag == "async":
-        if layout.backend not in ("inline", "processes", "split"):
+        if not shares_memory:
             raise SettingsError(
                 f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in memory "
                 "that they share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
@@ -201,8 +197,8 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
 def _shards_here(experiment: Experiment, layout: Layout) -> int:
     """Shards on this machine at the least; torchrun spreads them over several, evenly, and Ray as it likes."""
     machines = 1
-    if layout.backend == "torchrun":
+    if layout.launcher.started_externally:
         machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if layout.backend == "ray":
+    elif not layout.launcher.one_machine:
         machines = layout.learning
     return -(-experiment.scheme.shards // max(1, machines))

@@ -11,20 +11,18 @@ import os
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import to_json
+from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.run.folder import RunFolder
 from lockstep.run.metrics import Rows
 from lockstep.system.machine import cores_of_the_run
 from lockstep.training.display import PARTS, Display, make_display
 from lockstep.training.status import Status, waste
-
-if TYPE_CHECKING:
-    from lockstep.evaluation.scores import Evaluation
 
 WINDOW = 100
 """Episodes that the running score is the mean of."""

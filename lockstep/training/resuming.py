@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.run import checkpoint, ledger
@@ -64,7 +63,7 @@ def _require_unedited(folder: RunFolder, head: dict[str, Any]) -> None:
 def _require_memory(experiment: Experiment, begin: int) -> None:
     """Raise SettingsError if memory, which checkpoints do not hold, cannot be filled again before the run ends."""
     config = experiment.algorithm
-    if isinstance(config, OffPolicyConfig) and not config.replay.checkpoint and begin < experiment.iterations:
+    if not config.resumes_exactly and begin < experiment.iterations:
         warm = config.build().warm_iterations(experiment.samples_per_iteration)
         if begin + warm >= experiment.iterations:
             raise SettingsError(

@@ -54,7 +54,7 @@ def bottleneck(status: Status, available_cores: int) -> str:
     layout, more = status.layout, min(status.shards, available_cores)
     if status.waits:
         return _balance(status)
-    if layout.backend == "inline" and more > 1 and part != "waiting":
+    if layout.launcher.one_process and more > 1 and part != "waiting":
         names = {"env": "stepping environments", "inference": "choosing actions", "learning": "gradient steps"}
         return (
             f"One process does everything, {share} of it {names.get(part, part)}: --layout processes:{more} uses "
@@ -134,7 +134,7 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
     if threads > available_cores:
         each = f" with {status.torch_threads} torch threads each" * (status.torch_threads > 1)
         reason = f"{layout.processes} processes{each} crowd {available_cores} cores"
-    elif layout.backend == "inline":
+    elif layout.launcher.one_process:
         steps = status.updates / max(1, status.iteration)
         if more > 1 and status.iteration_seconds / (1 + steps) > _EXCHANGE_PAYS:
             best, reason = f"processes:{more}", f"one of {idle} idle cores is used"

@@ -69,7 +69,7 @@ def _waits(reports: list[WorkerReport], layout: Layout) -> dict[str, float]:
 def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, float]:
     """Samples learned from for each one collected since the warm-up, where timing decides it."""
     scheme, per_iteration = experiment.scheme, experiment.samples_per_iteration
-    if not (scheme.free_running and experiment.algorithm.remembers and counts["updates"]):
+    if not (scheme.free_running and experiment.algorithm.replays and counts["updates"]):
         return {}
     collected = counts["samples"] - per_iteration * Pace.of(experiment).warm
     return {"replay/ratio": counts["updates"] * experiment.gradient_steps[1] / collected}

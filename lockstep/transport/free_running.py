@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.core.schedule import RolloutId
+from lockstep.algorithms.offpolicy import off_policy
+from lockstep.core.schedule import LapId
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.experiment import Experiment
 
@@ -44,11 +44,12 @@ class Pace:
     @staticmethod
     def of(experiment: Experiment, begin: int = 0) -> Pace:
         """The pace of an experiment that begins, or is resumed, with an iteration."""
-        config, shards = experiment.algorithm, experiment.scheme.shards
-        if not isinstance(config, OffPolicyConfig):
+        shards = experiment.scheme.shards
+        if not experiment.algorithm.replays:
             return Pace(shards)
+        config = off_policy(experiment.algorithm)
         warm = config.build().warm_iterations(experiment.samples_per_iteration)
-        ready = begin if config.replay.checkpoint else begin + warm  # a memory that was not kept is filled anew
+        ready = begin if config.resumes_exactly else begin + warm  # a memory that was not kept is filled anew
         return Pace(shards, warm, config.replay.slack, max(warm, ready) + 1)
 
     def least(self, iteration: int) -> int:
@@ -121,11 +122,11 @@ class Admission:
                 self._versions[shard, lap % self._buffers] = version
             return version
 
-    def in_flight(self) -> dict[RolloutId, int]:
-        """(shard, lap) of every rollout that has begun and was not given back, with the version that it began with."""
+    def in_flight(self) -> dict[LapId, int]:
+        """Every lap that has begun and whose buffer was not given back, with the version that it began with."""
         with self._memory.locked():
             return {
-                RolloutId(shard, lap): int(self._versions[shard, lap % self._buffers])
+                LapId(shard, lap): int(self._versions[shard, lap % self._buffers])
                 for shard in range(len(self._begun))
                 for lap in range(int(self._returned[shard]), int(self._begun[shard]))
             }

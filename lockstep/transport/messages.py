@@ -1,9 +1,10 @@
-"""Rollouts and versions that travel in messages, between machines (lockstep.launchers.ray.launcher carries them).
+"""Rollouts and versions in messages between machines, which lockstep.launchers.ray sends.
 
-A Collection is a collector that is asked for one rollout after the other; its answer is a RolloutMessage for each of
-its shards. An Inbox takes those in beside a learner, and MailedRollouts is what the learner sees of it. All that is
-sent says which shard's rollout, or which version, it is, so it may come in any order, and twice. A rollout comes with
-the state of its shard, so that whoever replaces a lost collector goes on there, and learners can write checkpoints.
+A CollectorService collects one rollout after the other on request, and answers with a RolloutMessage for each of its
+shards. An Inbox receives those in a learner's process, and MessageRollouts is where the learner takes them from.
+Every message names its shard and rollout, or its version, so messages may arrive in any order, and twice. A rollout
+comes with the state of its shard: a replacement for a lost collector continues from there, and learners write it into
+checkpoints.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
 from lockstep.core.rollout import Rollout
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.rollouts import Parts, save_shards
 
@@ -36,8 +38,8 @@ State = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Published:
-    """A version on its way to collectors."""
+class VersionMessage:
+    """A version, as it is sent to collectors."""
 
     number: int
     parameters: np.ndarray
@@ -45,22 +47,22 @@ class Published:
     normalizers: State
 
     @staticmethod
-    def of(version: Version) -> Published:
+    def of(version: Version) -> VersionMessage:
         normalizers = {name: tensor.numpy() for name, tensor in version.normalizers.state().items()}
-        return Published(version.number, version.parameters.cpu().numpy(), normalizers)
+        return VersionMessage(version.number, version.parameters.cpu().numpy(), normalizers)
 
 
 @dataclass(frozen=True)
 class RolloutMessage:
-    """A shard's rollout on its way to the learner that holds the shard."""
+    """A shard's rollout, as it is sent to the learner that holds the shard."""
 
     info: RolloutInfo
     fields: list[Any]
     """The rollout's arrays in canonical order, or the compressed bytes of each."""
     state: State
-    """The shard's, after it."""
+    """The shard's state after the rollout."""
     spent: dict[str, float]
-    """Seconds of its collector, by what on; with the first of the collector's shards only."""
+    """Seconds that its collector spent on each activity; empty except for the collector's first shard."""
 
     def unpack(self, rollout: Rollout) -> Rollout:
         """Copy the arrays into the rollout, and return it."""
@@ -79,11 +81,11 @@ def _packed(rollout: Rollout, *, compress: bool) -> list[Any]:
     return [zlib.compress(array.tobytes(), 1) for array in arrays] if compress else arrays
 
 
-class Collection:
-    """A collector that does what it is asked for.
+class CollectorService:
+    """A collector that collects on request.
 
     Args:
-        collectors: with one buffer: a rollout is sent before the next one is begun.
+        collectors: with one buffer each, since a rollout is sent before the next one begins.
         compress: whether rollouts are sent compressed.
     """
 
@@ -92,7 +94,7 @@ class Collection:
         self._since = time.perf_counter()
 
     def start(self, states: dict[int, State]) -> tuple[int, int]:
-        """Start the environments, or restore them; states: of each shard.
+        """Start the environments, or restore each shard from its state if it has one.
 
         Returns:
             Environment steps that were replayed, and frames of a step.
@@ -107,13 +109,13 @@ class Collection:
         self._since = time.perf_counter()
         return replayed, self._collectors.frames_per_step
 
-    def collect(self, number: int, published: Published) -> list[RolloutMessage]:
-        """A rollout of each shard. Its arrays may be those that the next one is written into: send them first."""
+    def collect(self, number: int, published: VersionMessage) -> list[RolloutMessage]:
+        """Collect a rollout of each shard. The next one may be written into the same arrays, so send them first."""
         begin = time.perf_counter()
         normalizers = {name: torch.from_numpy(array.copy()) for name, array in published.normalizers.items()}
-        parameters = torch.from_numpy(published.parameters.copy())  # what came with a message may be read only
+        parameters = torch.from_numpy(published.parameters.copy())  # arrays of a message may be read-only
         version = Version(published.number, parameters, self._initial.loaded(normalizers))
-        infos = self._collectors.collect(RolloutId(self._collectors.shards[0], number), lambda _: version)
+        infos = self._collectors.collect(LapId(self._collectors.shards[0], number), lambda _: version)
         states = self._collectors.state(self._collectors.shards)
         packed = [_packed(self._collectors.rollout(each), compress=self._compress) for each in infos]
         spent, end = self._collectors.take_times(), time.perf_counter()
@@ -133,8 +135,8 @@ def _arrays(state: dict[str, torch.Tensor]) -> State:
 
 
 class Inbox:
-    """Between a learner's thread and those that serve its process's messages. It waits for as long as it takes: who
-    sends the messages ends the process if one will not come.
+    """Joins a learner's thread and those that receive messages for its process. It waits without a limit: the launcher
+    ends the process if a message will not come.
 
     Args:
         laps: rollouts of a shard that may be under way at a time.
@@ -144,19 +146,19 @@ class Inbox:
         self._changed = threading.Condition()
         self._messages: dict[RolloutId, RolloutMessage] = {}
         self._next: dict[int, int] = defaultdict(int)
-        """By shard: the rollout that is to be learned from next."""
+        """By shard: the rollout that is learned from next."""
         self._states: dict[int, dict[int, State]] = defaultdict(dict)
         """By shard and number of the rollout that comes next."""
         self._kept = laps + 1
-        self._versions: dict[int, Published] = {}
+        self._versions: dict[int, VersionMessage] = {}
         self._ready: dict[int, tuple[int, int]] = {}
 
     def deliver(self, message: RolloutMessage) -> None:
-        """Take in a rollout."""
+        """Receive a rollout."""
         shard, number = message.info.shard, message.info.number
         with self._changed:
             if number < self._next[shard]:
-                return  # it came before
+                return  # a duplicate
             self._messages[RolloutId(shard, number)] = message
             # A view would keep all of the message in memory.
             self.remember(shard, number + 1, {name: array.copy() for name, array in message.state.items()})
@@ -182,20 +184,20 @@ class Inbox:
             return {shard: self._states[shard][number] for shard in shards}
 
     def publish(self, version: Version, oldest: int) -> None:
-        """Let collectors have a version, and none before the oldest."""
+        """Make a version available to collectors, and drop those before the oldest."""
         with self._changed:
-            self._versions[version.number] = Published.of(version)
+            self._versions[version.number] = VersionMessage.of(version)
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
             self._changed.notify_all()
 
-    def version(self, number: int) -> Published:
+    def version(self, number: int) -> VersionMessage:
         """Wait for a version."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._versions)
             return self._versions[number]
 
     def started(self, collector: int, ready: tuple[int, int]) -> None:
-        """Take in what Collection.start returned."""
+        """Receive what CollectorService.start returned."""
         with self._changed:
             self._ready[collector] = ready
             self._changed.notify_all()
@@ -207,8 +209,8 @@ class Inbox:
             return list(self._ready.values())
 
 
-class MailedRollouts:
-    """Rollouts that a learner finds in its inbox. Learner 0 also publishes."""
+class MessageRollouts:
+    """Rollouts that a learner takes from its inbox. Learner 0 also publishes versions."""
 
     def __init__(
         self, agent: Agent, inbox: Inbox, group: Group, schedule: Schedule, versions: Versions, collectors: int
@@ -217,7 +219,7 @@ class MailedRollouts:
         self._collectors = collectors if group.rank == 0 else 0
         self._speaks = group.rank == 0
         self._slots = block(agent.experiment.scheme.shards, group.size, group.rank)
-        # In memory as any other layout has it, since strides and alignment may decide which kernel computes.
+        # In the same memory layout as elsewhere, since strides and alignment may decide which kernel computes.
         self._buffers = RolloutBuffers(agent, self._slots, 1, PrivateArena(pinned=agent.device.type != "cpu"))
         self._times: list[dict[str, float]] = []
         self.waited = 0.0
@@ -266,4 +268,4 @@ class MailedRollouts:
         return save_shards(directory, iterations, tensors, dict.fromkeys(tensors, iterations))
 
     def close(self) -> None:
-        """Whoever asks the collectors ends them."""
+        """Nothing to do: the launcher ends the collectors."""

@@ -1,9 +1,9 @@
-"""Between the processes of a split layout: what learners see of collectors (RemoteRollouts), and collectors of learners
-(CollectorEnd).
+"""Shared memory between the collectors and learners of one machine: a learner takes its rollouts from
+SharedMemoryRollouts, and a collector reaches the learners through a CollectorConnection.
 
-Rollouts and parameters lie in memory that both sides map, and messages say what is ready. Nobody can overwrite what
-another still reads: with a lag of k there are k + 1 buffers and k + 1 places for versions, and rollout i, which takes
-the buffer of rollout i - k - 1, begins only when version i - k is there, which that rollout was learned for.
+Rollouts and parameters lie in memory that both sides map, and messages say what is ready. No process can overwrite
+what another still reads. With a lag of k there are k + 1 buffers and k + 1 places for versions. Rollout i reuses the
+buffer of rollout i - k - 1, and begins only when version i - k exists, which was learned from rollout i - k - 1.
 Free-running processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag
 (lockstep.transport.free_running).
 """
@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
-from lockstep.distributed.channels import Link
+from lockstep.distributed.channels import Channels
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.free_running import Admission, Pace, may_take
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
@@ -41,7 +42,7 @@ class RunEnded(Exception):
 class VersionBoard:
     """The newest versions, in memory that learner 0 writes and collectors read."""
 
-    def __init__(self, agent: Agent, link: Link, count: int) -> None:
+    def __init__(self, agent: Agent, channels: Channels, count: int) -> None:
         self._initial = agent.normalizers
         self._names = {name: len(sums) for name, sums in agent.normalizers.state().items()}
         size, sums = agent.flat.vector.numel(), sum(self._names.values())
@@ -49,7 +50,7 @@ class VersionBoard:
         def layout(arena: Arena) -> list[tuple[Tensor, Tensor]]:
             return [(arena.zeros((size,)), arena.zeros((sums,), torch.float64)) for _ in range(count)]
 
-        self._places = link.versions.map(layout)
+        self._places = channels.versions.map(layout)
 
     def write(self, version: Version) -> None:
         parameters, sums = self._places[version.number % len(self._places)]
@@ -64,41 +65,41 @@ class VersionBoard:
         return Version(number, parameters, self._initial.loaded(state))
 
 
-def collector_buffers(agent: Agent, link: Link, index: int, schedule: Schedule) -> list[RolloutBuffers]:
-    """The buffers of one collector of a split layout, as every process that asks for them sees them."""
-    shards = block(agent.experiment.scheme.shards, link.collectors, index)
-    return link.rollouts[index].map(
+def collector_buffers(agent: Agent, channels: Channels, index: int, schedule: Schedule) -> list[RolloutBuffers]:
+    """The buffers of one collector of a split layout, mapped into the calling process."""
+    shards = block(agent.experiment.scheme.shards, channels.collectors, index)
+    return channels.rollouts[index].map(
         lambda arena: buffers_of(agent, shards, schedule, arena, ahead=True), pinned=agent.device.type != "cpu"
     )
 
 
-def admission(agent: Agent, link: Link) -> Admission:
-    """What free-running processes agree on, as every process that asks for it sees it."""
+def admission(agent: Agent, channels: Channels) -> Admission:
+    """What free-running processes agree on, mapped into the calling process."""
     scheme = agent.experiment.scheme
-    return Admission(link.admission, scheme.shards, scheme.buffers)
+    return Admission(channels.admission, scheme.shards, scheme.buffers)
 
 
-class RemoteRollouts:
-    """Collected by processes of their own, for one of the learners. Learner 0 also speaks for all of them."""
+class SharedMemoryRollouts:
+    """Rollouts that other processes collect, for one of the learners. Learner 0 also speaks for all learners."""
 
     def __init__(
-        self, agent: Agent, link: Link, group: Group, schedule: Schedule, versions: Versions, *, free: bool
+        self, agent: Agent, channels: Channels, group: Group, schedule: Schedule, versions: Versions, *, free: bool
     ) -> None:
-        self._link, self._group, self._schedule, self.versions = link, group, schedule, versions
+        self._channels, self._group, self._schedule, self.versions = channels, group, schedule, versions
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
         self._buffers = {
             shard: buffers
-            for c in range(link.collectors)
-            for buffers in collector_buffers(agent, link, c, schedule)
+            for c in range(channels.collectors)
+            for buffers in collector_buffers(agent, channels, c, schedule)
             for shard in buffers.shards
         }
-        self._everyone = range(link.collectors)
+        self._everyone = range(channels.collectors)
         self._speaks = group.rank == 0
-        self._board = VersionBoard(agent, link, schedule.lag + 1) if self._speaks else None
-        self._admission = admission(agent, link) if free else None
-        self._delivered: dict[RolloutId, RolloutInfo] = {}
-        """By shard and lap, in order of arrival: rollouts that were not taken yet."""
+        self._board = VersionBoard(agent, channels, schedule.lag + 1) if self._speaks else None
+        self._admission = admission(agent, channels) if free else None
+        self._delivered: dict[LapId, RolloutInfo] = {}
+        """By lap, in order of arrival: rollouts that were not taken yet."""
         self._pace = Pace.of(agent.experiment)
         self._count = 0
         """Rollouts taken so far by iterations, if timing decides."""
@@ -130,14 +131,10 @@ class RemoteRollouts:
             taken = {slot: self._of_slot(slot) for slot in self._slots}
         else:
             rollout_ids = self._schedule.by_slot(iteration, self._slots)
-            self._await(
-                lambda: all(rollout_id in self._delivered for of_slot in rollout_ids.values() for rollout_id in of_slot)
-            )
-            taken = {
-                slot: [self._delivered.pop(rollout_id) for rollout_id in of_slot]
-                for slot, of_slot in rollout_ids.items()
-            }
-            self._last.update(self._schedule.rollout_ids(iteration))
+            laps = {slot: [each.scheduled_lap for each in of_slot] for slot, of_slot in rollout_ids.items()}
+            self._await(lambda: all(lap_id in self._delivered for of_slot in laps.values() for lap_id in of_slot))
+            taken = {slot: [self._delivered.pop(lap_id) for lap_id in of_slot] for slot, of_slot in laps.items()}
+            self._last.update(each.scheduled_lap for each in self._schedule.rollout_ids(iteration))
         return {slot: [self._collected(each) for each in of_slot] for slot, of_slot in taken.items()}
 
     def publish(self, version: Version) -> None:
@@ -155,15 +152,15 @@ class RemoteRollouts:
     def save(self, directory: Path, iterations: int) -> Parts:
         if self._speaks:
             for collector in self._everyone:
-                self._link.send(("save", directory, iterations, self._last), collector)
-        # The others read on meanwhile: a collector that cannot deliver to them would not hear that it shall save.
+                self._channels.send(("save", directory, iterations, self._last), collector)
+        # The other learners keep reading: a collector that cannot deliver to them would not read the request to save.
         return [part for parts in self._ask().values() for part in parts]
 
     def close(self) -> None:
         if self._speaks:
             for collector in self._everyone:
-                with contextlib.suppress(ConnectionError):  # what ended the run may have been that it is gone
-                    self._link.send(("end",), collector)
+                with contextlib.suppress(ConnectionError):  # its loss may have ended the run
+                    self._channels.send(("end",), collector)
 
     def _collected(self, info: RolloutInfo) -> CollectedRollout:
         rollout = self._buffers[info.shard].rollout(info.shard, info.lap)
@@ -176,9 +173,9 @@ class RemoteRollouts:
         return [self._taken[slot]]
 
     def _choose(self, iteration: int, admission: Admission) -> list[RolloutInfo]:
-        """Take the first rollouts that arrived, as far as none becomes too old by that; wait for as many as it needs
-        to be in time, and for the pace."""
-        chosen: dict[RolloutId, RolloutInfo] = {}
+        """Take the first rollouts that arrived, unless another would become too old by that. Wait for those that are
+        due, and for as many as the pace needs."""
+        chosen: dict[LapId, RolloutInfo] = {}
         even, lag = iteration < self._pace.even, self._schedule.lag
         least, most = ((bound(iteration) - self._count) for bound in (self._pace.least, self._pace.most))
         if even:
@@ -186,12 +183,12 @@ class RemoteRollouts:
         self._receive(block=False)
         in_flight = admission.in_flight()
         while True:
-            pending = Counter(version + lag for key, version in in_flight.items() if key not in chosen)
-            served = {rollout_id.shard for rollout_id in chosen} if even else set()
-            for key in self._delivered:
-                places, deadline = most - len(chosen), in_flight[key] + lag
-                if key.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
-                    chosen[key] = self._delivered.pop(key)
+            pending = Counter(version + lag for lap_id, version in in_flight.items() if lap_id not in chosen)
+            served = {lap_id.shard for lap_id in chosen} if even else set()
+            for lap_id in self._delivered:
+                places, deadline = most - len(chosen), in_flight[lap_id] + lag
+                if lap_id.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
+                    chosen[lap_id] = self._delivered.pop(lap_id)
                     break
             else:
                 if len(chosen) >= least and min(pending, default=iteration + 1) > iteration:
@@ -201,7 +198,7 @@ class RemoteRollouts:
                 in_flight = admission.in_flight()
         self._count += len(chosen)
         if self._schedule.by_shard:  # order is nothing that matters between shards: let the record not depend on it
-            return [chosen[rollout_id] for rollout_id in sorted(chosen)]
+            return [chosen[lap_id] for lap_id in sorted(chosen)]
         return list(chosen.values())
 
     def _send_out(self, version: Version) -> None:
@@ -210,7 +207,7 @@ class RemoteRollouts:
             if self._admission is not None:
                 self._admission.publish(version.number, [info.shard for info in self._taken])
             for collector in self._everyone:
-                self._link.send(("version", version.number), collector)
+                self._channels.send(("version", version.number), collector)
 
     def _await(self, met: Callable[[], bool]) -> None:
         """Take in rollouts until a condition is met."""
@@ -227,22 +224,24 @@ class RemoteRollouts:
         return answers
 
     def _receive(self, *, block: bool = True) -> None:
-        for collector, (kind, *content) in self._link.receive(self._everyone, block=block):
+        for collector, (kind, *content) in self._channels.receive(self._everyone, block=block):
             if kind == "rollout":
                 infos, spent = content
                 self._times.setdefault(collector, Counter()).update(spent)
-                self._delivered |= {RolloutId(info.shard, info.lap): info for info in infos}
+                self._delivered |= {info.lap_id: info for info in infos}
             else:
                 self._answers[collector] = content[0]
 
 
-class CollectorEnd:
-    """A collector's side: what it is told by learner 0, and what it tells the learners."""
+class CollectorConnection:
+    """A collector's connection to the learners: learner 0 sends it versions and requests, and it delivers rollouts."""
 
-    def __init__(self, agent: Agent, link: Link, collectors: Collectors, schedule: Schedule, *, free: bool) -> None:
-        self._link, self._collectors, self._schedule = link, collectors, schedule
-        self._board = VersionBoard(agent, link, schedule.lag + 1)
-        self._admission = admission(agent, link) if free else None
+    def __init__(
+        self, agent: Agent, channels: Channels, collectors: Collectors, schedule: Schedule, *, free: bool
+    ) -> None:
+        self._channels, self._collectors, self._schedule = channels, collectors, schedule
+        self._board = VersionBoard(agent, channels, schedule.lag + 1)
+        self._admission = admission(agent, channels) if free else None
         self._published = -1
         self._newest: Version | None = None
         self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
@@ -264,7 +263,7 @@ class CollectorEnd:
             replayed = restore_shards(saved, self._collectors, lap)
         self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
         started()
-        self._link.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
+        self._channels.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
         return lap
 
     def version(self, number: int) -> Version:
@@ -315,28 +314,28 @@ class CollectorEnd:
         times = {**self._collectors.take_times(), "waiting": self.waited}
         times["other"] = max(0.0, now - self._since - sum(times.values()))
         self._since, self.waited = now, 0.0
-        learners = len(self._link.peers)
+        learners = len(self._channels.peers)
         for learner in range(learners):
             slots = block(self._shards, learners, learner)
             for_it = [info for info in infos if self._slot(info) in slots]
             if for_it or learner == 0:  # learner 0 reports the times
                 try:
-                    self._link.send(("rollout", for_it, times), learner)
-                except ConnectionError:  # it has ended, and learner 0 says so or is gone itself
+                    self._channels.send(("rollout", for_it, times), learner)
+                except ConnectionError:  # it has ended: learner 0 will say so, or is gone itself
                     while True:
                         self.listen(block=True)
 
     def _slot(self, info: RolloutInfo) -> int:
         """The batch slot that decides who is told; where timing decides, learner 0 is."""
-        return 0 if self._admission is not None else self._schedule.slot(RolloutId(info.shard, info.number))
+        return 0 if self._admission is not None else self._schedule.slot(info.rollout_id)
 
     def listen(self, *, block: bool = False) -> None:
-        """Do what learner 0 has asked for, waiting for it if block is set.
+        """Do what learner 0 has requested; block: wait for a request.
 
         Raises:
             RunEnded: the learners want no more.
         """
-        for _, (kind, *content) in self._link.receive([0], block=block):
+        for _, (kind, *content) in self._channels.receive([0], block=block):
             if kind == "version":
                 (self._published,) = content
             elif kind == "save":
@@ -344,8 +343,8 @@ class CollectorEnd:
                 states = {shard: states[laps[shard]] for shard, states in self._states.items()}
                 tensors = {shard: state for shard, (_, state) in states.items()}
                 parts = save_shards(directory, iterations, tensors, {s: number for s, (number, _) in states.items()})
-                for learner in range(len(self._link.peers)):
-                    self._link.send(("saved", parts if learner == 0 else []), learner)
+                for learner in range(len(self._channels.peers)):
+                    self._channels.send(("saved", parts if learner == 0 else []), learner)
             else:
                 raise RunEnded
 

@@ -1,5 +1,6 @@
-"""How rollouts get to learners, and versions to collectors: in one process (OwnRollouts) that is a call; between
-processes it is shared memory and messages (lockstep.transport.processes)."""
+"""How rollouts reach learners, and versions reach collectors. In one process that is a call (LocalRollouts); between
+processes of one machine it is shared memory (lockstep.transport.processes), between machines messages
+(lockstep.transport.messages)."""
 
 from __future__ import annotations
 
@@ -9,23 +10,24 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule, Versions
+from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule
 from lockstep.distributed.shared_memory import Arena
+from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint, write_part
 
 Parts = list[dict[str, Any]]
-"""What runtime.checkpoint.finish wants to know of each part of a checkpoint."""
+"""For each part of a checkpoint, what lockstep.run.checkpoint.finish needs."""
 
 
-class Rollouts(Protocol):
-    """Where a learner's rollouts come from."""
+class RolloutSource(Protocol):
+    """Where a learner takes its rollouts from."""
 
     versions: Versions
-    """Those that rollouts are still to be collected with, or learned with the statistics of."""
+    """Those that will still collect rollouts, or whose statistics are still learned with."""
     waited: float
     """Seconds spent waiting for rollouts since it was last set to 0."""
     frames_per_step: int
@@ -35,19 +37,19 @@ class Rollouts(Protocol):
         ...
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
-        """What fills each of this learner's batch slots in an iteration, in order."""
+        """The rollouts that fill each of this learner's batch slots in an iteration, in order."""
         ...
 
     def publish(self, version: Version) -> None:
-        """Let collectors act with a version. What was taken before may be overwritten from now on."""
+        """Let collectors act with a version. Rollouts that were taken before may be overwritten from now on."""
         ...
 
     def own_times(self) -> dict[str, float]:
-        """Seconds that this process spent on the rollouts that were last taken, by what on."""
+        """Seconds that this process spent on each activity for the rollouts that were last taken."""
         ...
 
     def collector_times(self) -> list[dict[str, float]]:
-        """The same of processes that only collect, each of which is reported by one learner."""
+        """The same for processes that only collect, each of which is reported by one learner."""
         ...
 
     def save(self, directory: Path, iterations: int) -> Parts:
@@ -102,8 +104,8 @@ def buffers_of(agent: Agent, shards: range, schedule: Schedule, arena: Arena, *,
     return [RolloutBuffers(agent, shards, schedule.lag + 1 if ahead else 1, arena)]
 
 
-class OwnRollouts:
-    """Collected in the learner's own process, between its updates."""
+class LocalRollouts:
+    """Rollouts that the learner's own process collects between its updates."""
 
     def __init__(self, collectors: Collectors, slots: range, schedule: Schedule, versions: Versions) -> None:
         self._collectors, self._slots, self._schedule, self.versions = collectors, slots, schedule, versions
@@ -126,8 +128,8 @@ class OwnRollouts:
     def _take(self, rollout_id: RolloutId) -> CollectedRollout:
         if rollout_id not in self._collected:
             acting = acting_with(self._schedule.acting(rollout_id), self.versions.__getitem__)
-            for info in self._collectors.collect(rollout_id, acting, self._schedule.noise(rollout_id)):
-                self._collected[RolloutId(info.shard, info.number)] = info
+            for info in self._collectors.collect(rollout_id.scheduled_lap, acting, self._schedule.noise(rollout_id)):
+                self._collected[info.rollout_id] = info
         info = self._collected.pop(rollout_id)
         self._next[info.shard] = info.number + 1
         normalizers = self.versions[info.first_version].normalizers

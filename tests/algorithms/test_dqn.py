@@ -15,9 +15,9 @@ from tiny import EXPERIMENTS, options
 from torch import Tensor
 
 from lockstep import train
-from lockstep.agent import Networks
 from lockstep.algorithms.dqn import DQN, DQNConfig, distribution_of, project, quantile_huber
 from lockstep.core.transitions import Transitions
+from lockstep.models.base import Networks
 from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, QModelConfig
 from lockstep.recipes import RECIPES
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sentences import says
 from torch import Tensor
 
 import lockstep
@@ -110,13 +112,13 @@ def test_a_run_that_diverged_says_so_at_its_end(own: list[str], capsys: pytest.C
 
 def test_a_function_that_is_not_there_names_those_that_are(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "own.py:recip"]) == 2
-    assert "own.py has no recip. It has Settings, Adaptive, recipe, other." in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "own.py has no recip", "Settings, Adaptive, recipe, other")
 
 
 def test_a_mistake_in_a_recipe_s_value_is_told_once(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text(OWN.replace("total_steps=2048", 'total_steps="2048"'))
     assert main(own) == 2
-    assert capsys.readouterr().err.strip() == "error: total_steps='2048' must be a whole number."
+    assert re.match(r"error: total_steps='2048' .*whole number", capsys.readouterr().err)
 
 
 def test_a_relative_import_is_explained(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:

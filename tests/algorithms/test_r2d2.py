@@ -12,11 +12,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep import recipes
-from lockstep.agent import Networks
 from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config, mixed_priority, rescale, unscale
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Sequences
+from lockstep.models.base import Networks
 from lockstep.models.q import QModel, QModelConfig
 
 BURN_IN, UNROLL, N_STEP, ITEMS, ACTIONS, SIZE = 3, 5, 2, 4, 3, 6

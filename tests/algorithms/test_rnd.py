@@ -18,6 +18,7 @@ from lockstep.algorithms.ppo import PPO
 from lockstep.algorithms.rnd import RND, intrinsic_targets, with_curiosity
 from lockstep.buffers.intrinsic import CuriousBatches
 from lockstep.buffers.on_policy import FreshBatches
+from lockstep.buffers.sources import batches_for
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.groups import Group
@@ -184,7 +185,7 @@ def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
     shards, config = agent.experiment.scheme.shards, agent.experiment.algorithm
     assert isinstance(config, PPOConfig)
     slots = range(shards)
-    batches = agent.algorithm.batches(agent, slots, TreeSum(shards, Group()))
+    batches = batches_for(agent, slots, TreeSum(shards, Group()))
     assert isinstance(batches, CuriousBatches)
     curiosity, hyper = batches._curiosity, agent.algorithm.hyperparameters(0.0)
     seen: list[Tensor] = []
@@ -239,7 +240,7 @@ def test_curiosity_keeps_the_algorithms_own_ways() -> None:
 def test_advantages_of_every_global_minibatch_are_standardized() -> None:
     agent = Agent(cut(recipes.ppo_cartpole, rollout=16, env={"adapter": "gymnasium"}))
     shards = agent.experiment.scheme.shards
-    batches = agent.algorithm.batches(agent, range(shards), TreeSum(shards, Group()))
+    batches = batches_for(agent, range(shards), TreeSum(shards, Group()))
     assert isinstance(batches, FreshBatches)
     filled = {slot: [collected(rollout_of(agent, slot), agent.normalizers)] for slot in range(shards)}
     steps = batches.begin(0, filled, agent.algorithm.hyperparameters(0.0))

@@ -254,7 +254,7 @@ def test_an_answer_for_each_goal_has_one_number(line: str) -> None:
     assert goals.reward(achieved, desired).tolist() == [0.0, -1.0, 0.0]
     assert goals.terminated(achieved, desired, desired, np.zeros(3, bool)).tolist() == [True, False, True]
     goals = Goals(EnvConfig(id=f"{line}:pairs", adapter="gymnasium"))
-    with pytest.raises(SettingsError, match=r"compute_reward answered \[.*\] for one goal, where a number is wanted"):
+    with pytest.raises(SettingsError, match=r"compute_reward .*\[.*\] .*number"):
         goals.reward(np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32))
 
 
@@ -270,7 +270,7 @@ def test_an_end_for_another_reason_stays_one(line: str, name: str, expected: lis
 
 @pytest.mark.parametrize("name", ["scalars", "numbers"])
 def test_goals_that_policies_see_in_another_form_are_refused(line: str, name: str) -> None:
-    with pytest.raises(SettingsError, match=r"see its achieved_goal, .*, in another form. Make it a Box"):
+    with pytest.raises(SettingsError, match=r"achieved_goal, .* Box"):
         Goals(EnvConfig(id=f"{line}:{name}", adapter="gymnasium"))
 
 
@@ -325,7 +325,7 @@ def limited(): return gymnasium.wrappers.TimeLimit(Knowing(BitFlip(2)), 5)
 )
 def test_what_a_wrapper_makes_of_rewards_and_goals_must_be_known(tmp_path: Path, name: str, wrapper: str) -> None:
     (tmp_path / "wrapped.py").write_text(WRAPPED)
-    with pytest.raises(SettingsError, match=f"{wrapper} of env.id=.*no compute_reward"):
+    with pytest.raises(SettingsError, match=f"{wrapper} .*env.id=.*compute_reward"):
         Goals(EnvConfig(id=f"{tmp_path}/wrapped.py:{name}", adapter="gymnasium"))
 
 

@@ -20,6 +20,7 @@ from lockstep.buffers.replay import Replay
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
+from lockstep.system.memory import available_bytes
 
 
 def allocated(part: Any) -> int:
@@ -63,7 +64,7 @@ def test_refused_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(memory, "available_bytes", lambda: 2_000_000_000)
     with pytest.raises(SettingsError) as caught:
         train(settings)
-    assert re.search(r"takes 7\.\d GB .* 2\.0 GB of memory are available", str(caught.value))
+    assert re.search(r"7\.\d GB .* 2\.0 GB of memory", str(caught.value))
     assert not list(tmp_path.iterdir())
     advised = re.search(r"--algorithm.replay.capacity (\d+)", str(caught.value))
     assert advised
@@ -76,18 +77,18 @@ def test_what_files_contents_take_of_a_container_is_available(tmp_path: Path) ->
     known = {"max": f"{16 << 30}", "current": f"{15 << 30}", "stat": f"anon 1\ninactive_file {13 << 30}"}
     for name, text in known.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert memory.available_bytes(tmp_path, tmp_path) == 14 << 30
+    assert available_bytes(tmp_path, tmp_path) == 14 << 30
 
 
 def test_what_is_available(tmp_path: Path) -> None:
-    assert memory.available_bytes(tmp_path, tmp_path) is None
+    assert available_bytes(tmp_path, tmp_path) is None
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:  50 kB\n")
-    assert memory.available_bytes(tmp_path, tmp_path) == 50 * 1024
+    assert available_bytes(tmp_path, tmp_path) == 50 * 1024
     (tmp_path / "memory.current").write_text("30000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_bytes(tmp_path, tmp_path) == 50 * 1024
+    assert available_bytes(tmp_path, tmp_path) == 50 * 1024
     (tmp_path / "memory.max").write_text("40000\n")
-    assert memory.available_bytes(tmp_path, tmp_path) == 10_000
+    assert available_bytes(tmp_path, tmp_path) == 10_000
 
 
 def test_a_container_of_version_1_limits_too(tmp_path: Path) -> None:
@@ -96,4 +97,4 @@ def test_a_container_of_version_1_limits_too(tmp_path: Path) -> None:
     known = {"limit_in_bytes": "5000", "usage_in_bytes": "3000", "stat": "cache 7\ntotal_inactive_file 1000"}
     for name, text in known.items():
         (tmp_path / "memory" / f"memory.{name}").write_text(f"{text}\n")
-    assert memory.available_bytes(tmp_path, tmp_path) == 5000 - 3000 + 1000
+    assert available_bytes(tmp_path, tmp_path) == 5000 - 3000 + 1000

@@ -15,12 +15,14 @@ from tiny import EXPERIMENTS, collected, options
 
 from lockstep import recipes, train
 from lockstep.agent import Agent
-from lockstep.buffers import memory
+from lockstep.buffers import frames, memory
 from lockstep.buffers.frames import StackedFrames, ring_for
-from lockstep.buffers.replay import Replay, ReplayBatches
+from lockstep.buffers.replay import Replay
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
+from lockstep.models.normalize import NormalizeConfig
 
 STACK, SIDE, GAMMA = 4, 3, 0.9
 
@@ -203,7 +205,7 @@ def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
 def test_a_memory_too_small_for_its_stacks_is_refused() -> None:
     (rollout,) = World(2, 3, "zero", 0.1).rollouts(4, 1)
     rollout = rollout.replace(obs=torch.zeros(5, 2, 20, SIDE, SIDE, dtype=torch.uint8))
-    with pytest.raises(SettingsError, match="too small for stacks of 20 frames: it needs at least 50"):
+    with pytest.raises(SettingsError, match=r"too small .*\b20 frames.*\b50\b"):
         Replay(experiment(steps=24, envs=2, n_step=1, rollout=4), rollout)
     Replay(experiment(steps=25, envs=2, n_step=1, rollout=4), rollout)
 
@@ -317,7 +319,7 @@ def test_taking_several_minibatches_at_once_changes_no_bit(
 ) -> None:
     digests = set()
     for at_once in (1, 300, 1 << 20):  # one gradient step, some, all of an iteration
-        monkeypatch.setattr("lockstep.buffers.replay._AT_ONCE", at_once)
+        monkeypatch.setattr("lockstep.buffers.replay_batches._AT_ONCE", at_once)
         digests.add(train(EXPERIMENTS[name](), options=options(tmp_path / str(at_once))).digest)
     assert len(digests) == 1
 
@@ -370,8 +372,8 @@ def test_new_steps_begin_with_the_largest_priority_so_far() -> None:
 def test_beginnings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     (rollout,) = World(2, 1, "noise", 0.01).rollouts(8, 1)
     (ring,) = Replay(experiment(steps=100, envs=2, n_step=1, rollout=8), rollout)._rings.values()
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
-    with pytest.raises(SettingsError, match="Episodes are so short that 100,000 beginnings"):
+    monkeypatch.setattr(frames, "available_bytes", lambda: 1_000)
+    with pytest.raises(SettingsError, match=r"Episodes .*100,000 "):
         ring._grow(100_000)  # type: ignore[attr-defined]
 
 

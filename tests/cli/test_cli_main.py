@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from sentences import says
 
 from lockstep.cli import common
 from lockstep.cli.main import VERBS, main
 from lockstep.config.extras import install_command
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.system.supervision import WorkerError
 
 Captured = pytest.CaptureFixture[str]
 
@@ -96,7 +97,7 @@ def test_interrupt_and_worker_failure_have_their_exit_codes(capsys: Captured, mo
     assert main(["recipes"]) == 130
     monkeypatch.setattr("lockstep.cli.catalog.recipes", failed)
     assert main(["recipes"]) == 1
-    assert "Worker 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "Worker 1 of 2", "SIGKILL")
     monkeypatch.setattr("lockstep.cli.catalog.recipes", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         main(["recipes"])
@@ -138,6 +139,7 @@ def test_unknown_env_names_close_ones(capsys: Captured) -> None:
     assert "Did you mean CartPole-v1" in complaint(capsys, "envs", "CartPol-v1x")
 
 
+@pytest.mark.slow
 def test_doctor_examines_and_measures(capsys: Captured) -> None:
     assert main(["doctor", "--seconds", "0.01", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import write_run
+from sentences import says
 
 from lockstep.cli.main import main
 
@@ -54,7 +55,7 @@ def test_a_sweeps_folder_stands_for_its_runs(capsys: Captured, monkeypatch: pyte
     assert "wrote set/learning-curve.png" in capsys.readouterr().out
     assert main(["compare", "set", "--", "set/runs/b1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["tasks"][0]["scores_a"]) == 4
-    assert main(["report", "set/logs"]) == 2 and "set/logs is not the folder of a run" in capsys.readouterr().err
+    assert main(["report", "set/logs"]) == 2 and says(capsys.readouterr().err, "set/logs is not", "run")
     assert main(["report", "set/sweep.json"]) == 2
 
 
@@ -71,10 +72,10 @@ def test_names_of_many_runs_make_a_short_line(capsys: Captured) -> None:
 def test_a_report_that_does_not_verify_says_so(capsys: Captured) -> None:
     write_run(Path("runs/young"), iterations=2)
     assert main(["report", "runs/a1", "runs/young"]) == 0, "proof was not asked for"
-    assert "left out, since they have no score/mean: young" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "left out", "score/mean", ": young")
     assert main(["report", "runs/a1", "runs/young", "--verify", "1"]) == 1
     told = capsys.readouterr().out
-    assert "a1: There is no ledger" in told and "young: There is no ledger" in told
+    assert says(told, "a1: ", "no ledger") and says(told, "young: ", "no ledger")
 
 
 def test_compare(capsys: Captured) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentences import says
 
 import lockstep
 from lockstep.cli.main import main
@@ -210,6 +211,7 @@ def test_arguments_default_to_the_recipe() -> None:
     assert arguments.layout == "inline" and arguments.options.run is None and not arguments.dry_run
 
 
+@pytest.mark.slow
 def test_train_resume_and_the_rest(capsys: Captured) -> None:
     """One run through every verb; the last line of train and of resume is the digest."""
     assert main(["train", "ppo-cartpole", *SMALL, "--run", "r", "--checkpoint-every", "1"]) == 0
@@ -223,7 +225,7 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     assert main(["resume", "r", "--checkpoint", "best", "--display", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == last
     assert main(["resume", "r", "--checkpoint", "newest", "--display", "none"]) == 2
-    assert "Use latest, best or an iteration; r has: " in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "latest, best or an iteration", "r has: ")
     metrics = RunFolder.open("r").metrics.read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in metrics] == [1, 2, 3]
 
@@ -235,9 +237,7 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["digest"] == result["digest"]
     for flags in (["--total-steps", "1k"], ["--algorithm.no-anneal-clip"], ["--env.num-envs=2"]):
         assert main(["resume", "r", *flags]) == 2
-        assert f"{flags[0].partition('=')[0]} would change what is learned" in capsys.readouterr().err.replace(
-            "\n", " "
-        )
+        assert says(capsys.readouterr().err.replace("\n", " "), flags[0].partition("=")[0], "learned")
 
     assert main(["eval", "r", "--episodes", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -283,7 +283,7 @@ def test_a_run_as_a_recipe_finds_its_files_where_it_began(
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main(["train", "home/r", "--dry-run"]) == 2
-    assert f"mine.py:Mine, which is looked for from {home}: begin there." in capsys.readouterr().err.replace("\n", " ")
+    assert says(capsys.readouterr().err.replace("\n", " "), "mine.py:Mine", f"from {home}")
 
 
 def test_the_folder_may_stand_anywhere_among_the_flags_of_resume(capsys: Captured) -> None:
@@ -296,7 +296,7 @@ def test_the_folder_may_stand_anywhere_among_the_flags_of_resume(capsys: Capture
     assert main(["resume", "--layout", "inline", "runs/nothing"]) == 2
     assert "runs/nothing does not exist" in capsys.readouterr().err
     assert main(["resume", "--json"]) == 2
-    assert "resume needs the folder of a run" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "resume needs", "run")
 
 
 def test_resume_keeps_the_runs_folder(capsys: Captured) -> None:
@@ -320,7 +320,7 @@ def test_package_offers_train_as_function_and_module() -> None:
 def test_a_run_that_has_ended_says_how_to_go_on(capsys: Captured) -> None:
     assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
     assert main(["train", "ppo-cartpole", *SMALL, "--run", "r", "--dry-run"]) == 2
-    assert "--run r exists and is not empty" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "--run r ", "not empty")
     assert main(["resume", "r"]) == 0
     assert "has all of its" in (told := capsys.readouterr().err) and "--warm-start.run r" in told
 
@@ -335,7 +335,7 @@ def test_arguments_of_an_environment_that_were_not_given_are_named(capsys: Captu
     arguments = ["train", "ppo-cartpole", "--env.adapter", "gymnasium", "--env.id", "mine.py:Sized", "--dry-run"]
     assert main(arguments) == 2
     told = capsys.readouterr().err
-    assert "mine.py:Sized lacks arguments" in told and "'size'" in told
+    assert "mine.py:Sized" in told and "'size'" in told
     with pytest.raises(TypeError, match="x"):  # its own mistake
         main([*arguments, "--env.options", "size=1"])
     assert main([*arguments[:-2], "mine.py:Size", "--dry-run"]) == 2

@@ -23,10 +23,11 @@ from lockstep.config.layout import Layout
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
-from lockstep.core.schedule import Recorded, RolloutId, Schedule
+from lockstep.core.schedule import Recorded, RolloutId
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
 from lockstep.launchers.launch import launch, resume, train
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.rnd import RNDConfig
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
@@ -64,7 +65,7 @@ def experiment(rollout: int = STEPS, iterations: int = 4, *, impala: bool = Fals
 def collector(of: Experiment, cuts: dict[RolloutId, int] | None = None) -> tuple[Agent, Collector]:
     resolved = prepare(of, Layout())
     agent = Agent(resolved)
-    (buffers,) = buffers_of(agent, range(4), Schedule.of(resolved), PrivateArena(), ahead=False)
+    (buffers,) = buffers_of(agent, range(4), resolved.schedule(), PrivateArena(), ahead=False)
     return agent, Collector(agent, buffers, preemption=None if cuts is None else RecordedCuts(cuts))
 
 
@@ -175,7 +176,7 @@ def test_the_truncation_is_needed() -> None:
 
 
 def recorded(of: Experiment, cuts: list[list[tuple[int, int]]]) -> Recorded:
-    schedule = Schedule.of(of)
+    schedule = of.schedule()
     return Recorded(schedule.lag, schedule.iterations, schedule.shards, schedule.by_shard, cuts=cuts)
 
 
@@ -256,7 +257,7 @@ def test_cuts_that_cannot_have_been_decided_are_refused(cuts: list[list[int]]) -
     for line in lines:
         writer.append({**line, **({"cuts": cuts} if line["iteration"] == 1 else {})})
     writer.close()
-    with pytest.raises(LedgerError, match="iteration 1 what cannot have been decided: cuts"):
+    with pytest.raises(LedgerError, match=r"iteration 1 .*: cuts"):
         replay("forged", Layout(), options(Path("refused")))
 
 

@@ -82,10 +82,10 @@ def test_roles_on_ray() -> None:
         ("ray", "does not state"),
         ("ray:0", "does not state"),
         ("ray:a0-l1", "numbers of processes"),
-        ("ray:2,device=0", "Ray says where"),
+        ("ray:2,device=0", "launcher decides where"),
         ("ray:2,compress=2", "compress 0 or 1"),
         ("ray:2,restarts=-1", "at least 0"),
-        ("processes:2,restarts=1", "are for ray:N"),
+        ("processes:2,restarts=1", "is for ray:N"),
     ],
 )
 def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:
@@ -103,14 +103,14 @@ def test_every_process_needs_a_shard(text: str, role: str) -> None:
 
 def test_gpus_must_exist() -> None:
     count = torch.cuda.device_count()
-    with pytest.raises(SettingsError, match=f"needs GPU {count}, but this machine has {count}"):
+    with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b"):
         Layout.parse(f"a{count}-lcpu").check(shards=4)
 
 
 def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
     assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
     assert Layout.of(None) == Layout()
-    with pytest.raises(SettingsError, match=r"no Layout backend 'processes:2'\. Use Layout\.parse"):
+    with pytest.raises(SettingsError, match=r"'processes:2'.*Layout\.parse"):
         Layout("processes:2").check(4)  # type: ignore[arg-type]
 
 

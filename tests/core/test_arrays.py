@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 from typing import Any, ClassVar
 
@@ -20,14 +19,12 @@ from lockstep.core.arrays import (
     ArrayTuple,
     FieldIndexError,
     StructureError,
-    allocate,
     map_structure,
     named_leaves,
     overlap,
     read,
     to_numpy,
     to_torch,
-    write,
 )
 from lockstep.core.rollout import Rollout
 
@@ -77,9 +74,9 @@ class TestConstruction:
         assert step.KIND == "step"
 
     def test_missing_and_unknown_fields_are_named(self) -> None:
-        with pytest.raises(TypeError, match="Step lacks the field obs, reward"):
+        with pytest.raises(TypeError, match=r"Step lacks .*obs, reward"):
             Step(inner=None)  # pyright: ignore[reportCallIssue]
-        with pytest.raises(TypeError, match="Step has no field rewrad; it has obs, reward, inner, mask"):
+        with pytest.raises(TypeError, match=r"Step .*rewrad; .*obs, reward, inner, mask"):
             Step(obs=1, rewrad=2)  # pyright: ignore[reportCallIssue]
         with pytest.raises(TypeError, match="no field speed"):
             make_step().replace(speed=torch.zeros(1))
@@ -94,13 +91,13 @@ class TestConstruction:
 
         assert Longer._fields == ("obs", "reward", "inner", "mask", "extra")
         assert Longer(obs=torch.zeros(1), reward=torch.zeros(1), inner=None, extra=None).mask is None
-        with pytest.raises(TypeError, match="Longer lacks the field extra"):
+        with pytest.raises(TypeError, match=r"Longer lacks .*extra"):
             Longer(obs=torch.zeros(1), reward=torch.zeros(1), inner=None)  # pyright: ignore[reportCallIssue]
 
     def test_bad_declarations_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="map cannot be the name of a field"):
+        with pytest.raises(TypeError, match=r"map .*name of a field"):
             type("Bad", (ArrayTuple,), {"__annotations__": {"map": Tensor}})
-        with pytest.raises(TypeError, match=r"Bad\.x can have no default but None"):
+        with pytest.raises(TypeError, match=r"Bad\.x .*None"):
             type("Bad", (ArrayTuple,), {"__annotations__": {"x": Tensor}, "x": 3})
 
     def test_fields_cannot_be_rebound(self) -> None:
@@ -197,60 +194,12 @@ class TestIndexing:
         for name in got:
             np.testing.assert_array_equal(got[name], expected[name])
 
-    @given(structures, indices)
-    @settings(max_examples=100, deadline=None)
-    def test_write_is_a_loop_over_leaves(self, structure: Any, index: Any) -> None:
-        dest = copy.deepcopy(Inner(a=structure))
-        source = copy.deepcopy(dest[index]).map(lambda x: ~x if "bool" in str(x.dtype) else x + 1)
-        expected = flat(dest)
-        for name, leaf in expected.items():
-            leaf[for_numpy(index)] = flat(source)[name]
-        dest[index] = source
-        got = flat(dest)
-        for name in expected:
-            np.testing.assert_array_equal(got[name], expected[name])
-
-    @given(structures, indices, st.data())
-    @settings(max_examples=100, deadline=None)
-    def test_a_wrong_shape_is_named_and_nothing_is_written(self, structure: Any, index: Any, data: Any) -> None:
-        dest = Inner(a=structure)
-        right = dest[index]
-        if not right.leaves():
-            return
-        wrong = data.draw(st.integers(0, len(right.leaves()) - 1))
-        number = itertools.count()
-        # Broadcasting would accept the extra leading dimension.
-        source = right.map(lambda x: (x + 1)[None] if next(number) == wrong else x + 1)
-        pairs = zip(source.named_leaves(), right.leaves(), strict=True)
-        name = next(name for (name, x), y in pairs if x.ndim != y.ndim)
-        before = copy.deepcopy(dest)
-        with pytest.raises(ValueError, match="expected the shape") as error:
-            dest[index] = source
-        assert str(error.value).startswith(f"{name}: ")
-        assert_same(dest, before)
-
     def test_basic_indices_make_views(self) -> None:
         x = make_step((4,))
         x[2].reward.fill_(-1)
         x[1:3].obs["nested"]["speed"][1] = -2
         assert float(x.reward[2]) == -1
         assert x.obs["nested"]["speed"][2] == -2
-
-    def test_values_are_cast_to_the_destination(self) -> None:
-        x = Inner(a=torch.zeros(3, dtype=torch.uint8), b=torch.zeros(3))
-        x[1] = Inner(a=torch.tensor(2.0), b=torch.tensor(3, dtype=torch.int64))
-        assert x.a.tolist() == [0, 2, 0] and x.a.dtype == torch.uint8
-        x[torch.tensor([0, 2])] = Inner(a=torch.tensor([4.0, 5.0]).numpy(), b=np.array([6, 7]))
-        assert x.a.tolist() == [4, 2, 5]
-        assert x.b.tolist() == [6, 3, 7]
-
-    def test_parameters_can_be_written_from(self) -> None:
-        x = Inner(a=torch.zeros(2, 3), b=np.zeros((2, 3)))
-        weight = torch.nn.Parameter(torch.ones(3))
-        with torch.no_grad():
-            x[0] = Inner(a=weight, b=weight)
-        assert x.a.tolist() == [[1, 1, 1], [0, 0, 0]]
-        assert x.to_torch().b.tolist() == [[1, 1, 1], [0, 0, 0]]
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -259,59 +208,35 @@ class TestIndexing:
             ({"obs": {"image": torch.zeros(2, 3)}}, r"obs: expected the keys \['image', 'nested'\], got \['image'\]"),
             ({"obs": torch.zeros(2)}, "obs: expected dict, got an array"),
             ({"inner": Inner(a=torch.zeros(4), b=torch.zeros(1))}, r"inner\.b: expected None, got an array"),
-            ({"inner": Inner(a=torch.zeros(5))}, r"inner\.a: expected the shape \[4\], got \[5\]"),
             ({"inner": {"a": torch.zeros(4), "b": None}}, "inner: expected Inner, got dict"),
             ({"reward": 0.5}, r"reward: expected an array, got something that is not an array \(float\)"),
-            ({"reward": torch.zeros(1)}, r"reward: expected the shape \[\], got \[1\]"),
-            ({"obs": {"image": torch.zeros(2, 3), "nested": {"speed": np.zeros(1)}}}, r"obs\.nested\.speed: expected"),
         ],
     )
-    @pytest.mark.parametrize("index", [0, torch.tensor(0)])
-    def test_mismatches_name_the_field(self, change: dict[str, Any], message: str, index: Any) -> None:
-        dest = make_step((3,))
-        before = copy.deepcopy(dest)
-        source = make_step(seed=1).replace(**change)
+    def test_mismatches_name_the_field(self, change: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
-            dest[index] = source
-        assert_same(dest, before)
+            map_structure(lambda x, _: x, make_step(), make_step(seed=1).replace(**change))
 
     @pytest.mark.parametrize("source", [0.0, None, {"a": torch.zeros(())}, torch.zeros(())])
-    def test_only_the_same_type_can_be_written(self, source: Any) -> None:
+    def test_only_the_same_type_matches(self, source: Any) -> None:
         with pytest.raises(StructureError, match=r"^expected Inner, got"):
-            Inner(a=torch.zeros(3))[0] = source
+            map_structure(lambda x, _: x, Inner(a=torch.zeros(())), source)
 
     def test_a_subclass_is_another_type(self) -> None:
         class Other(Inner):
             pass
 
         with pytest.raises(StructureError, match="expected Inner, got Other"):
-            Inner(a=torch.zeros(3))[0] = Other(a=torch.zeros(()))
+            map_structure(lambda x, _: x, Inner(a=torch.zeros(())), Other(a=torch.zeros(())))
 
-    @pytest.mark.parametrize(
-        ("index", "shape"),
-        [(3, (2, 2)), ((0, 0), (2,)), (torch.tensor([0, 3]), (2, 2, 2)), (torch.ones(4, dtype=torch.bool), (4, 2, 2))],
-    )
-    def test_indices_out_of_range_name_the_field(self, index: Any, shape: tuple[int, ...]) -> None:
+    @pytest.mark.parametrize("index", [3, (0, 0), torch.tensor([0, 3]), torch.ones(4, dtype=torch.bool)])
+    def test_indices_out_of_range_name_the_field(self, index: Any) -> None:
         x = Inner(a={"long": torch.zeros(9, 2, 2), "short": torch.zeros(3)}, b=torch.zeros(9))
-        with pytest.raises(IndexError, match=r"^a\.(long|short): "):
-            x[index]
-        source = Inner(a={"long": torch.ones(shape), "short": torch.ones(())}, b=torch.ones(()))
         with pytest.raises(FieldIndexError, match=r"^a\.(long|short): "):
-            x[index] = source
-        assert all(not leaf.any() for leaf in x.leaves())
+            x[index]
 
     def test_observations_need_no_array_tuple(self) -> None:
-        dest = {"image": torch.zeros(3, 2), "speed": np.zeros(3)}
-        write(dest, 1, {"image": torch.ones(2), "speed": np.float64(4)})
-        assert read(dest, 1)["image"].tolist() == [1, 1]
-        assert dest["speed"].tolist() == [0, 4, 0]
-        with pytest.raises(StructureError, match=r"^speed: expected the shape \[\], got \[3\]"):
-            write(dest, 1, {"image": torch.ones(2), "speed": np.zeros(3)})
-        tensor = torch.zeros(3, 2)
-        write(tensor, (slice(None), 1), torch.ones(3))
-        assert tensor.tolist() == [[0, 1]] * 3
-        with pytest.raises(StructureError, match=r"^expected the shape \[2\], got \[\]"):
-            write(tensor, 0, torch.tensor(1.0))
+        obs = {"image": torch.ones(3, 2), "speed": np.zeros(3)}
+        assert read(obs, 1)["image"].tolist() == [1, 1] and read(obs, 1)["speed"] == 0
 
 
 class TestMapping:
@@ -352,12 +277,10 @@ class TestMapping:
     @pytest.mark.parametrize("leaf", [1.0, [torch.zeros(1)], "text"])
     def test_other_things_are_refused_by_name(self, leaf: Any) -> None:
         x = Inner(a={"odd": leaf})
-        with pytest.raises(StructureError, match=rf"^a\.odd: {type(leaf).__name__} is not an array"):
+        with pytest.raises(StructureError, match=rf"^a\.odd: {type(leaf).__name__} .*array"):
             x.map(lambda x: x)
         with pytest.raises(StructureError, match=r"^a\.odd: "):
             x[0]
-        with pytest.raises(StructureError, match=r"^a\.odd: "):
-            x[0] = x
         with pytest.raises(StructureError, match=r"^a\.odd: "):
             map_structure(lambda x, y: x, x, x)
 
@@ -393,35 +316,9 @@ class TestMapping:
         assert w.grad is not None and w.grad.tolist() == [10, 0, 5]
 
 
-class TestAllocate:
-    @pytest.mark.parametrize("shared", [False, True])
-    def test_zeros_with_leading_dimensions(self, shared: bool) -> None:
-        example = make_step().replace(reward=np.float32(3), mask=torch.ones(0, dtype=torch.bool))
-        buffer = allocate(example, (5, 2), shared=shared)
-        assert type(buffer) is Step and buffer.shape == (5, 2)
-        assert buffer.inner is not None and buffer.inner.b is None
-        dtypes = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in buffer.named_leaves()}
-        assert dtypes == {
-            "obs.image": (torch.uint8, (5, 2, 2, 3)),
-            "obs.nested.speed": (torch.float32, (5, 2)),
-            "reward": (torch.float32, (5, 2)),
-            "inner.a": (torch.float32, (5, 2, 4)),
-            "mask": (torch.bool, (5, 2, 0)),
-        }
-        for leaf in buffer.leaves():
-            assert isinstance(leaf, Tensor)
-            assert leaf.is_shared() == shared and leaf.is_contiguous() and not leaf.any()
-        buffer[3, 1] = example
-        assert_same(buffer[3, 1], example)
-
-    def test_dicts_and_arrays_are_examples_too(self) -> None:
-        assert allocate(np.zeros((2,), np.int32), (3,)).dtype == torch.int32
-        assert allocate({"x": torch.zeros(2)}, (3, 1))["x"].shape == (3, 1, 2)
-        with pytest.raises(StructureError, match=r"^x: int is not an array"):
-            allocate({"x": 3})
-
+class TestOverlap:
     def test_overlapping_views(self) -> None:
-        action, prev_action = overlap(allocate(np.int64(0), (4, 2)))
+        action, prev_action = overlap(torch.zeros(4, 2, dtype=torch.int64))
         assert action.shape == (3, 2) and prev_action.shape == (4, 2)
         for t in range(3):
             action[t] = 10 + t
@@ -433,13 +330,17 @@ class TestAllocate:
         assert nested.previous["move"].tolist() == [0, 5, 0, 0] and nested.previous["turn"] is None
 
 
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype).share_memory_()
+
+
 def make_rollout(T: int, B: int) -> Rollout:
-    action, prev_action = overlap(allocate(np.int64(0), (T + 1, B), shared=True))
-    number = allocate(np.float32(0), (T, B), shared=True)
-    flag = allocate(np.bool_(False), (T, B), shared=True)
+    action, prev_action = overlap(_shared((T + 1, B), torch.int64))
+    number = _shared((T, B), torch.float32)
+    flag = _shared((T, B), torch.bool)
     return Rollout(
-        obs=allocate({"image": np.zeros((4,), np.uint8)}, (T + 1, B), shared=True),
-        start=allocate(np.bool_(False), (T + 1, B), shared=True),
+        obs={"image": _shared((T + 1, B, 4), torch.uint8)},
+        start=_shared((T + 1, B), torch.bool),
         action=action,
         reward=number,
         prev_action=prev_action,
@@ -449,7 +350,7 @@ def make_rollout(T: int, B: int) -> Rollout:
         terminated=flag,
         truncated=flag,
         valid=flag,
-        core_state=allocate(torch.zeros(0), (B,), shared=True),
+        core_state=_shared((B, 0), torch.float32),
     )
 
 
@@ -457,7 +358,7 @@ def _collect(rollout: Rollout) -> None:
     torch.set_num_threads(1)
     assert rollout.prev_reward is None
     for t in range(2):
-        write(rollout.obs, t, {"image": torch.full((3, 4), t + 1, dtype=torch.uint8)})
+        rollout.obs["image"][t] = t + 1
         rollout.action[t] = 7 + t
     rollout.to_numpy().reward[:] = 0.5
 
@@ -473,10 +374,10 @@ class TestProcesses:
 
     def test_errors_pickle_with_their_field(self) -> None:
         with pytest.raises(StructureError) as caught:
-            make_step((3,))[0] = make_step((3,))
+            map_structure(lambda x, _: x, make_step(), make_step().replace(obs={"image": torch.zeros(2, 3)}))
         error = pickle.loads(pickle.dumps(caught.value))
         assert isinstance(error, StructureError)
-        assert str(error) == str(caught.value) == "obs.image: expected the shape [2, 3], got [3, 2, 3]"
+        assert str(error) == str(caught.value) == "obs: expected the keys ['image', 'nested'], got ['image']"
 
     def test_a_spawned_process_writes_into_shared_memory(self) -> None:
         rollout = make_rollout(2, 3)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lockstep.agent import Agent
 from lockstep.config.settings import SettingsError
-from lockstep.core.schedule import Recorded, RolloutId, Schedule, Versions
+from lockstep.core.schedule import Recorded, RolloutId, Schedule
 from lockstep.core.shards import block, holder
-from lockstep.experiment import Experiment
+from lockstep.models.versions import Versions
 from lockstep.recipes import ppo_cartpole
 from lockstep.scheme import Scheme
 
@@ -79,7 +79,7 @@ def test_a_recorded_clock_ends_where_the_record_ends() -> None:
 
 @pytest.mark.parametrize(("scheme", "lag"), [(Scheme(lag=1), 1), (Scheme(lag="async", max_lag=3), 3)])
 def test_the_clock_of_an_experiment(scheme: Scheme, lag: int) -> None:
-    schedule = Schedule.of(ppo_cartpole().replace(scheme=scheme))
+    schedule = ppo_cartpole().replace(scheme=scheme).schedule()
     assert (schedule.lag, schedule.shards) == (lag, 4)
     assert schedule.rollout_ids(7) == [(shard, 7) for shard in range(4)]
     assert schedule.acting(RolloutId(2, 7)) == ((0, 7 - lag),)
@@ -98,10 +98,10 @@ class Scheduled(Schedule):
 
 def of_a_schedule(schedule: Callable[[int], int], **settings: Any) -> Schedule:
     class Own(Scheme):
-        def schedule(self, experiment: Experiment) -> Schedule:
+        def schedule(self, iterations: int) -> Schedule:
             return Scheduled(self.buffers - 1, 40, self.shards, schedule=schedule)
 
-    return Schedule.of(ppo_cartpole().replace(scheme=Own(**settings)))
+    return ppo_cartpole().replace(scheme=Own(**settings)).schedule()
 
 
 def test_a_schedule_of_its_own_may_use_all_of_its_lag() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.distributed.shared_memory import Arena, PrivateArena, SharedCounts, SharedMemory
-from lockstep.launchers.supervisor import StopRequest
+from lockstep.training.context import StopRequest
 
 ODD = 5
 """Bytes of a first tensor, so that the second one is not aligned by itself."""
@@ -40,7 +40,7 @@ def test_what_one_process_writes_another_reads(monkeypatch: pytest.MonkeyPatch) 
     arguments = (StopRequest(counts, rank=1), memory)
     process: Any = multiprocessing.get_context("spawn").Process(target=count, args=arguments)
     process.start()
-    process.join(60)
+    process.join(120)
     assert process.exitcode == 0
     assert stop.progress() == [0, 3] and stop.steps() == 0
     counts.close()

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from sentences import says
 
 from lockstep import recipes
 from lockstep.cli.main import main
@@ -22,7 +23,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig
 from lockstep.envs.check import WAYS, EnvCheck, check_env
 from lockstep.launchers.launch import train
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import check_model
 
 
@@ -149,7 +150,7 @@ def test_an_environment_that_keeps_everything() -> None:
     lines: list[str] = []
     found = check_env(EnvConfig(id=f"{__file__}:Walk", num_envs=3), steps=80, tell=lines.append)
     assert found.ok and found.failed is None and found.held == tuple(WAYS)
-    assert found.message.startswith("As far as 80 steps of 3 environments show")
+    assert says(found.message, "80 steps of 3 environments")
     assert [line.split()[0] for line in lines] == ["environment", *found.facts, *["holds"] * len(WAYS)]
     assert found.facts["action"] == "Discrete(3)" and found.facts["observation"].startswith("float32 [3], ")
 
@@ -183,9 +184,9 @@ def test_an_environment_that_fails_in_another_process_alone() -> None:
 def test_episodes_are_told_apart_from_those_that_the_check_cuts() -> None:
     """Pendulum's episodes have 200 steps."""
     found = check_env(EnvConfig(id="Pendulum-v1", adapter="gymnasium", num_envs=2), steps=400)
-    assert found.facts["episodes"] == "none ended by itself; 8 cut after up to 99 steps"
+    assert re.match(r"none .*\b8 cut .*\b99 steps", found.facts["episodes"])
     found = check_env(EnvConfig(id="Pendulum-v1", adapter="gymnasium", num_envs=2), steps=810)
-    assert found.facts["episodes"].startswith("8 ended by themselves, 0 of them by termination: 200 to 200 steps")
+    assert re.match(r"8 ended .*\b0 .*termination: 200 to 200 steps", found.facts["episodes"])
 
 
 @pytest.mark.parametrize(
@@ -203,11 +204,11 @@ def test_our_own_adapters_and_tasks_keep_everything(config: EnvConfig) -> None:
 
 def test_mistakes_are_explained() -> None:
     for steps in (7, 10**12):
-        with pytest.raises(SettingsError, match=f"--steps {steps} must be from 8 to 1,000,000"):
+        with pytest.raises(SettingsError, match=f"--steps {steps} .*8 to 1,000,000"):
             check_env(EnvConfig(), steps=steps)
-    with pytest.raises(SettingsError, match=r"--env\.num-envs 1 must be at least 2 here"):
+    with pytest.raises(SettingsError, match=r"--env\.num-envs 1 .*at least 2"):
         check_env(EnvConfig(num_envs=1))
-    with pytest.raises(SettingsError, match=r"There is no environment 'CartPoll-v1'\. Did you mean"):
+    with pytest.raises(SettingsError, match=r"no environment 'CartPoll-v1'.*CartPole-v1"):
         check_env(EnvConfig(id="CartPoll-v1"))
 
 
@@ -217,7 +218,7 @@ def test_what_makes_learning_hard_is_told_by_the_check_and_at_the_start_of_train
     found = check_env(EnvConfig(id=f"{__file__}:Coarse", num_envs=2), steps=16)
     assert found.ok
     assert "lamp: pixels, divided by 1;" in found.facts["scaling"]
-    assert re.search("camera: numbers as they are, .*flattened", found.facts["scaling"])
+    assert re.search("camera: .*flattened", found.facts["scaling"])
     hard = (
         r"observation 'time' has numbers as large as 1\.7e\+09.*less than 128",
         r"2,000 times as wide.*--model\.squash",

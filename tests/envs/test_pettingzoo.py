@@ -223,6 +223,7 @@ def test_who_is_out_sees_zeros_and_earns_nothing_until_the_match_is_over() -> No
     assert fourth.step.first.all() and fourth.obs[""][:3].tolist() == [[0, 1], [0, 2], [0, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opponents", [(), ("random",), ("random", "user_matches.py:by_chance")])
 def test_matches_are_the_same_in_other_shards_in_processes_and_when_restored(opponents: tuple[str, ...]) -> None:
     settings: dict[str, Any] = {"opponents": opponents, "reseed_every": 30, "decorrelate": 9}
@@ -274,7 +275,7 @@ def test_opponents_play_all_other_agents_until_it_is_ones_turn() -> None:
 
 def test_an_opponent_may_only_do_what_is_allowed() -> None:
     env = make(FOUR, 2, opponents=("user_matches.py:cheats",))
-    with pytest.raises(SettingsError, match=r"user_matches.py:cheats .* 99.* \[0, 1, 2, 3"):
+    with pytest.raises(SettingsError, match=r"user_matches.py:cheats .* 99\b.* \[0, 1, 2, 3"):
         reset(env)
 
 
@@ -444,10 +445,10 @@ def test_opponents_that_changed_or_do_not_fit_are_refused(trained: Path, tmp_pat
     with pytest.raises(SettingsError, match="is not what it was when this run began"):
         train(changed, options=RunOptions(run=str(tmp_path / "changed"), display="none"))
     other = cut(recipes.ppo_self_play, env={"id": SHAPES, "opponents": (str(trained),)})
-    with pytest.raises(SettingsError, match="Name a run on the same environment"):
+    with pytest.raises(SettingsError, match="same environment"):
         train(other, options=RunOptions(run=str(tmp_path / "other"), display="none"))
     options = RunOptions(run=str(tmp_path / "later"), display="none", eval_every=100, eval_opponents=(str(trained),))
-    with pytest.raises(SettingsError, match="Name a run on the same environment"):
+    with pytest.raises(SettingsError, match="same environment"):
         train(cut(recipes.ppo_self_play, env={"id": SHAPES}), options=options)
     assert not (tmp_path / "later").exists(), "before it begins, rather than at the first evaluation"
 
@@ -460,7 +461,7 @@ def test_opponents_may_have_had_opponents_that_are_gone(trained: Path, tmp_path:
     shutil.rmtree(tmp_path / "me@home")
     assert evaluate(tmp_path / "second", episodes=4, opponents=("random", str(tmp_path / "third"))).scores
     _loaded.cache_clear()
-    with pytest.raises(SettingsError, match=r"me@home@3, looked for from .* does not exist"):
+    with pytest.raises(SettingsError, match=r"me@home@3,.* does not exist"):
         evaluate(tmp_path / "second", episodes=4)
 
 

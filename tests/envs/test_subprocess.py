@@ -234,9 +234,9 @@ def test_the_death_of_any_process_ends_the_wait_for_another(user_files: None) ->
     idle = make(CASES["user"], pool, num_envs=2)
     reset(env)
     env.send(np.array([3, 2]))  # the first sleeps for ten minutes, the second is killed
-    with pytest.raises(RuntimeError, match="An environment process was ended by SIGKILL"):
+    with pytest.raises(RuntimeError, match=r"environment process .*SIGKILL"):
         env.recv(buffers(env))
-    with pytest.raises(RuntimeError, match="An environment process was ended by SIGKILL"):
+    with pytest.raises(RuntimeError, match=r"environment process .*SIGKILL"):
         reset(idle)
     started = {process.pid for process in multiprocessing.active_children()}
     env.close()

@@ -19,12 +19,12 @@ from lockstep.config.user_code import load_object
 from lockstep.evaluation import scores as scoring
 from lockstep.evaluation import video
 from lockstep.evaluation.policy import find_checkpoint, load_policy
-from lockstep.evaluation.runs import Run as RunData
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 from lockstep.evaluation.video import record_video
-from lockstep.experiment import NormalizeConfig
 from lockstep.launchers.launch import train
 from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.normalize import NormalizeConfig
+from lockstep.reports.runs import Run as RunData
 
 QUIET: dict[str, Any] = {"display": "none", "tensorboard": False}
 

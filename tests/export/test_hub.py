@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentences import says
 
 pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
 
@@ -106,7 +107,7 @@ def test_the_card_of_a_sweeps_run_says_how_to_train_it_alone(run: Path, server: 
     hub.push(run, REPO, episodes=1)
     text = server.repositories[REPO].files["README.md"].decode()
     assert "lockstep sweep runs/set ppo-cartpole --seed 1..3" in text
-    assert "`lockstep train run` trains this one from the beginning" in text
+    assert "`lockstep train run`" in text
 
 
 def test_what_a_run_began_with_comes_along(run: Path, server: StandIn, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
     del server.repositories[REPO].files["experiment.json"]
     assert "no run of lockstep" in refused(hub.pull, REPO, tmp_path / "a")
     monkeypatch.setenv("HF_TOKEN", READER)
-    assert "does not let this token write" in refused(hub.push, run, "me/other", episodes=1)
+    assert says(refused(hub.push, run, "me/other", episodes=1), "token", "write")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "needs a token" in refused(hub.push, run, REPO, episodes=1)
@@ -170,7 +171,7 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
 @pytest.mark.parametrize("name", ["me/..", "-me/x", "me/a--b", "me/x.git", "me/" + 100 * "x"])
 def test_names_that_the_hub_does_not_take(name: str, run: Path, server: StandIn, tmp_path: Path) -> None:
     for reason in (refused(hub.pull, name, tmp_path / "a"), refused(hub.push, run, name)):
-        assert "takes no such name of a repository" in reason
+        assert "name of a repository" in reason
     assert not list(tmp_path.iterdir())
 
 
@@ -253,15 +254,15 @@ def test_the_card_says_what_is_needed_and_not_uploaded(run: Path, tmp_path: Path
     told = partial(card, folder, REPO, folder.facts(), [evaluate(run, episodes=1)], [saved], [])
     text = told(["/home/al ice/p/env.py:make"])
     assert f"lockstep pull {REPO} --to run --trust" in text
-    assert "It needs code that is not here, where `experiment.json` looks for it: `env.py:make`." in text
-    assert "--trust" not in told() and "It needs" not in told()
+    assert says(text, "`experiment.json`", "`env.py:make`")
+    assert "--trust" not in told() and "env.py:make" not in told()
 
     other = RunFolder(shutil.copytree(run, tmp_path / "match"))
     settings = json.loads((other.path / "experiment.json").read_text())
     settings["env"]["opponents"] = ["random", "/srv/runs/a@3#0f", "mine.py:play"]
     (other.path / "experiment.json").write_text(json.dumps(settings))
     notes = hub._files(other, folder.facts(), [], record=False)[1]
-    assert "no /srv/runs/a@3, against which it plays: others cannot evaluate or verify it" in notes
+    assert says(notes, "/srv/runs/a@3")
     assert "experiment.json names /srv/runs/a@3#0f" in notes and not any("mine.py" in note for note in notes)
 
 
@@ -319,9 +320,9 @@ def test_packed_lines_that_are_damaged_are_not_pulled(run: Path, server: StandIn
 
 
 def test_nothing_is_made_on_the_hub_for_a_mistake(run: Path, server: StandIn) -> None:
-    assert "--episodes 0 is out of range" in refused(hub.push, run, REPO, episodes=0)
+    assert "--episodes 0 " in refused(hub.push, run, REPO, episodes=0)
     (run / "metrics.jsonl").rename(run / "elsewhere")
-    assert "metrics.jsonl cannot be read: it is missing" in refused(hub.push, run, REPO)
+    assert says(refused(hub.push, run, REPO), "metrics.jsonl", "missing")
     (run / "elsewhere").rename(run / "metrics.jsonl")
     assert not server.repositories
 

@@ -233,6 +233,8 @@ def disks(folder: Path, layouts: Sequence[str], count: int, seed: int) -> Iterat
     expected = reference(folder)
     for place, layout in enumerate(layouts):
         for name in ("a full disk", "a limit of file sizes"):
+            if layout.startswith("ray") and name != "a full disk":
+                continue  # a local cluster of Ray writes larger files before the run begins, and does not start
             run = Run(folder / f"{place}-{name.replace(' ', '-')}", layout)
             (run.folder / "run").mkdir()
             with contextlib.ExitStack() as stack:
@@ -420,6 +422,8 @@ VALUES = {
     "a step that returns four values": "return obs, reward, terminated, info",
     "an error": "raise OverflowError('it fell off')",
 }
+FAILURES = {"NaN in an observation", "infinity in an observation", "NaN as reward", "infinity as reward", "an error"}
+"""What may happen to an environment that is written correctly."""
 
 
 def values(folder: Path, layouts: Sequence[str], count: int, seed: int) -> Iterator[Outcome]:
@@ -441,7 +445,8 @@ def values(folder: Path, layouts: Sequence[str], count: int, seed: int) -> Itera
                 yield Outcome(trial, "hangs", False, started.end()[-2000:])
                 continue
             started.end()
-            told = "env" in started.output.lower() and code == 1
+            expected = 1 if name in FAILURES else 2  # which says that the environment must be mended
+            told = "environment" in started.output.lower() and code == expected
             yield Outcome(trial, left or f"exit {code}", told and not left, started.output[-1500:])
 
 

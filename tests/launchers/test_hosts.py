@@ -13,8 +13,7 @@ from children import ROOT
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_file
 from lockstep.distributed.local_group import LocalGroup, join
-from lockstep.launchers import supervisor
-from lockstep.speed.projection import Network
+from lockstep.launchers import torchrun
 
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
 
@@ -25,7 +24,7 @@ def test_two_hosts_compute_what_one_process_does(capsys: pytest.CaptureFixture[s
         HOSTS.Hosts(1).close()
     except PermissionError as error:
         pytest.skip(str(error))
-    assert HOSTS.compare(2, Network(0.001), HOSTS.RUN)
+    assert HOSTS.compare(2, HOSTS.Network(0.001), HOSTS.RUN)
     assert "digest: " in capsys.readouterr().out
 
 
@@ -36,7 +35,7 @@ def meet(*folders: Path) -> list[str]:
     def answer(rank: int) -> str:
         group = LocalGroup(ends[rank])
         try:
-            supervisor._meet(group, folders[rank] / "run.json")
+            torchrun._meet(group, folders[rank] / "run.json")
         except SettingsError as error:
             return str(error)
         finally:
@@ -48,7 +47,7 @@ def meet(*folders: Path) -> list[str]:
 
 
 def test_all_processes_must_see_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_VISIBLE", 0.05)
+    monkeypatch.setattr(torchrun, "_VISIBLE", 0.05)
     one, older, none = (tmp_path / name for name in ("one", "older", "none"))
     for folder in (one, older):
         folder.mkdir()

@@ -22,7 +22,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.launchers.ray.launcher import _answering, temporary_folder
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.system.supervision import WorkerError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -128,7 +128,7 @@ def test_a_process_that_is_lost(
 
 def test_losses_have_a_bound(cluster: None) -> None:
     Killer("Collector", 3)
-    with pytest.raises(WorkerError, match=r"Collector 0 of 1 was lost (.|\n)*more than the 0 losses"):
+    with pytest.raises(WorkerError, match=r"Collector 0 of 1 (.|\n)*\b0 losses"):
         on_ray(long_run(), "ray:a1-l1,jitter=0.005,restarts=0")
     until(lambda: not actors(), "all actors to end")
 
@@ -150,13 +150,13 @@ def test_a_connection_of_an_environment_s_own_is_no_lost_peer(tmp_path: Path, cl
 
 
 def test_a_cluster_that_is_too_small(cluster: None) -> None:
-    with pytest.raises(SettingsError, match=r"needs 8 CPUs, and the Ray cluster has 4 in all"):
+    with pytest.raises(SettingsError, match=r"\b8 CPUs.*\b4\b"):
         on_ray(EXPERIMENTS["cartpole-8-shards"](), "ray:8")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])
 def test_an_address_where_no_cluster_answers(address: str) -> None:
-    with pytest.raises(SettingsError, match=f"No Ray cluster answers at RAY_ADDRESS={address}"), _answering(address):
+    with pytest.raises(SettingsError, match=f"Ray cluster .*RAY_ADDRESS={address}"), _answering(address):
         pytest.fail("Ray was asked, which tries for minutes")
 
 

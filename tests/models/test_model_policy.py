@@ -231,7 +231,7 @@ def test_the_deviation_before_learning(std: Any) -> None:
     others = run(build(VECTOR, TUPLE, std=std), observe(VECTOR))[0]
     means = [column for column in range(policy.shape[-1]) if column not in (5, 6)]
     assert torch.equal(policy[..., means], others[..., means]), "it changes nothing else"
-    with pytest.raises(SettingsError, match=r"model.initial_std=6 must be between 0\.01 and 5"):
+    with pytest.raises(SettingsError, match=r"model.initial_std=6 .*0\.01 and 5"):
         build(VECTOR, TUPLE, initial_std=6)
 
 
@@ -337,7 +337,7 @@ def test_impossible_settings_are_named(settings: dict[str, Any], text: str) -> N
 @pytest.mark.parametrize("settings", [{"squash": True}, {"std": "state"}])
 def test_what_shapes_continuous_actions_is_refused_without_them(settings: dict[str, Any]) -> None:
     assert build(action=TUPLE, **settings)
-    with pytest.raises(SettingsError, match=r"Discrete\(4\) are discrete. Use --model.no-squash and --model.std free"):
+    with pytest.raises(SettingsError, match=r"Discrete\(4\) .*--model.no-squash and --model.std free"):
         build(**settings)
 
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from lockstep import envs, recipes
 from lockstep.core.rollout import Rollout
-from lockstep.experiment import NormalizeConfig
 from lockstep.models import StandardModel
-from lockstep.models.normalize import Normalizers, RunningMoments, batch_sums, discounted_returns
+from lockstep.models.normalize import NormalizeConfig, Normalizers, RunningMoments, batch_sums, discounted_returns
 
 
 def test_batch_sums_by_hand() -> None:
@@ -106,7 +105,7 @@ def normalizers(config: NormalizeConfig) -> tuple[Normalizers, StandardModel]:
         seed=1,
     )
     assert isinstance(model, StandardModel)
-    return Normalizers.initial(experiment, envs.spaces(experiment.env)[0]), model
+    return Normalizers.initial(config, experiment.algorithm.discount, envs.spaces(experiment.env)[0]), model
 
 
 def test_normalizers_take_valid_samples_of_a_rollout() -> None:

@@ -27,7 +27,7 @@ from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
 from lockstep.training.job import Result
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("processes_are_there_already", "own_folder")]
+pytestmark = pytest.mark.usefixtures("processes_are_there_already", "own_folder")
 
 Captured = pytest.CaptureFixture[str]
 
@@ -104,9 +104,9 @@ CASES = [(name, agent) for name in PRESETS if name not in ("a2c", "ppo") for age
 @pytest.mark.parametrize(("name", "agent"), [*CASES, ("r2d2", "r2d2")])
 def test_a_preset_trains(name: str, agent: str) -> None:
     experiment = AGENTS[agent]()
-    remembers = experiment.algorithm.remembers
+    remembers = experiment.algorithm.replays
     if (name in ("apex", "r2d2") and not remembers) or (name == "r2d2" and not experiment.model.recurrent):
-        with pytest.raises(SettingsError, match=f"The preset {name} is for "):
+        with pytest.raises(SettingsError, match=f"preset {name} "):
             PRESETS[name](experiment)
         return
     composed = PRESETS[name](experiment)

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from sentences import says
 
 from lockstep import recipes
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import fast_digest
-from lockstep.experiment import Experiment, NormalizeConfig
+from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import diff, verify
 from lockstep.run import checkpoint, ledger
@@ -72,7 +74,7 @@ def test_an_honest_run_is_verified(recorded: Path, tmp_path: Path, asked: Any, c
     before = {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()}
     verdict = verify(recorded, INLINE, asked, workdir=tmp_path)
     assert (verdict.ok, verdict.iterations, verdict.difference, verdict.warning) == (True, count, None, None)
-    assert f"{count} of {ITERATIONS} recorded iterations, run again with layout inline" in verdict.message
+    assert says(verdict.message, f"{count} of {ITERATIONS} recorded iterations", "layout inline")
     assert list(tmp_path.iterdir()) == []
     assert {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()} == before
 
@@ -105,7 +107,7 @@ def test_a_line_forged_with_its_chain_is_found_by_running_it_again(run: Path) ->
     assert verdict.difference is not None
     assert (verdict.difference.iteration, verdict.difference.where) == (1, "gradient of shard 2")
     assert verdict.difference.a == "0" * 16
-    assert "Iteration 1: gradient of shard 2 differs" in verdict.message
+    assert "Iteration 1: gradient of shard 2 " in verdict.message
     assert verify(run, INLINE, 1).ok
 
 
@@ -189,13 +191,13 @@ def test_scores_that_were_edited_are_found_by_running_again(run: Path) -> None:
 
 
 def test_a_layout_may_be_a_text(recorded: Path) -> None:
-    assert "run again with layout inline,env_processes=1," in verify(recorded, "inline,env_processes=1", 1).message
+    assert "layout inline,env_processes=1," in verify(recorded, "inline,env_processes=1", 1).message
 
 
 def test_without_a_checkpoint_the_verdict_says_so(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     verdict = verify(run, INLINE, 1)
-    assert verdict.ok and verdict.message.endswith("There is no checkpoint to be checked.")
+    assert verdict.ok and "no checkpoint" in verdict.message
 
 
 def test_a_ledger_cut_at_its_end_is_found(run: Path) -> None:
@@ -217,7 +219,7 @@ def test_another_platform_is_warned_of(run: Path) -> None:
 
 
 def test_what_cannot_be_verified_is_an_error_that_says_why(run: Path) -> None:
-    with pytest.raises(SettingsError, match=f"--iterations 6 .* from 1 to {ITERATIONS}, or all"):
+    with pytest.raises(SettingsError, match=f"--iterations 6 .* 1 to {ITERATIONS}, or all"):
         verify(run, INLINE, ITERATIONS + 1)
     with pytest.raises(SettingsError, match="without torchrun"):
         verify(run, Layout.parse("torchrun"))

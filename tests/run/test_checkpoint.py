@@ -134,7 +134,7 @@ def test_a_run_resumed_from_an_earlier_one_deletes_neither_its_own_nor_the_later
 
 def test_listing_is_numerical_and_sees_only_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.list_checkpoints(tmp_path / "absent") == []
-    with pytest.raises(CheckpointError, match="There is no checkpoint in"):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         checkpoint.latest(tmp_path)
     for name in ("100000000", "00000020", ".partial-00000030", ".removing-00000001", "00000040.superseded", "notes"):
         (tmp_path / name).mkdir()
@@ -212,7 +212,7 @@ def test_a_missing_file_is_named_and_the_newest_intact_checkpoint_offered(run: P
     with pytest.raises(CheckpointError, match=r"shard-001\.safetensors cannot be read.*--checkpoint 00000020"):
         checkpoint.open_checkpoint(checkpoints / "00000060")
     (checkpoints / "00000020" / "learner.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="No earlier one of this run is intact"):
+    with pytest.raises(CheckpointError, match="earlier one"):
         checkpoint.open_checkpoint(checkpoints / "00000060")
 
 
@@ -376,7 +376,7 @@ KILLED = textwrap.dedent("""
     import os, random, signal, sys, time
     from pathlib import Path
     import torch
-    from lockstep.runtime import checkpoint
+    from lockstep.run import checkpoint
 
     torch.set_num_threads(1)
     directory = Path(sys.argv[1])
@@ -400,7 +400,7 @@ KILLED = textwrap.dedent("""
         if child == 0:
             for i in range(first, first + 10000):
                 write(i)
-        time.sleep(random.uniform(0.0, 2.0) * seconds)
+        time.sleep(random.uniform(0.0, 2.0 + trials / 10) * seconds)  # longer and longer: the machine may get busier
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         checkpoint.recover(directory)
@@ -417,9 +417,10 @@ KILLED = textwrap.dedent("""
 """)
 
 
+@pytest.mark.timeout(300)
 def test_sigkill_at_random_moments_leaves_intact_checkpoints(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints")], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 5

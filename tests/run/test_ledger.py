@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def test_reopening_cuts_and_continues_as_if_never_interrupted(tmp_path: Path, ke
 
 def test_reopening_after_more_lines_than_there_are_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     whole = write(tmp_path / "ledger.jsonl")
-    with pytest.raises(LedgerError, match="records 5 iterations, but the checkpoint was taken after 6"):
+    with pytest.raises(LedgerError, match=r"\b5 iterations\b.*checkpoint.*\b6\b"):
         Ledger.reopen(tmp_path / "ledger.jsonl", 6)
     (tmp_path / "ledger.jsonl").write_bytes(whole[:-1])
     with pytest.raises(LedgerError, match=r"iteration 4.*incomplete"):
@@ -247,7 +248,7 @@ def test_settings_are_named_with_the_difference_or_alone() -> None:
     assert alone.settings == ("env.id: CartPole-v1 != Acrobot-v1", "new: absent != [1, 2]")
     found = ledger.compare(HEAD, lines(), other, lines((0, {"collected_with": 5})))
     assert found is not None
-    assert str(found).startswith("Iteration 0: the version that collected differs, 0 != 5 (settings that differ: seed:")
+    assert re.match(r"Iteration 0: the version that collected .*0 != 5 \(.*: seed:", str(found))
     forged = ledger.compare(HEAD, lines(), {**HEAD, "experiment": "f" * 64}, lines())
     assert forged is not None
     assert forged.where == "settings: identity"

@@ -65,7 +65,7 @@ def test_folder_gives_back_what_it_was_made_with() -> None:
 def test_a_path_will_do_for_a_folder_and_what_cannot_be_kept_leaves_none() -> None:
     RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=Path("a")))  # type: ignore[arg-type]
     assert RunFolder.open("a").options().run == "a"
-    with pytest.raises(SettingsError, match=r"object object at .* is among the settings"):
+    with pytest.raises(SettingsError, match=r"object object at .* settings"):
         RunFolder.create(dataclasses.replace(ppo_cartpole(), seed=object()), Layout(), RunOptions(run="b"))  # type: ignore[arg-type]
     assert not Path("b").exists()
 
@@ -163,15 +163,15 @@ def test_folder_with_other_things_is_refused_and_an_empty_one_used() -> None:
 
 def test_open_names_the_runs_that_exist() -> None:
     RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="runs/pong"))
-    with pytest.raises(SettingsError, match=r"runs/pnog does not exist.*Runs found in runs: pong"):
+    with pytest.raises(SettingsError, match=r"runs/pnog does not exist.* runs: pong"):
         RunFolder.open("runs/pnog")
     with pytest.raises(SettingsError, match=r"runs is not the folder of a run.*pong"):
         RunFolder.open("runs")
     for n in range(6):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run=f"runs/{n}"))
-    with pytest.raises(SettingsError, match=r"The newest of 7 runs in runs: \d(, \d){4}\."):
+    with pytest.raises(SettingsError, match=r"newest of 7 .*runs: \d(, \d){4}\."):
         RunFolder.open("runs/pnog")
-    with pytest.raises(SettingsError, match=r"The newest of 7 runs in .* report, compare and plot take.*: runs\."):
+    with pytest.raises(SettingsError, match=r"newest of 7 .* report, compare and plot .*: runs\."):
         RunFolder.open("runs")
 
 
@@ -351,7 +351,7 @@ def test_a_setting_that_is_lacking_is_named_and_a_user_s_mistake_is_not_taken_fo
 
 @pytest.mark.parametrize("named", ["builtins:int", 5, "lockstep.recipes:ppo_cartpole"])
 def test_what_is_no_name_of_settings_is_said(named: object) -> None:
-    with pytest.raises(SettingsError, match="is not the name of settings"):
+    with pytest.raises(SettingsError, match=rf"{re.escape(repr(named))} .*settings"):
         from_json({"$type": named, "a": 1})
 
 
@@ -367,7 +367,7 @@ def test_an_error_in_a_file_is_shown_where_it_is(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(SettingsError, match=r"other\.py has no make\."):
         load_object(f"{file}:make")
-    with pytest.raises(SettingsError, match=r"No module named 'no_such'\. Write package\.module:name"):
+    with pytest.raises(SettingsError, match=r"'no_such'.*package\.module:name"):
         load_object("no_such:make")
 
 
@@ -379,7 +379,7 @@ def test_the_process_that_trains_a_run_is_named() -> None:
         gone = subprocess.Popen(["true"])
         gone.wait()
         (folder.path / ".lock").write_text(f"{gone.pid} {socket.gethostname()}\n")
-        with pytest.raises(RunBusy, match=rf"{gone.pid}, which trained it, has ended"), folder.locked():
+        with pytest.raises(RunBusy, match=rf"{gone.pid}, .*ended"), folder.locked():
             pass
         (folder.path / ".lock").write_text("7 elsewhere\n")
         with pytest.raises(RunBusy, match="7 on elsewhere"), folder.locked():
@@ -441,12 +441,12 @@ def test_a_run_that_was_killed_while_its_folder_was_made_is_begun_by_the_same_co
         for name in ("os.fsync", "os.replace", "fcntl.flock"):
             patch.setattr(name, killing(getattr(*{"os": (os, name[3:]), "fc": (fcntl, name[6:])}[name[:2]])))
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"), b"weights", "another")
-    with pytest.raises(SettingsError, match="was ended before it began"):
+    with pytest.raises(SettingsError, match="before it began"):
         resume("r")
     folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
     assert folder.experiment() == ppo_cartpole()
     assert not folder.weights.exists() and not (folder.path / "replay.json").exists(), "of the run that did not begin"
-    with pytest.raises(SettingsError, match="exists and is not empty"):
+    with pytest.raises(SettingsError, match="not empty"):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
 
 
@@ -455,7 +455,7 @@ def test_a_folder_with_anything_else_is_not_taken_over(found: str) -> None:
     file = Path("r") / found
     file.parent.mkdir(parents=True)
     file.touch()
-    with pytest.raises(SettingsError, match="exists and is not empty"):
+    with pytest.raises(SettingsError, match="not empty"):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
 
 

@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep import Experiment, Layout, recipes
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector
-from lockstep.core.schedule import Schedule
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
@@ -135,7 +134,7 @@ def collector(experiment: Experiment) -> tuple[Agent, Collector]:
         return NoEnvironment(*spaces, num_envs)
 
     with mock.patch("lockstep.envs.make", make):
-        (buffers,) = buffers_of(agent, range(1), Schedule.of(experiment), PrivateArena(), ahead=False)
+        (buffers,) = buffers_of(agent, range(1), experiment.schedule(), PrivateArena(), ahead=False)
         return agent, Collector(agent, buffers)
 
 

@@ -13,9 +13,9 @@ from tiny import EXPERIMENTS
 
 from lockstep import Experiment, Layout, SettingsError, envs
 from lockstep.cli.main import main
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.speed.parts import PartsWorkers
 from lockstep.speed.trial import OutOfTime, Slot, Trial
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import prepare
 
 
@@ -40,17 +40,21 @@ def hanging(folder: Path) -> Experiment:
     return cartpole().replace(env=envs.EnvConfig(id=f"{file}:Hanging", num_envs=16))
 
 
+def is_still(trial: Trial) -> bool:
+    """Whether it writes nothing for a while. On a busy machine, a line may come late."""
+    written = trial._metrics.stat().st_size
+    time.sleep(0.5)
+    return trial._metrics.stat().st_size == written
+
+
 def test_a_halted_trial_stands_still_and_goes_on_where_it_was() -> None:
     experiment = cartpole()
     trial = Trial(experiment, Layout.parse("processes:2"))
     try:
         first = trial.run(0.0, iterations=2)
         assert len(first.lines) >= 2 and first.samples == len(first.lines) * experiment.samples_per_iteration
-        time.sleep(0.2)  # what was being written when it was halted
+        until(lambda: is_still(trial), "it to stand still, for it was halted")
         trial._new_lines()
-        written = trial._metrics.stat().st_size
-        time.sleep(0.5)
-        assert trial._metrics.stat().st_size == written, "it trains although it was halted"
         second = trial.run(0.2, iterations=3)
         assert second.seconds >= 0.2 and second.rate == second.samples / second.seconds
         numbers = [line["iteration"] for _, line in (*first.lines, *second.lines)]
@@ -87,17 +91,17 @@ def test_what_ends_a_trial_is_said(tmp_path: Path) -> None:
 
 
 def test_a_standstill_ends_a_trial(tmp_path: Path) -> None:
-    trial = Trial(hanging(tmp_path), Layout.parse("inline,stall_timeout=1"))
-    with pytest.raises(WorkerError, match=r"no progress for 1 seconds[\s\S]*in step\n    time.sleep"):
+    trial = Trial(hanging(tmp_path), Layout.parse("inline,stall_timeout=5"))
+    with pytest.raises(WorkerError, match=r"progress for 5 seconds[\s\S]*in step\n    time.sleep"):
         trial.run(0.0)
     trial.close()
 
 
 def test_a_standstill_ends_the_measuring_of_parts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    workers = PartsWorkers(hanging(tmp_path), Layout.parse("inline,stall_timeout=1"), cores=1)
+    workers = PartsWorkers(hanging(tmp_path), Layout.parse("inline,stall_timeout=5"), cores=1)
     try:
         workers.ready()
-        with pytest.raises(WorkerError, match="have made no progress for 1 seconds"):
+        with pytest.raises(WorkerError, match="progress for 5 seconds"):
             workers.measure("env", 60.0)
     finally:
         workers.close()
@@ -131,11 +135,6 @@ def test_a_mistake_is_told_before_anything_is_started(
     assert main([command, recipe, "--env.adapter", "gymnasium", *flags]) == 2
     error = capsys.readouterr().err
     assert told in error and "Traceback" not in error and "--budget" not in error
-
-
-def test_peers_need_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ppo-cartpole", "--peers"]) == 2
-    assert "--peers needs names" in capsys.readouterr().err
 
 
 def test_a_bench_that_is_told_to_end_leaves_nothing(start: Callable[..., Child]) -> None:

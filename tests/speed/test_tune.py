@@ -15,11 +15,11 @@ from lockstep import Experiment, Layout, SettingsError, recipes, train
 from lockstep.algorithms import OnPolicyConfig
 from lockstep.cli.main import main
 from lockstep.config.options import RunOptions
-from lockstep.launchers.supervisor import WorkerError
 from lockstep.recipes import RECIPES
 from lockstep.speed import tune as module
 from lockstep.speed.trial import OutOfTime, Slot
 from lockstep.speed.tune import candidates, shortened, tune
+from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import prepare
 
 

@@ -23,6 +23,7 @@ from unittest.mock import MagicMock
 import pytest
 from made_runs import Instant
 from rich.console import Console
+from sentences import says
 
 from lockstep import recipes
 from lockstep.buffers.memory import replay_bytes
@@ -101,9 +102,9 @@ def test_what_waits_can_be_taken_out_again(queue: Queue) -> None:
     assert [entry.name for entry in queue.entries()] == [first, third] and queue.run(second).is_dir()
     assert run_entry(queue, second) == 0 and queue.outcome(second) is None, "as when Slurm begins its job"
     assert queue.drop("*") == [third] and queue.outcome(third) is None
-    with pytest.raises(SettingsError, match="of 1 runs with such a name none waits"):
+    with pytest.raises(SettingsError, match=r"\b1 runs"):
         queue.drop(first)
-    with pytest.raises(SettingsError, match="no run has such a name"):
+    with pytest.raises(SettingsError, match="no run"):
         queue.drop("nobody")
 
 
@@ -123,7 +124,7 @@ def test_a_run_that_is_resumed_by_hand_is_left_to_it(queue: Queue, capfd: pytest
         assert queue.state(entry.name) == "running"
         assert run_entry(queue, entry.name) == ELSEWHERE
     assert queue.state(entry.name) == "waiting" and queue.outcome(entry.name) is None
-    assert "is being trained by another process" in capfd.readouterr().err
+    assert "another process" in capfd.readouterr().err
 
 
 def test_a_run_with_checkpoints_is_not_taken_for_unfinished(queue: Queue) -> None:
@@ -131,7 +132,7 @@ def test_a_run_with_checkpoints_is_not_taken_for_unfinished(queue: Queue) -> Non
     queue.discard_unfinished_folder("a")
     assert not queue.run("a").exists()
     (queue.run("a") / "checkpoints" / "00000010").mkdir(parents=True)
-    with pytest.raises(SettingsError, match=r"a has checkpoints, but no experiment\.json"):
+    with pytest.raises(SettingsError, match=r"\ba has checkpoints.*experiment\.json"):
         queue.discard_unfinished_folder("a")
     assert queue.run("a").exists()
 
@@ -172,7 +173,7 @@ def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(queue: Queue) -> None:
     (queue.folder / ".lock").mkdir()
     with (
-        pytest.raises(SettingsError, match=r"Cannot write .*set: Is a directory\. Choose another place"),
+        pytest.raises(SettingsError, match=r"write .*set: Is a directory"),
         queue.locked(),
     ):
         pass
@@ -251,7 +252,7 @@ def test_gpus_are_shared_evenly() -> None:
     assert [share and share.gpus for share in shares] == [("2",), ("5",), ("2",), ("5",), None]
     assert machine.take(Needs(1)) is not None, "a run without a GPU needs no room on one"
     assert Machine(range(8), ["2", "5"]).take(Needs(1, 2)) == Share((0,), ("2", "5"))
-    with pytest.raises(SettingsError, match="layout for 3 GPUs, but this machine has 2"):
+    with pytest.raises(SettingsError, match=r"\b3 GPUs.*\b2\b"):
         machine.check(Needs(1, 3))
 
 
@@ -289,9 +290,9 @@ def test_a_sweep_shares_as_few_cores_as_it_can_and_is_seen(sweeps: Callable[...,
 def test_claims_go_with_their_process_and_no_two_choose_at_once() -> None:
     machine, cores = f"lockstep-test-together-{os.getpid()}", 6
     program = (
-        "import sys, time; from lockstep.sweep.core_locks import Claims; "
+        "import sys, time; from lockstep.sweep.core_locks import CoreLocks; "
         "from lockstep.sweep.slots import Machine, Needs; "
-        "machine = Machine(range(int(sys.argv[2])), claims=Claims(sys.argv[1])); sys.stdin.readline(); "
+        "machine = Machine(range(int(sys.argv[2])), core_locks=CoreLocks(sys.argv[1])); sys.stdin.readline(); "
         "print([machine.take(Needs(1)) for _ in range(3)], flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, machine, str(cores)]
@@ -347,7 +348,7 @@ class Later(Instant):
 def test_waiting_for_room_is_said_once(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     queue.add(seeds(1, 2))
     assert Runner(queue, Later([0]), SweepOptions(overview="plain")).run()
-    assert capsys.readouterr().out.count("waiting: there is no room for a run yet") == 1
+    assert capsys.readouterr().out.count("waiting: ") == 1
 
 
 class Full(Machine):
@@ -364,7 +365,7 @@ class Full(Machine):
 def test_whatever_ends_a_sweep_others_are_told_to_checkpoint(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     queue.add(seeds(1, 2, 3))
     place = Full([0, 1])
-    with pytest.raises(SettingsError, match=r"cannot go on: there is no space left for .*No run was lost"):
+    with pytest.raises(SettingsError, match=r"no space left for "):
         Runner(queue, place, SweepOptions(overview="plain")).run()
     assert place.started == 2 and [queue.state(entry.name) for entry in queue.entries()] == ["waiting"] * 3
     assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
@@ -586,7 +587,7 @@ def test_the_table_shows_what_runs(width: int) -> None:
         "01:01",
     ):
         assert part in text
-    assert "3 done   1 failed   3 running   10 waiting" in text
+    assert says(text, "3 done", "1 failed", "3 running", "10 waiting")
     assert all(len(shown) <= width for shown in text.splitlines())
 
 
@@ -612,7 +613,7 @@ def test_a_table_that_is_too_long_still_shows_the_counts(name: str) -> None:
     console = Console(file=io.StringIO(), width=80, height=24, record=True, color_system=None)
     console.print(fitting(console, Picture({"done": 900, "running": 64}, rows), "sweep set"))
     shown = console.export_text().splitlines()
-    assert 10 < len(shown) < 24 and "900 done   64 running" in shown[-2] and "… and " in shown[-3]
+    assert 10 < len(shown) < 24 and says(shown[-2], "900 done", "64 running") and "… and " in shown[-3]
     listed = sum(row.where in line for row in rows[:1] for line in shown)
     assert listed >= 3 and f"… and {64 - listed} more" in shown[-3]
 
@@ -641,7 +642,7 @@ def test_a_run_is_not_lost_for_ever(tmp_path: Path) -> None:
     place = Losing([0])
     assert not Runner(queue, place, SweepOptions(overview="none")).run()
     outcome = queue.outcome(queue.entries()[0].name)
-    assert place.started == 4 and outcome is not None and "was lost with its machine 4 times" in outcome.reason
+    assert place.started == 4 and outcome is not None and says(outcome.reason, "lost", "4 times")
 
 
 def test_a_run_is_recorded_with_the_folder_and_the_command_that_are_given(queue: Queue) -> None:
@@ -795,7 +796,7 @@ def test_what_runs_is_printed_every_half_minute(
 @pytest.mark.parametrize("options", [SweepOptions(slots=-1), SweepOptions(runs_per_gpu=0)])
 def test_numbers_of_runs_that_mean_nothing(options: SweepOptions) -> None:
     SweepOptions(slots=0, runs_per_gpu=1).validate()
-    with pytest.raises(SettingsError, match=r"--slots -?\d must be 0 .* or more, and --runs-per-gpu \d at least 1"):
+    with pytest.raises(SettingsError, match=r"--slots -?\d .*--runs-per-gpu \d"):
         options.validate()
 
 

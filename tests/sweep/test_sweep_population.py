@@ -19,6 +19,7 @@ import torch
 from children import Child
 from made_runs import Instant, carry_out
 from safetensors.torch import load_file
+from sentences import says
 
 from lockstep import recipes
 from lockstep.cli.main import main
@@ -36,7 +37,7 @@ from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
 from lockstep.sweep.slots import Process, Share
-from lockstep.sweep.spec import from_file
+from lockstep.sweep.user_file import from_file
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -210,7 +211,7 @@ def test_a_failed_member_may_be_given_up(capsys: pytest.CaptureFixture[str]) -> 
     found.begin()
     found.next()
     one, other = found.all()
-    with pytest.raises(SettingsError, match="no failed run has such a name"):
+    with pytest.raises(SettingsError, match="no failed run"):
         found.give_up("*")
     end(queue, one, 5.0, "failed")
     end(queue, other, 1.0)
@@ -218,7 +219,7 @@ def test_a_failed_member_may_be_given_up(capsys: pytest.CaptureFixture[str]) -> 
     assert len(found.next()) == 2 and [member.successor_of for member in found.members(2)] == [2, 2]
     assert found.best() == found.members(1)[1]
     assert main(["sweep", "set", "--drop", "*", "--slots", "1"]) == 2
-    assert "--drop *: of a population what failed can be dropped" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "--drop *", "failed")
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -247,7 +248,6 @@ class Interrupted(Instant):
         return super().start(queue, name, share)
 
 
-@pytest.mark.timeout(60)
 def test_a_member_that_somebody_stopped_ends_the_sweep() -> None:
     queue = Queue.make(Path("set"))
     found = Generations.make(queue, population(members=3))
@@ -269,7 +269,7 @@ def test_nothing_else_goes_into_its_folder(capsys: pytest.CaptureFixture[str]) -
     Generations.make(Queue.make(Path("set")), population()).begin()
     for flags in (("--seed", "1..2"), ("--search", "algorithm.epochs=1..2")):
         assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
-        assert "holds a population, which nothing else goes with" in capsys.readouterr().err
+        assert "holds a population" in capsys.readouterr().err
 
 
 def test_scores_that_nobody_has() -> None:
@@ -279,7 +279,7 @@ def test_scores_that_nobody_has() -> None:
     found.next()
     for member in found.all():
         end(queue, member, None)
-    with pytest.raises(SettingsError, match=r"has the metric score/mean .*longer generations"):
+    with pytest.raises(SettingsError, match=r"score/mean .*longer generations"):
         found.next()
 
 
@@ -304,7 +304,7 @@ def test_another_population_in_the_same_folder() -> None:
             Generations.make(queue, other)
     plain = Queue.make(Path("plain"))
     plain.add([RUN])
-    with pytest.raises(SettingsError, match="holds runs that are no population's"):
+    with pytest.raises(SettingsError, match="holds runs"):
         Generations.make(plain, population())
 
 
@@ -370,7 +370,7 @@ def test_the_documented_population(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(found, Population) and not isinstance(found, Search)
     assert main(["sweep", "set", "population.py:population", "--dry-run", "--generations", "7"]) == 0
     printed = capsys.readouterr().out
-    assert f"0 of 7 generations of {found.members} done; best by score/mean: none yet" in printed
+    assert says(printed, f"0 of 7 generations of {found.members}", "score/mean: none")
     assert not Path("set").exists(), "a dry run creates nothing"
 
 
@@ -390,7 +390,7 @@ def test_a_killed_population_goes_on(start: Callable[..., Child], capsys: pytest
     assert child.wait() == -signal.SIGKILL
     assert main(["sweep", "killed", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "2 of 2 generations of 2 done; best by score/mean: generation 2, member " in captured.err
+    assert says(captured.err, "2 of 2 generations", "score/mean: generation 2, member ")
     killed = json.loads(captured.out)["population"]
     assert Path("killed/population.png").stat().st_size > 10_000
     assert len(killed["ancestry"]) == 2 and killed["ancestry"][-1] == killed["best"]["run"]

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from children import Child
+from sentences import says
 from tiny import options
 
 from lockstep.cli.main import main
@@ -67,13 +68,13 @@ def test_a_cluster_is_shared_out() -> None:
     for count in (3, 5, 6, 9):
         shared = RayCluster(Nodes({"CPU": 16.0, "GPU": 1.0}), runs_per_gpu=count)
         assert [shared.take(Needs(1, 1)) is not None for _ in range(count + 1)] == [True] * count + [False]
-    with pytest.raises(SettingsError, match=r"for 2 GPUs, but no node .* more than 1\."):
+    with pytest.raises(SettingsError, match=r"\b2 GPUs.*node.*\b1\b"):
         cluster.check(Needs(1, 2))
     assert not RayCluster(Nodes()).has_room(Needs(1)), "all nodes are gone"
 
 
 def test_a_folder_that_a_node_does_not_have() -> None:
-    with pytest.raises(SettingsError, match=r"folder /nowhere/set is not there on .* /SHARED/"):
+    with pytest.raises(SettingsError, match=r"/nowhere/set .* /SHARED/"):
         SweepRun().run("/nowhere/set", "run")
 
 
@@ -125,7 +126,7 @@ def test_a_run_that_ray_has_no_place_for_yet() -> None:
 def test_runs_that_would_need_ray_themselves(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")
     assert main(["sweep", "set", "ppo-cartpole", "--layout", "ray:2", "--ray"]) == 2
-    assert "would wait for what the sweep itself has taken" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "--layout ray:2", "--ray")
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +138,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def test_slurm_and_ray(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "set", "ppo-cartpole", "--ray", "--slurm"]) == 2
-    assert "--slurm and --ray are two places" in capsys.readouterr().err
+    assert "--slurm and --ray" in capsys.readouterr().err
 
 
 def actors(child: Child) -> list[int]:
@@ -165,7 +166,7 @@ def test_a_run_that_is_lost_goes_on_elsewhere(start: Callable[..., Child]) -> No
     child.until(lambda: metrics.stat().st_mtime_ns != before, "another actor to go on")
     child.interrupt()
     assert child.wait() == 130, child.output()
-    assert re.search(r"go on with: lockstep sweep \S+ --ray$", child.output(), re.M)
+    assert re.search(r": lockstep sweep \S+ --ray$", child.output(), re.M)
     assert re.search(r"continue ppo-cartpole-CartPole-v1-s1-\w+ on Ray, 1 CPU", child.output())
 
     queue = Queue.open(Path("set"))

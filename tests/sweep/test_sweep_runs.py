@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from children import Child
+from sentences import says
 from tiny import options
 
 from lockstep import recipes
@@ -94,7 +95,7 @@ def test_runs_have_cores_of_their_own_and_end_with_checkpoints(
     assert len(first) == len(second) == 1 and not first & second
 
     assert main(["sweep", "set"]) == 2
-    assert "is being swept by another process" in capsys.readouterr().err
+    assert "another process" in capsys.readouterr().err
     assert main(["sweep", "set", "--status", "--json"]) == 0
     states = {run["name"]: run["state"] for run in json.loads(capsys.readouterr().out)["runs"]}
     assert {name for name, state in states.items() if state == "running"} == set(running)
@@ -148,9 +149,7 @@ def test_a_failing_run_is_shown_and_can_be_retried_and_one_that_diverged_is_mark
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, "--on-nonfinite", "continue"]
     assert main([*command, "--env.id", "bad.py:make,good.py:make"]) == 1
     shown = capsys.readouterr().out
-    assert re.search(
-        r"failed ppo-cartpole-bad.*:\n    Traceback(.|\n)*bad.py(.|\n)*OSError: the simulator has no", shown
-    )
+    assert re.search(r"failed ppo-cartpole-bad.*:\n    Traceback(.|\n)*bad.py(.|\n)*OSError: the simulator", shown)
     assert re.search(r"done ppo-cartpole-good.*diverged .*loss/", shown) and "--retry-failed" in shown
 
     assert main(["sweep", "set"]) == 1
@@ -158,7 +157,7 @@ def test_a_failing_run_is_shown_and_can_be_retried_and_one_that_diverged_is_mark
     Path("bad.py").write_text(ENV.format(body=""))
     assert main(["sweep", "set", "--retry-failed", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "1 failed runs wait again" in captured.err
+    assert says(captured.err, "1 failed")
     assert [run["state"] for run in json.loads(captured.out)["runs"]] == ["done", "done"]
 
 
@@ -169,7 +168,7 @@ def test_what_failed_goes_on_with_the_layout_and_options_of_the_retry(capsys: py
     (entry,) = queue.entries()
     queue.end(entry.name, Outcome("failed", reason="The run's process was ended by SIGKILL: memory.\nit printed this"))
     assert main(["sweep", "set", "--status"]) == 0
-    assert "    The run's process was ended by SIGKILL: memory.\n" in capsys.readouterr().out
+    assert "ended by SIGKILL: memory.\n" in capsys.readouterr().out
     assert main([*command, "--layout", "inline,stall_timeout=900", "--checkpoint-every", "7", "--retry-failed"]) == 0
     (entry,) = queue.entries()
     assert (entry.layout, entry.options["checkpoint_every"]) == ("inline,stall_timeout=900", 7)
@@ -190,7 +189,7 @@ def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--env.id", "bad.py:make"]
     assert main([*command, "--layout", "inline,stall_timeout=10"]) == 1
     shown = capsys.readouterr().out
-    assert re.search(r"no progress for 10 seconds .*after \d+ steps(.|\n)*bad.py.*, in step\n *time.sleep", shown)
+    assert re.search(r"10 seconds\b.* \d+ steps(.|\n)*bad.py.*, in step\n *time.sleep", shown)
     assert outcomes() == {1: ("failed", None)}
 
 
@@ -201,7 +200,7 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, *flags]
     assert main([*command, "--slots", "1"]) == 2
     captured = capsys.readouterr()
-    assert re.search(r"cannot go on: there is no space left for ppo-.*To go on, .*: lockstep sweep", captured.err)
+    assert re.search(r"no space left for ppo-.*: lockstep sweep", captured.err)
     assert "No space left on device" in next(Path("set/logs").glob("*-s1-*")).read_text()
     assert outcomes() == {} and captured.out.count("start ") == 1, "the other would have found none either"
     Path("full.py").write_text(ENV.format(body=""))
@@ -242,7 +241,7 @@ def test_a_change_of_mind(capsys: pytest.CaptureFixture[str]) -> None:
     Queue.make(Path("set")).add(grid(recipes.ppo_cartpole(), {"seed": [1, 2]}))
     assert main([*command, "--seed", "3", "--drop", "nobody-*"]) == 2
     assert main([*command, "--seed", "3", "--drop", "*-s[12]-*", "--status"]) == 2
-    assert "no run has such a name" in capsys.readouterr().err and not Path("set/sweep.json").exists()
+    assert "no run" in capsys.readouterr().err and not Path("set/sweep.json").exists()
     assert main([*command, "--seed", "3", "--drop", "*-s[12]-*"]) == 0
     assert capsys.readouterr().out.startswith("dropped CartPole-v1-ppo-s1")
     assert set(outcomes()) == {3}
@@ -254,7 +253,7 @@ def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
     (victim,) = (int(p.name) for p in Path("/proc").glob("[0-9]*") if is_child_of(p, child.process.pid))
     os.kill(victim, signal.SIGKILL)
     assert child.wait() == 1
-    assert "was ended by SIGKILL: the system may have run out of memory" in child.output()
+    assert says(child.output(), "SIGKILL", "memory")
 
 
 @pytest.mark.parametrize("moment", ["starting", "learning"])
@@ -285,7 +284,7 @@ def is_child_of(process: Path, parent: int) -> bool:
 def test_a_hopeless_run_is_stopped_early(capsys: pytest.CaptureFixture[str]) -> None:
     command: list[Any] = ["sweep", "set", "ppo-cartpole", *SMALL, "--total-steps", "10M", "--stop-early", "1000@640"]
     assert main([*command, "--layout", DELAY]) == 0
-    assert re.search(r"stopped .* early: score \d+\.?\d* is below 1000 after [\d,]+ samples", capsys.readouterr().out)
+    assert re.search(r"stopped .*: score \d+\.?\d* .*\b1000\b.* [\d,]+ samples", capsys.readouterr().out)
     assert outcomes() == {1: ("stopped", None)}
     assert list(Path("set/runs").glob("*/checkpoints/0*")), "it can be resumed"
     assert main(["sweep", "set", "--status"]) == 0, "and is not run again by itself"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from children import Child
 from made_runs import Instant, carry_out
+from sentences import says
 from tiny import options
 
 from lockstep import recipes
@@ -33,8 +34,8 @@ from lockstep.sweep.queue import Outcome, Queue
 from lockstep.sweep.runner import Runner
 from lockstep.sweep.search import measured, space_of
 from lockstep.sweep.slots import Machine
-from lockstep.sweep.spec import from_file
 from lockstep.sweep.trials import Trial, Trials
+from lockstep.sweep.user_file import from_file
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -234,7 +235,7 @@ def test_an_objective_that_no_run_has() -> None:
     trials.begin()
     trials.next()
     end(queue, trials.all()[0], 1.0)
-    with pytest.raises(SettingsError, match=r"has the metric loss/nothing .*--eval-every"):
+    with pytest.raises(SettingsError, match=r"loss/nothing .*--eval-every"):
         trials.next()
 
 
@@ -286,14 +287,14 @@ def test_trials_that_need_no_run_are_not_said_to_wait(capsys: pytest.CaptureFixt
     trials = Trials.make(queue, search({"algorithm.epochs": OneOf((2, 4))}, trials=6))
     trials.begin()
     assert Runner(queue, Instant([0]), SweepOptions(overview="plain"), trials).run()
-    assert len(queue.entries()) == 2 and "waiting: there is no room" not in capsys.readouterr().out
+    assert len(queue.entries()) == 2 and "waiting: " not in capsys.readouterr().out
 
 
 def test_runs_for_which_there_is_never_room() -> None:
     queue, layout = Queue.make(Path("set")), "inline,device=0"
     trials = Trials.make(queue, Search(grid(recipes.ppo_cartpole(), {"seed": [1]}, layout=layout), ALL))
     trials.begin()
-    with pytest.raises(SettingsError, match="for 1 GPUs, but this machine has 0"):
+    with pytest.raises(SettingsError, match=r"\b1 GPUs.*\b0\b"):
         Runner(queue, Machine([0]), SweepOptions(), trials)
 
 
@@ -344,22 +345,22 @@ def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> N
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"space": {}}, "at least one trial .* and a setting"),
+        ({"space": {}}, "at least one trial .*setting"),
         ({"runs": []}, r"a run \(0 given\)"),
         ({"trials": 0}, "at least one trial"),
         ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
         ({"space": {"algorithm.epochs": Between(0.5, 2)}}, "give whole bounds"),
         ({"space": {"model.hidden_sizes": Between(1, 2)}}, "list the values"),
         ({"space": {"algorithm.anneal_learning_rate": Between(0, 1)}}, "list the values"),
-        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "must begin below its end"),
-        ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, "above 0 if it is logarithmic"),
+        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "begin below"),
+        ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, "above 0 .*logarithmic"),
         ({"space": {"algorithm.epochs": OneOf(())}}, "holds no value"),
         ({"space": {"algorithm.learning_rate": Between(0, math.inf)}}, "and be finite"),
-        ({"space": {"algorithm.learning_rate": [1e-3, 1e-4]}}, "where it takes a lockstep.sweep.Run, or a Between"),
-        ({"runs": [recipes.ppo_cartpole()]}, "where it takes a lockstep.sweep.Run, or a Between"),
+        ({"space": {"algorithm.learning_rate": [1e-3, 1e-4]}}, r"lockstep\.sweep\.Run, or a Between"),
+        ({"runs": [recipes.ppo_cartpole()]}, r"lockstep\.sweep\.Run, or a Between"),
         ({"space": {"seed": Between(1, 9)}}, "would search for luck"),
-        ({"runs": Run(recipes.ppo_cartpole())}, "runs is a list of lockstep.sweep.Run"),
-        ({"space": [OneOf((1, 2))]}, "space maps settings to what is tried"),
+        ({"runs": Run(recipes.ppo_cartpole())}, r"runs .*list of lockstep\.sweep\.Run"),
+        ({"space": [OneOf((1, 2))]}, "space maps settings"),
         ({"space": {"algorithm.discount": Between(0.9, 1.5)}}, "discount"),
         ({"objective": "eval/score"}, "add --eval-every N"),
         ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "differ in their seeds alone"),
@@ -376,7 +377,7 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
         (("--search", "algorithm.epochs=1..x"), "is no range of numbers"),
         (
             ("--search", "algorithm.epochs=1-8"),
-            "--search algorithm.epochs=1-8 is no range and .* Write LOW..HIGH, log:",
+            r"--search algorithm\.epochs=1-8 .* LOW\.\.HIGH",
         ),
         (("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"), "algorithm.clip=0..x is no range"),
         (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs is given twice"),
@@ -391,7 +392,7 @@ def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytes
 
 def test_a_search_needs_something_to_search_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "set", "--search", "algorithm.epochs=1..2"]) == 2
-    assert "--search goes with a recipe" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "--search", "recipe")
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,7 +417,7 @@ def test_the_documented_search(capsys: pytest.CaptureFixture[str]) -> None:
     found = from_file("search.py:search")
     assert isinstance(found, Search)
     assert main(["sweep", "set", "search.py:search", "--dry-run", "--trials", "7"]) == 0
-    assert f"0 of 7 trials, runs in each: {len(found.runs)}; best by score/mean: none yet" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "0 of 7 trials", f"each: {len(found.runs)}", "score/mean: none")
     assert not Path("set").exists(), "a dry run creates nothing"
 
 
@@ -437,7 +438,7 @@ def test_a_killed_search_goes_on(start: Callable[..., Child], capsys: pytest.Cap
     assert child.wait() == -signal.SIGKILL
     assert main(["sweep", "set", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "2 of 2 trials, runs in each: 1; best by score/mean: trial " in captured.err
+    assert says(captured.err, "2 of 2 trials", "each: 1", "score/mean: trial ")
     found = json.loads(captured.out)["search"]
     assert [trial["state"] for trial in found["trials"]] == ["done", "done"]
     assert found["best"] == max(found["trials"], key=lambda trial: trial["value"])["number"]

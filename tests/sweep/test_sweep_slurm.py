@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from children import ROOT, until
 from clusters import script
+from sentences import says
 from tiny import options
 
 from lockstep.cli.main import main
@@ -127,7 +128,7 @@ def test_a_job_goes_on_after_its_time_is_up(
     until(lambda: any((queue.run(first.name) / "checkpoints").glob("0*")), "a checkpoint")
     assert queue.state(first.name) == "running"
     process.send_signal(warning(cluster))
-    process.wait(60)
+    process.wait(120)
     assert (cluster / "requeued").read_text() == "requeue 7_0\n"
     assert queue.state(first.name) == "waiting"
     assert main(["sweep", "set", "--status"]) == 0
@@ -135,7 +136,7 @@ def test_a_job_goes_on_after_its_time_is_up(
     (cluster / "jobs").write_text("7_1\n")
     assert main(["sweep", "set", "--status"]) == 0
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "is gone" in line]
-    assert said.startswith(f"    its job 7_0 is gone: see {cluster}/set/slurm/7_0_0_log.err")
+    assert says(said, "job 7_0 is gone", f"{cluster}/set/slurm/7_0_0_log.err")
     assert f"--error {cluster}/set/slurm/%A_%a_%t_log.err" in (cluster / "submitted").read_text()
     assert job(0).wait(120) == 0
     outcome = queue.outcome(first.name)
@@ -157,7 +158,7 @@ def test_a_search_is_one_job_which_ends_with_checkpoints(
     pytest.importorskip("optuna", reason="Optuna is not installed")
     sweep = ("sweep", "set", "ppo-cartpole", *SMALL, *SEARCH, "--slots", "2", *SUBMIT)
     assert main(list(sweep)) == 0
-    assert "job 7: all of it, 2 runs at a time" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "job 7: ", "2 runs at a time")
     queue = Queue.open(Path("set"))
     process = job()
     until(lambda: any(Path("set/runs").glob("*/checkpoints/0*")), "a checkpoint")
@@ -165,7 +166,7 @@ def test_a_search_is_one_job_which_ends_with_checkpoints(
     assert main(["sweep", "set", "--trials", "4", *SUBMIT]) == 2
     assert "Job 7 works in" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM if end == "scancel" else warning(cluster))
-    process.wait(60)
+    process.wait(120)
     assert (cluster / "requeued").exists() == (end != "scancel")
     begun = [run for run in map(queue.run, (entry.name for entry in queue.entries())) if run.exists()]
     for run in begun:
@@ -181,7 +182,7 @@ def test_a_search_is_one_job_which_ends_with_checkpoints(
     assert job().wait(120) == 0
     assert {queue.state(entry.name) for entry in queue.entries()} == {"done"} and len(queue.entries()) == 3
     assert main(["sweep", "set", *SUBMIT]) == 0
-    assert "nothing is left to run" in capsys.readouterr().out
+    assert "nothing is left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentences import says
 
 from lockstep import recipes
 from lockstep.cli.main import main
@@ -16,7 +17,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.sweep import OneOf, Run, grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Queue
-from lockstep.sweep.spec import from_file
+from lockstep.sweep.user_file import from_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,12 +47,12 @@ def test_names_are_fit_for_files() -> None:
 
 @pytest.mark.parametrize("setting", ["learning_rate", "algorithm.lerning_rate", "algorithm.clip.x"])
 def test_a_grid_over_an_unknown_setting(setting: str) -> None:
-    with pytest.raises(SettingsError, match=rf"cannot vary {setting}: .* has no setting .* It has: "):
+    with pytest.raises(SettingsError, match=rf"{setting}: .* no setting "):
         grid(recipes.ppo_cartpole(), {setting: [1]})
 
 
 def test_a_grid_varies_an_experiment() -> None:
-    with pytest.raises(SettingsError, match=r"'ppo-cartpole' is none\. Give one, .*recipes\.ppo_cartpole\(\)"):
+    with pytest.raises(SettingsError, match=r"'ppo-cartpole' .*recipes\.ppo_cartpole\(\)"):
         grid("ppo-cartpole", {"seed": [1]})  # type: ignore[arg-type]
 
 
@@ -118,9 +119,9 @@ def test_seeds_that_are_no_numbers(seeds: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--seed", "1,5..3,7"), "the range 5..3 is empty"),
-        (("--seed", "1,,2"), "a value is missing beside a comma"),
-        (("--algorithm.learning-rate", "1e-3,"), "a value is missing beside a comma"),
+        (("--seed", "1,5..3,7"), r"5\.\.3 .*empty"),
+        (("--seed", "1,,2"), "missing .*comma"),
+        (("--algorithm.learning-rate", "1e-3,"), "missing .*comma"),
     ],
 )
 def test_lists_with_a_gap(flags: tuple[str, ...], complaint: str) -> None:
@@ -160,7 +161,7 @@ def test_paths_with_spaces_are_values_of_their_own() -> None:
 
 @pytest.mark.parametrize("values", ["CartPole-v1", 3, [], ()])
 def test_a_grid_s_values_are_a_list(values: Any) -> None:
-    with pytest.raises(SettingsError, match=r"The grid's env\.id is .*give a list with at least one value"):
+    with pytest.raises(SettingsError, match=r"env\.id .*a list"):
         grid(recipes.ppo_cartpole(), {"env.id": values})
 
 
@@ -175,15 +176,15 @@ def test_numbers_of_numpy_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"algorithm.learning_rate": ["1e-3"]}, "algorithm.learning_rate='1e-3' must be a number"),
-        ({"total_steps": ["5k"]}, "total_steps='5k' must be a whole number"),
-        ({"seed": [1.5]}, "seed=1.5 must be a whole number"),
-        ({"seed": ["1"]}, "seed='1' must be a whole number"),
+        ({"algorithm.learning_rate": ["1e-3"]}, "algorithm.learning_rate='1e-3' .*number"),
+        ({"total_steps": ["5k"]}, "total_steps='5k' .*whole number"),
+        ({"seed": [1.5]}, "seed=1.5 .*whole number"),
+        ({"seed": ["1"]}, "seed='1' .*whole number"),
         ({"seed": [10**22]}, r"seed=1\d* is out of range"),
-        ({"precision": ["fp8"]}, "precision='fp8' must be 'bf16' or 'fp32'"),
-        ({"model.hidden_sizes": [(64, "x")]}, "model.hidden_sizes=.*must be a tuple, each of it a whole number"),
-        ({"algorithm.anneal_learning_rate": [1]}, "algorithm.anneal_learning_rate=1 must be True or False"),
-        ({"algorithm.learning_rate": [float("nan")]}, "algorithm.learning_rate=nan must be a number"),
+        ({"precision": ["fp8"]}, "precision='fp8' .*'bf16' or 'fp32'"),
+        ({"model.hidden_sizes": [(64, "x")]}, "model.hidden_sizes=.*tuple.*whole number"),
+        ({"algorithm.anneal_learning_rate": [1]}, "algorithm.anneal_learning_rate=1 .*True or False"),
+        ({"algorithm.learning_rate": [float("nan")]}, "algorithm.learning_rate=nan .*number"),
         ({"algorithm": [3]}, "algorithm"),
     ],
 )
@@ -194,7 +195,7 @@ def test_values_of_the_wrong_kind_are_found_before_anything_runs(settings: Any, 
 
 
 def test_an_empty_range() -> None:
-    with pytest.raises(SettingsError, match=r"--seed 5\.\.1: the range 5\.\.1 is empty"):
+    with pytest.raises(SettingsError, match=r"--seed 5\.\.1: .*empty"):
         of_flags("--seed", "5..1")
 
 
@@ -243,9 +244,9 @@ def test_a_file_gives_runs_or_a_recipe(tmp_path: Path) -> None:
     assert [run.experiment.seed for run in given("runs")] == [0, 1, 2, 3]
     assert [run.experiment.seed for run in given("LIST")] == [1, 2]
     assert given("EXPERIMENT") == given("recipe") == recipes.ppo_cartpole()
-    with pytest.raises(SettingsError, match=r"NUMBER gives a int\. What a sweep runs is a list"):
+    with pytest.raises(SettingsError, match=r"NUMBER gives a int\b.* list"):
         given("NUMBER")
-    with pytest.raises(SettingsError, match="EMPTY gives nothing"):
+    with pytest.raises(SettingsError, match="EMPTY"):
         given("EMPTY")
 
 
@@ -262,6 +263,11 @@ def test_the_documented_file(
     assert not Path("runs").exists(), "a dry run creates nothing"
 
 
+def error(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed to standard error, as one line."""
+    return " ".join(capsys.readouterr().err.split())
+
+
 def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file.py").write_text(FILE)
     file = f"{tmp_path}/file.py"
@@ -271,13 +277,11 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     assert main([*command, f"{file}:recipe,dqn-cartpole", "--dry-run"]) == 0
     assert [line.split()[-1][:6] for line in capsys.readouterr().out.splitlines()] == ["recipe", "dqn-ca"]
     assert main([*command, f"{file}:recipe,{file}:runs", "--dry-run"]) == 2
-    complaint = " ".join(capsys.readouterr().err.split())
-    assert "file.py:runs is no recipe, but a list of runs, a search or a population" in complaint
+    assert says(error(capsys), "file.py:runs", "no recipe", "list of runs")
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
-    assert "lacks a recipe beside a comma" in " ".join(capsys.readouterr().err.split())
+    assert says(error(capsys), "recipe", "comma")
     assert main([*command, "ppo-cartpole", f"{file}:runs", "--dry-run"]) == 2
-    complaint = " ".join(capsys.readouterr().err.split())
-    assert "file.py:runs is a second thing to run, beside ppo-cartpole. Give recipes with commas" in complaint
+    assert says(error(capsys), "file.py:runs", "beside ppo-cartpole", "commas")
 
 
 @pytest.mark.parametrize(
@@ -285,25 +289,25 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     [
         (
             ("--seed", "1-3"),
-            "If --seed 1-3 is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3.",
+            ("--seed 1-3", "several values", "1..3"),
         ),
-        (("--algorithm.learning-rate", "1e-3", "3e-4"), "If --algorithm.learning-rate 1e-3 3e-4 is to be several"),
-        (("--seeds", "1..3"), "There is no setting --seeds. Did you mean --seed"),
+        (("--algorithm.learning-rate", "1e-3", "3e-4"), ("--algorithm.learning-rate 1e-3 3e-4", "several values")),
+        (("--seeds", "1..3"), ("no setting --seeds", "--seed ")),
         (
             ("--search", "algorithm.learning_ratee=1,2"),
-            "There is no setting --algorithm.learning_ratee. Did you mean --algorithm.learning-rate",
+            ("no setting --algorithm.learning_ratee", "--algorithm.learning-rate"),
         ),
         (
             ("--algorithm.lr", "1e-3,3e-4"),
-            "There is no setting --algorithm.lr. Did you mean --algorithm.learning-rate?",
+            ("no setting --algorithm.lr", "--algorithm.learning-rate"),
         ),
     ],
 )
 def test_flags_of_recipes_that_cannot_be_read(
-    flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], complaint: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", str(tmp_path / "set"), "ppo-cartpole", *flags, "--dry-run"]) == 2
-    assert complaint in " ".join(capsys.readouterr().err.split())
+    assert says(error(capsys), *complaint)
 
 
 def test_flags_that_are_right_get_no_advice(
@@ -315,7 +319,7 @@ def test_flags_that_are_right_get_no_advice(
     assert main(["sweep", "dr", "ppo-cartpole", *sizes, "--total-steps", "1e", "--dry-run"]) == 2
     assert "several values" not in capsys.readouterr().err
     assert main(["sweep", "dr", "--seed", "1..3", "ppo-cartpole"]) == 2
-    assert "What to run stands before all flags" in " ".join(capsys.readouterr().err.split())
+    assert says(error(capsys), "before all flags")
     assert main(["sweep", "dr", "--seed", "1", "--help"]) == 0
 
 
@@ -324,16 +328,15 @@ def test_flags_of_recipes_without_a_recipe(flag: str, tmp_path: Path, capsys: py
     (tmp_path / "file.py").write_text(FILE)
     command = ["sweep", str(tmp_path / "set")]
     assert main([*command, f"{tmp_path}/file.py:runs", f"{flag}=1"]) == 2
-    complaint = " ".join(capsys.readouterr().err.split())
-    assert f"{flag} is for recipes" in complaint and "file.py:runs gives: set it in that file." in complaint
+    assert says(error(capsys), f"{flag} is for recipes", "file.py:runs")
     assert main([*command, flag, "1"]) == 2
-    assert "cannot change what the folder holds." in " ".join(capsys.readouterr().err.split())
+    assert says(error(capsys), flag, "folder")
 
 
 def test_status_adds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", str(tmp_path / "set"), "ppo-cartpole"]
     assert main([*command, "--status"]) == 2
-    assert "set does not exist. To begin one" in " ".join(capsys.readouterr().err.split())
+    assert says(error(capsys), "set does not exist")
     Queue.make(tmp_path / "set").add(of_flags("--seed", "1"))
     assert main([*command, "--seed", "1..3", "--status"]) == 0
     assert main([*command, "--search", "algorithm.epochs=1..2", "--population", "4", "--status"]) == 2
@@ -345,17 +348,17 @@ def test_status_adds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--trials", "5"), "--trials is for searches"),
-        (("--objective", "score/meen"), "--objective is for searches"),
-        (("--slurm-options", "mem=1GB"), "Add --slurm, or leave it out"),
-        (("--retry-failed",), "change the queue, --status and --dry-run only look"),
+        (("--trials", "5"), ("--trials", "searches")),
+        (("--objective", "score/meen"), ("--objective", "searches")),
+        (("--slurm-options", "mem=1GB"), ("--slurm-options", "Slurm")),
+        (("--retry-failed",), ("--retry-failed", "--status and --dry-run")),
     ],
 )
 def test_options_that_would_do_nothing(
-    flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], complaint: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", str(tmp_path / "set"), "ppo-cartpole", *flags, "--dry-run"]) == 2
-    assert complaint in " ".join(capsys.readouterr().err.split())
+    assert says(error(capsys), *complaint)
 
 
 def test_a_sweep_keeps_its_options_wherever_flags_stand(tmp_path: Path) -> None:

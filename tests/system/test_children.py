@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.system import children, machine
+from lockstep.system import children, machine, supervision
+from lockstep.system.supervision import StallDetector
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -27,8 +28,8 @@ def test_pinned_processes_share_the_cores(count: int) -> None:
 
 def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, *range(3_600, 3_900), 3_900.0, 3_900.0])
-    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    standstill = children.StallDetector(300.0)
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    standstill = StallDetector(300.0)
     for _ in range(3_600, 3_896):
         assert standstill.too_long(started=True) is None, "of the hour in which it was stopped, it saw 5 seconds"
     assert standstill.too_long(started=True) == 300.0
@@ -38,8 +39,8 @@ def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch
 
 def test_what_has_changed_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
-    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    standstill = children.StallDetector(6.0)
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    standstill = StallDetector(6.0)
     for steps in ([1, 0], [1, 1], [2, 1], [2, 2]):
         assert standstill.too_long(steps, started=True) is None
         assert standstill.too_long(list(steps), started=True) is None
@@ -48,8 +49,8 @@ def test_what_has_changed_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_start_and_explanations_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 2.0, 4.0, 4.0, 4.0])
-    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    standstill = children.StallDetector(3.0)
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    standstill = StallDetector(3.0)
     assert standstill.too_long(started=False) is None
     assert standstill.too_long(started=False) is None
     assert standstill.too_long(started=True) == 3.0

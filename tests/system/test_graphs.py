@@ -127,7 +127,7 @@ def test_learning_has_the_same_bits(name: str, tmp_path: Path) -> None:
     "text", ["inline,graphs=1", "cpu:a1-l1,graphs=1", "acpu-l0,graphs=1", "inline,device=0,graphs=2"]
 )
 def test_graphs_need_gpus(text: str) -> None:
-    with pytest.raises(SettingsError, match="graphs must be 0 or 1, and 1 needs GPUs"):
+    with pytest.raises(SettingsError, match=r"graphs .*0 or 1, .*GPUs"):
         Layout.parse(text)
 
 

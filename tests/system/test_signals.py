@@ -15,8 +15,10 @@ from types import SimpleNamespace
 import pytest
 from children import Child, dispositions
 
-from lockstep.launchers.supervisor import StopRequest, stopping_on_signals, unattended
+from lockstep.launchers.watching import stopping_on_signals
 from lockstep.system import children
+from lockstep.system.supervision import unattended
+from lockstep.training.context import StopRequest
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -83,7 +85,7 @@ def test_programs_and_processes_that_an_environment_starts_hear_signals_though_i
     ours, theirs = Pipe()
     process = children.start(dispositions, (theirs,), "lockstep-test")
     try:
-        assert ours.poll(60), "it waits for what does not end"
+        assert ours.poll(120), "it waits for what does not end"
         stops, ended = ours.recv()
     finally:
         process.kill()
@@ -137,13 +139,13 @@ def test_the_first_signal_ends_a_run_that_has_not_begun(capsys: pytest.CaptureFi
             send(signal.SIGTERM)
         finally:
             send(signal.SIGTERM)  # an echo, which does not disturb the end
-    assert capsys.readouterr().err.count("stopped before the first iteration") == 1 and not stop.requested()
+    assert capsys.readouterr().err.count("before the first iteration") == 1 and not stop.requested()
 
 
 def test_a_process_that_stands_in_native_code_is_ended_by_a_thread() -> None:
     code = (
         "import ctypes, os, signal\n"
-        "from lockstep.runtime import children\n"
+        "from lockstep.system import children\n"
         "children._ENDING = 0.1\n"
         "libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
         "libc.pthread_mutex_lock(mutex)\n"
@@ -154,7 +156,7 @@ def test_a_process_that_stands_in_native_code_is_ended_by_a_thread() -> None:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None and process.stdout.readline() == b"locked\n"
     process.terminate()
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 130 and b"SIGTERM" in error, error
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from lockstep import recipes
 from lockstep.collectors.collectors import RolloutInfo
-from lockstep.core.schedule import RolloutId, Schedule
+from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.transport.free_running import Admission, Pace, may_take
-from lockstep.transport.processes import RemoteRollouts
+from lockstep.transport.processes import SharedMemoryRollouts
 
 ITERATIONS = 12
 
@@ -135,7 +135,7 @@ class World:
     arriving: list[tuple[float, int]] = field(default_factory=list)
     """(time, collector), a heap."""
     inbox: list[RolloutInfo] = field(default_factory=list)
-    began: dict[RolloutId, int] = field(default_factory=dict)
+    began: dict[LapId, int] = field(default_factory=dict)
     """The version that each rollout began with."""
     given_back: list[int] = field(default_factory=list)
     """Laps by shard."""
@@ -155,7 +155,7 @@ class World:
                 continue
             for shard in collector.shards:
                 assert collector.lap <= self.given_back[shard] + self.max_lag, "this slab was not given back"
-                self.began[RolloutId(shard, collector.lap)] = version
+                self.began[LapId(shard, collector.lap)] = version
             collector.busy = True
             heapq.heappush(self.arriving, (self.now + collector.seconds(), index))
 
@@ -165,7 +165,7 @@ class World:
         while self.arriving and self.arriving[0][0] <= until:
             self.now, index = heapq.heappop(self.arriving)
             collector = self.collectors[index]
-            acting = ((0, self.began[RolloutId(collector.shards[0], collector.lap)]),)
+            acting = ((0, self.began[LapId(collector.shards[0], collector.lap)]),)
             lap, nothing = collector.lap, np.zeros(0)
             self.inbox += [RolloutInfo(shard, lap, lap, acting, nothing, {}, []) for shard in collector.shards]
             collector.lap, collector.busy = lap + 1, False
@@ -173,7 +173,7 @@ class World:
         self.now = max(self.now, until)
 
 
-class Learner(RemoteRollouts):
+class Learner(SharedMemoryRollouts):
     """Chooses among what arrives in a simulated world."""
 
     too_patient = 0
@@ -202,33 +202,29 @@ class Learner(RemoteRollouts):
         self.world.waited += self.world.now - begin
 
     def _receive(self, *, block: bool = True) -> None:
-        self._delivered |= {RolloutId(info.shard, info.lap): info for info in self.world.inbox}
+        self._delivered |= {info.lap_id: info for info in self.world.inbox}
         self.world.inbox = []
 
 
-def run(world: World, learning: Callable[[], float]) -> list[list[RolloutId]]:
+def run(world: World, learning: Callable[[], float]) -> list[list[LapId]]:
     """Check everything that is promised; returns what each iteration took."""
     learner, taken = Learner(world), []
     pace = world.pace or Pace(world.shards)
     for iteration in range(ITERATIONS):
-        rollout_ids = [RolloutId(info.shard, info.lap) for info in learner.choose(iteration)]
-        taken.append(rollout_ids)
-        assert (
-            pace.least(iteration)
-            <= len({rollout_id for slots in taken for rollout_id in slots})
-            <= pace.most(iteration)
-        )
+        lap_ids = [info.lap_id for info in learner.choose(iteration)]
+        taken.append(lap_ids)
+        assert pace.least(iteration) <= len({lap_id for slots in taken for lap_id in slots}) <= pace.most(iteration)
         if iteration < pace.even:
-            assert rollout_ids == [(shard, iteration) for shard in range(world.shards)]
-        learned = {rollout_id for slots in taken for rollout_id in slots}
-        for rollout_id, version in world.began.items():
-            last = iteration if rollout_id in rollout_ids else version if rollout_id in learned else iteration + 1
+            assert lap_ids == [(shard, iteration) for shard in range(world.shards)]
+        learned = {lap_id for slots in taken for lap_id in slots}
+        for lap_id, version in world.began.items():
+            last = iteration if lap_id in lap_ids else version if lap_id in learned else iteration + 1
             assert version + world.max_lag >= last, "a rollout is too old, or will be"
         world.advance(world.now + learning())
-        for shard, lap in rollout_ids:
+        for shard, lap in lap_ids:
             assert lap == world.given_back[shard], "laps are learned from in order"
             world.given_back[shard] += 1
-        world.admission.publish(iteration + 1, [rollout_id.shard for rollout_id in rollout_ids])
+        world.admission.publish(iteration + 1, [lap_id.shard for lap_id in lap_ids])
     world.memory.close()
     return taken
 
@@ -270,18 +266,18 @@ def test_a_slow_collector_is_waited_for_only_when_it_has_to_be() -> None:
     """Version 0 begins all first rollouts, so with a lag of 2 those of the slow one fill iteration 2 at the latest."""
     fast, slow = {0, 1}, {2, 3}
     taken = run(*fast_and_slow(max_lag=2, slow=1000.0))
-    assert [{rollout_id.shard for rollout_id in rollout_ids} for rollout_ids in taken[:3]] == [fast, fast, fast | slow]
+    assert [{lap_id.shard for lap_id in lap_ids} for lap_ids in taken[:3]] == [fast, fast, fast | slow]
     assert taken[:2] == [[(0, 0), (1, 0), (0, 1), (1, 1)], [(0, 2), (1, 2), (0, 3), (1, 3)]]
 
 
 def test_a_lag_of_zero_takes_one_rollout_of_every_shard() -> None:
-    for iteration, rollout_ids in enumerate(run(*fast_and_slow(max_lag=0, slow=7.0))):
-        assert sorted(rollout_ids) == [(shard, iteration) for shard in range(4)]
+    for iteration, lap_ids in enumerate(run(*fast_and_slow(max_lag=0, slow=7.0))):
+        assert sorted(lap_ids) == [(shard, iteration) for shard in range(4)]
 
 
 def replaying(
     seconds: list[float], learning: float, *, slack: float = 0.5, max_lag: int = 4
-) -> tuple[World, list[list[RolloutId]]]:
+) -> tuple[World, list[list[LapId]]]:
     """Collectors of two shards each that take so long for a rollout; what each iteration took."""
     collectors = [Collector([2 * c, 2 * c + 1], lambda s=each: s) for c, each in enumerate(seconds)]
     shards = 2 * len(collectors)
@@ -292,7 +288,7 @@ def replaying(
 def test_a_slow_learner_is_not_drowned() -> None:
     """S = 4, and with a slack of 0.5 at most 6 rollouts an iteration that learns."""
     world, taken = replaying([1.0, 1.0], learning=100.0)
-    assert [len(rollout_ids) for rollout_ids in taken] == [4, 4, 8, *[6] * 9]
+    assert [len(lap_ids) for lap_ids in taken] == [4, 4, 8, *[6] * 9]
     assert world.waited == 1.0, "for the first rollouts"
     assert all(collector.refused for collector in world.collectors)
 
@@ -301,7 +297,7 @@ def test_a_fast_learner_does_not_learn_too_often_from_too_few() -> None:
     """At least 4 / 1.5 rollouts an iteration that learns. Two arrive at a time."""
     world, taken = replaying([100.0, 100.0], learning=0.0)
     least = 4 + (ITERATIONS - 1) * 4 / 1.5
-    assert least <= sum(len(rollout_ids) for rollout_ids in taken) < least + 4
+    assert least <= sum(len(lap_ids) for lap_ids in taken) < least + 4
     assert not any(collector.refused for collector in world.collectors)
 
 
@@ -311,13 +307,13 @@ def test_within_the_bound_nobody_waits_for_anybody(learning: float) -> None:
     world, taken = replaying([1.0, 1.0], learning)
     assert not any(collector.refused for collector in world.collectors)
     assert world.waited == pytest.approx({0.7: 1.6, 1.0: 1.0, 1.4: 1.0}[learning])
-    assert {len(rollout_ids) for rollout_ids in taken[3:]} == {0.7: {0, 4}, 1.0: {4}, 1.4: {4, 8}}[learning]
+    assert {len(lap_ids) for lap_ids in taken[3:]} == {0.7: {0, 4}, 1.0: {4}, 1.4: {4, 8}}[learning]
 
 
 def test_with_replay_a_slow_collector_is_waited_for_only_when_it_has_to_be() -> None:
     """Version 1 begins its third rollouts, so iteration 4 is the last that may take them."""
     _, taken = replaying([1.0, 1000.0], learning=2.0, slack=9.0, max_lag=3)
-    assert [any(rollout_id.shard >= 2 for rollout_id in rollout_ids) for rollout_ids in taken[:5]] == [
+    assert [any(lap_id.shard >= 2 for lap_id in lap_ids) for lap_ids in taken[:5]] == [
         True,
         True,
         False,

@@ -12,19 +12,20 @@ import pytest
 import torch
 from tiny import EXPERIMENTS, options
 
-from lockstep.agent import Agent, Version
+from lockstep.agent import Agent
 from lockstep.collectors.collectors import RolloutInfo
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.core.schedule import RolloutId, Schedule, Versions
+from lockstep.core.schedule import RolloutId, Schedule
 from lockstep.distributed.groups import Group
 from lockstep.launchers.launch import train
+from lockstep.models.versions import Version, Versions
 from lockstep.run.folder import RunFolder
 from lockstep.training.job import Job
-from lockstep.training.loops import collection
+from lockstep.training.loops import collector_service
 from lockstep.training.prepare import prepare
-from lockstep.transport.messages import Collection, Inbox, MailedRollouts, Published, RolloutMessage
+from lockstep.transport.messages import CollectorService, Inbox, MessageRollouts, RolloutMessage, VersionMessage
 
 SHARDS = [0, 1, 2, 3]
 
@@ -41,8 +42,8 @@ def sent(messages: list[RolloutMessage]) -> list[RolloutMessage]:
 
 
 def test_whoever_replaces_a_collector_collects_what_it_would_have(job: Job) -> None:
-    version = Published.of(Agent(job.experiment).version(0))
-    first, second = collection(job, 0, lambda: None), collection(job, 0, lambda: None)
+    version = VersionMessage.of(Agent(job.experiment).version(0))
+    first, second = collector_service(job, 0, lambda: None), collector_service(job, 0, lambda: None)
     first.start({shard: {} for shard in SHARDS})
     states = {message.info.shard: message.state for message in sent(first.collect(0, version))}
     replayed, _ = second.start(states)
@@ -56,12 +57,12 @@ def test_whoever_replaces_a_collector_collects_what_it_would_have(job: Job) -> N
 
 
 def test_rollouts_may_come_late_and_twice(job: Job) -> None:
-    agent, schedule = Agent(job.experiment), Schedule.of(job.experiment)
+    agent, schedule = Agent(job.experiment), job.experiment.schedule()
     versions = Versions(schedule)
     versions.publish(agent.version(0))
     inbox = Inbox(schedule.lag + 1)
-    rollouts = MailedRollouts(agent, inbox, Group(), schedule, versions, 1)
-    one: Collection = collection(job, 0, lambda: None)
+    rollouts = MessageRollouts(agent, inbox, Group(), schedule, versions, 1)
+    one: CollectorService = collector_service(job, 0, lambda: None)
     inbox.started(0, one.start({shard: {} for shard in SHARDS}))
     assert rollouts.start(None) == 0
     laps = [sent(one.collect(number, inbox.version(0))) for number in range(3)]
@@ -85,8 +86,8 @@ def test_rollouts_may_come_late_and_twice(job: Job) -> None:
 
 
 def test_compressed_rollouts_are_equal(job: Job) -> None:
-    version = Published.of(Agent(job.experiment).version(0))
-    plain, compressed = collection(job, 0, lambda: None), collection(job, 0, lambda: None)
+    version = VersionMessage.of(Agent(job.experiment).version(0))
+    plain, compressed = collector_service(job, 0, lambda: None), collector_service(job, 0, lambda: None)
     compressed._compress = True
     for each in (plain, compressed):
         each.start({shard: {} for shard in SHARDS})
@@ -129,5 +130,5 @@ def test_versions_that_no_rollout_needs_any_more_are_forgotten() -> None:
     rollouts: Any = SimpleNamespace(versions=versions, _speaks=True, _inbox=inbox, _schedule=schedule)
     normalizers: Any = SimpleNamespace(state=lambda: {})
     for number in range(9):
-        MailedRollouts.publish(rollouts, Version(number, torch.zeros(1), normalizers))
+        MessageRollouts.publish(rollouts, Version(number, torch.zeros(1), normalizers))
         assert list(inbox._versions) == list(range(max(0, number - 2), number + 1)) == list(versions.held())

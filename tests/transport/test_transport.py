@@ -12,8 +12,8 @@ from workers import Workers
 from lockstep import recipes
 from lockstep.config.layout import Layout
 from lockstep.envs.base import EnvConfig
-from lockstep.experiment import NormalizeConfig
 from lockstep.launchers.launch import train
+from lockstep.models.normalize import NormalizeConfig
 
 WIDE = """
 import gymnasium, numpy, time
@@ -39,7 +39,7 @@ def test_checkpoints_of_two_learners_whose_messages_fill_the_pipes(
 ) -> None:
     """The moments of long observations: a collector cannot deliver them to a learner who does not read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.launchers.launch.run_processes", workers.run)
+    monkeypatch.setattr("lockstep.launchers.processes.run_processes", workers.run)
     Path("wide.py").write_text(WIDE)
     recipe = recipes.ppo_cartpole()
     experiment = recipe.replace(

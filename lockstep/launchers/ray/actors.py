@@ -9,21 +9,20 @@ import socket
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import GlooGroup, Group, meeting_point
-from lockstep.launchers.supervisor import StopRequest, Work, WorkerContext
 from lockstep.run.folder import is_run
 from lockstep.system import children
-from lockstep.transport.messages import Collection, Inbox, Published, RolloutMessage, State
-
-if TYPE_CHECKING:
-    from lockstep.training.job import Job, Result
+from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.job import Job, Result
+from lockstep.training.loops import collector_service
+from lockstep.transport.messages import CollectorService, Inbox, RolloutMessage, State, VersionMessage
 
 
 class _Process:
-    """What the driver can ask every process for, at any time."""
+    """What the driver can ask of every process at any time."""
 
     def __init__(self, job: Job, directory: str) -> None:
         self._job, self._stop, self._thread = job, StopRequest(), 0
@@ -33,7 +32,8 @@ class _Process:
             os.chdir(directory)
 
     def _works(self) -> None:
-        """The calling thread does the work. Ray has it block Ctrl-C, as would the programs that environments start."""
+        """Note that the calling thread does the work, and unblock Ctrl-C in it. Ray blocks it, and the programs that
+        environments start would inherit that."""
         self._thread = threading.get_ident()
         if children.ignores(signal.SIGINT):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
@@ -43,13 +43,13 @@ class _Process:
         return self._stop.steps()
 
     def stack(self) -> str:
-        """Where the thread stands that works."""
+        """The stack of the working thread."""
         frame = sys._current_frames().get(self._thread)
         return "".join(traceback.format_stack(frame)) if frame is not None else "not at work\n"
 
 
 class RayLearner(_Process):
-    """A process that learns, and also collects unless collectors have processes of their own."""
+    """A process that learns, and also collects unless the layout has separate collectors."""
 
     def __init__(self, job: Job, directory: str, rank: int) -> None:
         super().__init__(job, directory)
@@ -68,8 +68,8 @@ class RayLearner(_Process):
         layout, folder = self._job.layout, self._job.folder.path
         if not is_run(folder):
             raise SettingsError(
-                f"The run's folder {folder} is not there on {socket.gethostname()}, which is to learn. On several "
-                "machines put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."
+                f"The run's folder {folder} does not exist on {socket.gethostname()}, which runs a learner. On several "
+                "machines, put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."
             )
         group = Group()
         if meeting is not None:
@@ -89,7 +89,7 @@ class RayLearner(_Process):
     def states(self, shards: list[int], number: int) -> dict[int, State]:
         return self._inbox.states(shards, number)
 
-    def version(self, number: int) -> Published:
+    def version(self, number: int) -> VersionMessage:
         return self._inbox.version(number)
 
     def started(self, collector: int, ready: tuple[int, int]) -> None:
@@ -97,22 +97,20 @@ class RayLearner(_Process):
 
 
 class RayCollector(_Process):
-    """A process that collects what it is asked for."""
+    """A process that collects each rollout on request."""
 
     def __init__(self, job: Job, directory: str, index: int) -> None:
         super().__init__(job, directory)
         self._index = index
-        self._collection: Collection | None = None
+        self._service: CollectorService | None = None
 
     def start(self, *states: dict[int, State]) -> tuple[int, int]:
-        from lockstep.training.loops import collection
-
         self._works()
-        self._collection = collection(self._job, self._index, self._stop.alive)
-        return self._collection.start({shard: state for some in states for shard, state in some.items()})
+        self._service = collector_service(self._job, self._index, self._stop.alive)
+        return self._service.start({shard: state for some in states for shard, state in some.items()})
 
-    def collect(self, number: int, version: Published, before: Any) -> list[RolloutMessage | None]:
-        """A message for each shard, and something that the next call can wait for."""
-        assert self._collection is not None
+    def collect(self, number: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
+        """A message for each shard, and None, for which the next call can wait."""
+        assert self._service is not None
         self._works()
-        return [*self._collection.collect(number, version), None]
+        return [*self._service.collect(number, version), None]

@@ -1,14 +1,16 @@
-"""The driver a run on a Ray cluster: it starts every process and hands on references, never data.
+"""The driver of a run on a Ray cluster. It starts every process and passes references between them, never data.
 
-Data flows between the actors, through the object store: what one will answer is handed to another as a reference.
+Data flows between the actors through the object store: the driver passes the reference to one actor's answer to
+another.
 
     learner 0: version(max(0, i - lag)) ──► collector: collect(i, …) ──► its learner: deliver(a shard's rollout i)
 
-Rollout i is asked for when the rollouts before i - lag have arrived, and begins when its version exists, so the store
-never holds more than lag + 1 rollouts of a shard. Learners exchange gradients by torch.distributed.
+The driver requests rollout i when the rollouts before i - lag have arrived, and the collector begins it when its
+version exists. So the store never holds more than lag + 1 rollouts of a shard. Learners exchange gradients by
+torch.distributed.
 
-A collector that is lost is replaced: another one goes on from the shards' states that came with their last rollouts,
-and computes again what had not arrived. If a learner is lost, all begin again from the newest checkpoint.
+The driver replaces a lost collector: the new one continues from the shards' states that came with their last rollouts,
+and collects again what had not arrived. If a learner is lost, all processes restart from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -20,38 +22,36 @@ import re
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import RayCollector, RayLearner
-from lockstep.launchers.supervisor import StopRequest, Work, WorkerError
 from lockstep.run.checkpoint import iteration_of
-from lockstep.system import children
 from lockstep.system.output import tell
-
-if TYPE_CHECKING:
-    from lockstep.training.job import Job, Result
+from lockstep.system.supervision import StallDetector, WorkerError
+from lockstep.training.context import StopRequest, Work
+from lockstep.training.job import Job, Result
 
 _POLL = 1.0
-"""Seconds between two questions to every process whether it makes progress."""
+"""Seconds between two polls of every process for its progress."""
 _AGAIN = 0.5
-"""Seconds after which a rollout is handed on again that could not be, while its collector seems to live."""
+"""Seconds after which a failed delivery of a rollout is repeated, while its collector seems to live."""
 _NOTICING = 30.0
-"""Seconds that Ray gets to notice the loss of a node, once a learner's connection to it is broken."""
+"""Seconds that Ray has to notice the loss of a node once a learner's connection to it is broken."""
 _ENDING = 10.0
-"""Seconds that processes get to end."""
-_BESIDE = "beside"
-"""The concurrency group of what actors answer while they work."""
+"""Seconds that processes have to end."""
+_WHILE_BUSY = "while-busy"
+"""The concurrency group of the calls that actors answer while they work."""
 
 _COLOR = re.compile(r"\x1b\[\d*m")
-"""In what Ray says of exceptions."""
+"""A terminal color in Ray's texts of exceptions."""
 
 
-class Lost(Exception):
-    """A process of the run is gone; the text says which, and how."""
+class ProcessLost(Exception):
+    """A process of the run is lost; the text says which one, and why."""
 
 
 def cpus(job: Job) -> int:
@@ -60,8 +60,8 @@ def cpus(job: Job) -> int:
     return max(job.experiment.torch_threads, layout.env_threads, layout.env_processes)
 
 
-def allow(losses: int, layout: Layout, text: str) -> None:
-    """Raise WorkerError if that is one loss too many; text: what it was."""
+def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
+    """Raise WorkerError if the layout allows fewer losses; text: what was lost."""
     if losses > layout.restarts:
         longer = dataclasses.replace(layout, restarts=Layout.restarts)
         raise WorkerError(
@@ -71,7 +71,7 @@ def allow(losses: int, layout: Layout, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """To people."""
+    """Print a line for people."""
     tell(text, sys.stderr)
 
 
@@ -82,15 +82,15 @@ class _Actor:
     name: str
     handle: Any
     steps: int = -1
-    """Its progress when it was asked last; -1 if it has not answered yet."""
+    """Its progress when it was last polled; -1 until it answers."""
     poll: Any = None
-    """What it was asked, until it answers."""
+    """The reference to its answer while a poll is open."""
     last: Any = None
-    """What a collector was told to do last, which it does before anything else."""
+    """The reference to a collector's last task, which must end before the next one begins."""
 
 
 @dataclass(frozen=True)
-class _Feed:
+class _Delivery:
     """A shard's rollout that is on its way from a collector to a learner."""
 
     collector: _Actor
@@ -113,25 +113,25 @@ class RayDriver:
         self._schedule, self._shards = schedule, job.experiment.scheme.shards
         begin = iteration_of(job.checkpoint)
         numbers = schedule.ticks(begin, job.stop_after)
-        self._asked, self._end = numbers.start, numbers.stop
-        """The rollout that is asked for next, and the one that is not wanted any more."""
+        self._requested, self._end = numbers.start, numbers.stop
+        """The rollout that is requested next, and the first that is not wanted."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
         """By shard: the last rollout that a learner has."""
         self._learners: list[_Actor] = []
         self._collectors: list[_Actor] = []
         self._runs: dict[Any, int] = {}
-        """By reference, as what follows: the learner whose result it is."""
+        """By reference, as below: the learner that returns this result."""
         self._starts: dict[Any, int] = {}
-        """The collector that starts."""
-        self._feeds: dict[Any, _Feed] = {}
-        self._again: list[tuple[float, _Feed]] = []
+        """By reference: the collector that is starting."""
+        self._deliveries: dict[Any, _Delivery] = {}
+        self._again: list[tuple[float, _Delivery]] = []
         self._versions: dict[int, Any] = {}
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
         """Since when a learner's connection is broken, and what it said."""
         self._places: Any = None
         self._polled = 0.0
-        self._standstill = children.StallDetector(job.layout.stall_timeout)
+        self._stall = StallDetector(job.layout.stall_timeout)
         self._told = False
 
     def run(self) -> Result:
@@ -153,7 +153,7 @@ class RayDriver:
         for rank in range(learning):
             name = f"{kind} {rank} of {learning}"
             self._learners.append(self._actor(name, RayLearner, rank, rank))
-        meeting = self._beside(self._learners[0], "meeting") if learning > 1 else None
+        meeting = self._call(self._learners[0], "meeting") if learning > 1 else None
         for rank, learner in enumerate(self._learners):
             self._runs[learner.handle.work.remote(self._work, meeting)] = rank
         for index in range(len(layout.collectors)):
@@ -168,18 +168,18 @@ class RayDriver:
             max_restarts=0,
             max_task_retries=0,
             # Versions that are waited for may take lag + 1 threads; and nothing waits for what was asked before it.
-            concurrency_groups={_BESIDE: self._schedule.lag + 8},
+            concurrency_groups={_WHILE_BUSY: self._schedule.lag + 8},
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
         return _Actor(name, remote(kind).remote(self._job, os.getcwd(), index))
 
-    def _beside(self, actor: _Actor, method: str, *args: Any) -> Any:
-        """Ask an actor for something while it works."""
-        return getattr(actor.handle, method).options(concurrency_group=_BESIDE).remote(*args)
+    def _call(self, actor: _Actor, method: str, *args: Any) -> Any:
+        """Call a method of an actor while it works."""
+        return getattr(actor.handle, method).options(concurrency_group=_WHILE_BUSY).remote(*args)
 
     def _start(self, index: int) -> None:
-        """Start a collector, which goes on after what has arrived from its shards."""
+        """Start a collector, which continues after the last rollouts of its shards that arrived."""
         layout, learning = self._layout, len(self._learners)
         collectors = len(layout.collectors)
         shards = block(self._shards, collectors, index)
@@ -187,36 +187,36 @@ class RayDriver:
         collector = self._actor(f"Collector {index} of {collectors}", RayCollector, learning + index, index)
         self._collectors[index : index + 1] = [collector]
         states = [
-            self._beside(learner, "states", mine, next_one)
+            self._call(learner, "states", mine, next_one)
             for rank, learner in enumerate(self._learners)
             if (mine := [shard for shard in shards if shard in block(self._shards, learning, rank)])
         ]
         collector.last = collector.handle.start.remote(*states)
         self._starts[collector.last] = index
-        self._beside(self._learners[0], "started", index, collector.last)
-        for number in range(next_one, self._asked):
+        self._call(self._learners[0], "started", index, collector.last)
+        for number in range(next_one, self._requested):
             self._collect(index, number)
 
     def _collect(self, index: int, number: int) -> None:
-        """Ask a collector for a rollout of all its shards, and hand the answers on."""
+        """Request a rollout of all shards of a collector, and have it delivered."""
         collector, wanted = self._collectors[index], self._schedule.collects_with(number)
         shards = block(self._shards, len(self._collectors), index)
         if wanted not in self._versions:
-            self._versions[wanted] = self._beside(self._learners[0], "version", wanted)
+            self._versions[wanted] = self._call(self._learners[0], "version", wanted)
         collect = collector.handle.collect.options(num_returns=len(shards) + 1)
         *answers, collector.last = collect.remote(number, self._versions[wanted], collector.last)
         for shard, answer in zip(shards, answers, strict=True):
-            self._hand_on(_Feed(collector, number, shard, answer))
+            self._deliver(_Delivery(collector, number, shard, answer))
 
-    def _hand_on(self, feed: _Feed) -> None:
-        learner = self._learners[holder(self._shards, len(self._learners), feed.shard)]
-        self._feeds[self._beside(learner, "deliver", feed.answer)] = feed
+    def _deliver(self, delivery: _Delivery) -> None:
+        learner = self._learners[holder(self._shards, len(self._learners), delivery.shard)]
+        self._deliveries[self._call(learner, "deliver", delivery.answer)] = delivery
 
     def _step(self) -> None:
-        """Wait for whatever comes first, and see to it."""
+        """Wait for the next event, and handle it."""
         self._poll()
         polls = {actor.poll: actor for actor in (*self._learners, *self._collectors) if actor.poll is not None}
-        refs = [*self._starts, *self._runs, *polls, *self._feeds]
+        refs = [*self._starts, *self._runs, *polls, *self._deliveries]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
             if ref in self._starts:
                 self._started(ref)
@@ -225,28 +225,28 @@ class RayDriver:
             elif ref in polls:
                 self._polled_one(polls[ref])
             else:
-                self._fed(ref)
+                self._delivered(ref)
         now = time.monotonic()
         due, self._again = [f for at, f in self._again if at <= now], [(at, f) for at, f in self._again if at > now]
-        for feed in due:
-            if feed.collector in self._collectors:
-                self._hand_on(feed)
+        for delivery in due:
+            if delivery.collector in self._collectors:
+                self._deliver(delivery)
         if self._broken is not None and now > self._broken[0] + _NOTICING:
-            raise Lost(self._broken[1])
+            raise ProcessLost(self._broken[1])
         if self._stop.requested() and not self._told:
             self._told = True
             for learner in self._learners:
-                self._beside(learner, "stop")
-        self._ask()
+                self._call(learner, "stop")
+        self._request_rollouts()
 
-    def _ask(self) -> None:
-        """Ask for further rollouts, as far as there is room for them."""
-        while self._collectors and self._asked < self._end:
-            if min(self._arrived.values()) < self._asked - self._schedule.lag - 1:
+    def _request_rollouts(self) -> None:
+        """Request further rollouts while there is room for them."""
+        while self._collectors and self._requested < self._end:
+            if min(self._arrived.values()) < self._requested - self._schedule.lag - 1:
                 break
             for index in range(len(self._collectors)):
-                self._collect(index, self._asked)
-            self._asked += 1
+                self._collect(index, self._requested)
+            self._requested += 1
 
     def _outcome(self, ref: Any) -> tuple[Any, Exception | None]:
         try:
@@ -255,7 +255,7 @@ class RayDriver:
             return None, error
 
     def _raised(self, error: Exception | None) -> Exception | None:
-        """The error that holds what was raised in another process; None if that was lost instead."""
+        """The error that another process raised; None if the process was lost instead."""
         while isinstance(error, self._ray.exceptions.RayTaskError):
             cause = error.cause  # type: ignore[attr-defined]
             if not isinstance(cause, self._ray.exceptions.RayError):
@@ -283,23 +283,23 @@ class RayDriver:
             return
         raised = self._raised(error)
         if raised is None:
-            raise Lost(f"{name} was lost ({_short(error)})")
+            raise ProcessLost(f"{name} was lost ({_short(error)})")
         if not isinstance(getattr(raised, "cause", None), PeerGone):
             self._fail(name, raised)
-        if self._broken is None:  # others know more: whoever raised, or Ray of whoever is gone
+        if self._broken is None:  # another process that raised, or Ray, will report the cause
             self._broken = time.monotonic(), f"{name} has lost its connection to another one"
 
-    def _fed(self, ref: Any) -> None:
-        feed = self._feeds.pop(ref)
+    def _delivered(self, ref: Any) -> None:
+        delivery = self._deliveries.pop(ref)
         _, error = self._outcome(ref)
         if error is None:
-            self._arrived[feed.shard] = max(self._arrived[feed.shard], feed.number)
+            self._arrived[delivery.shard] = max(self._arrived[delivery.shard], delivery.number)
             oldest = self._schedule.collects_with(min(self._arrived.values()) + 1)
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
         elif (raised := self._raised(error)) is not None:
-            self._fail(feed.collector.name, raised)
-        else:  # one of the two is gone, and whoever asks it for its progress will hear that, or was out of reach
-            self._again.append((time.monotonic() + _AGAIN, feed))
+            self._fail(delivery.collector.name, raised)
+        else:  # one of the two is lost, which the next poll will show, or was out of reach
+            self._again.append((time.monotonic() + _AGAIN, delivery))
 
     def _polled_one(self, actor: _Actor) -> None:
         steps, error = self._outcome(actor.poll)
@@ -310,52 +310,54 @@ class RayDriver:
             if actor in self._collectors:
                 self._replace(self._collectors.index(actor), _short(error))
             elif self._learners.index(actor) not in self._results:
-                raise Lost(f"{actor.name} was lost ({_short(error)})")
+                raise ProcessLost(f"{actor.name} was lost ({_short(error)})")
 
     def _replace(self, index: int, why: str) -> None:
         lost = self._collectors[index]
         self.losses += 1
-        allow(self.losses, self._layout, f"{lost.name} was lost ({why})")
+        require_restarts_left(self.losses, self._layout, f"{lost.name} was lost ({why})")
         say(f"{lost.name} was lost ({why}). Another one goes on ({self.losses} of restarts={self._layout.restarts}).")
-        self._feeds = {ref: feed for ref, feed in self._feeds.items() if feed.collector is not lost}
+        self._deliveries = {
+            ref: delivery for ref, delivery in self._deliveries.items() if delivery.collector is not lost
+        }
         self._starts = {ref: of for ref, of in self._starts.items() if of != index}
         self._start(index)
 
     def _poll(self) -> None:
-        """Ask everyone for its progress from time to time; raise if nobody makes any."""
+        """Poll every process for its progress from time to time; raise if none makes any."""
         now = time.monotonic()
         if now < self._polled + _POLL:
             return
         self._polled = now
-        everyone = [*self._learners, *self._collectors]
-        steps = sum(actor.steps for actor in everyone) + sum(self._arrived.values())
-        patience = self._standstill.too_long(steps, started=any(actor.steps > 0 for actor in everyone))
+        processes = [*self._learners, *self._collectors]
+        steps = sum(actor.steps for actor in processes) + sum(self._arrived.values())
+        patience = self._stall.too_long(steps, started=any(actor.steps > 0 for actor in processes))
         if patience is not None:
-            self._explain(everyone, patience)
-        for actor in everyone:
+            self._explain(processes, patience)
+        for actor in processes:
             if actor.poll is None:
-                actor.poll = self._beside(actor, "progress")
+                actor.poll = self._call(actor, "progress")
 
-    def _explain(self, everyone: list[_Actor], patience: float) -> None:
-        unborn = [actor.name for actor in everyone if actor.steps < 0]
-        if unborn:
+    def _explain(self, processes: list[_Actor], patience: float) -> None:
+        unstarted = [actor.name for actor in processes if actor.steps < 0]
+        if unstarted:
             raise WorkerError(
-                f"Ray has not started {', '.join(unborn)} within {patience:g} seconds: the cluster may have no "
+                f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may have no "
                 f"{cpus(self._job)} free CPUs for each, or has lost nodes that nothing replaced. ray status shows it."
             )
-        stacks = [(actor.name, self._beside(actor, "stack")) for actor in everyone]
+        stacks = [(actor.name, self._call(actor, "stack")) for actor in processes]
         for name, ref in stacks:
             with contextlib.suppress(self._ray.exceptions.RayError):
-                say(f"\n{name} stands here:\n{self._ray.get(ref, timeout=2.0)}")
+                say(f"\n{name}, stack:\n{self._ray.get(ref, timeout=2.0)}")
         longer = dataclasses.replace(self._layout, stall_timeout=Layout.stall_timeout)
         raise WorkerError(
             f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
-            f"{ {actor.name: actor.steps for actor in everyone} }. Where each of them stands is printed above: one "
-            f"hangs, and the others wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
+            f"{ {actor.name: actor.steps for actor in processes} }. Their stacks are printed above: one hangs, and "
+            f"the others wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
         )
 
     def _close(self) -> None:
-        """End every process, and wait for those that may be writing the run's folder."""
+        """End every process, and wait for those that may be writing to the run's folder."""
         for actor in (*self._collectors, *self._learners):
             with contextlib.suppress(Exception):
                 self._ray.kill(actor.handle)
@@ -368,7 +370,7 @@ class RayDriver:
 
 
 def _short(error: Exception) -> str:
-    """The line of Ray's report that says most."""
+    """The most informative line of Ray's report."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if "died" in line.lower() or "dead" in line.lower() or "lost" in line.lower()]
     return ((said or lines or [type(error).__name__])[-1])[:300].rstrip(".")

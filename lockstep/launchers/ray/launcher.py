@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: every process is an actor in a place of its own (lockstep.launchers.ray.driver)."""
+"""Runs on a Ray cluster: every process is an actor (lockstep.launchers.ray.driver)."""
 
 from __future__ import annotations
 
@@ -11,40 +11,38 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.launchers.ray.driver import Lost, RayDriver, allow, cpus, say
-from lockstep.launchers.supervisor import StopRequest, Work, stopping_on_signals
+from lockstep.launchers.ray.driver import ProcessLost, RayDriver, cpus, require_restarts_left, say
+from lockstep.launchers.watching import stopping_on_signals
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.files import locked
 from lockstep.system.machine import cores
-
-if TYPE_CHECKING:
-    from lockstep.training.job import Job, Result
+from lockstep.training.context import StopRequest, Work
+from lockstep.training.job import Job, Result
+from lockstep.training.resuming import resumable
 
 _PREFIX, _LOCK = "lockstep-ray-", "lock"
 _PATIENCE = 10.0
-"""Seconds in which a cluster has to take a connection."""
+"""Seconds that a cluster has to accept a connection."""
 
 
 def run_ray(work: Work, job: Job) -> Result:
-    """Workers, or learners and collectors, as actors of a Ray cluster: of the one that RAY_ADDRESS names, or that this
-    process is connected to, else of one on this machine that is started for the run.
+    """Run workers, or learners and collectors, as actors of a Ray cluster. That is the cluster to which this process is
+    connected, or else the one that RAY_ADDRESS names, or else a new one on this machine.
 
     Raises:
         SettingsError: the cluster is too small.
         WorkerError: a process raised or stalled, or more were lost than the layout allows.
     """
-    from lockstep.training.resuming import resumable
-
     stop, losses = StopRequest(), 0
-    stop.begin()  # this process does not know when its actors do
+    stop.begin()  # this process cannot see when its actors begin
     told = dataclasses.replace(
         job,
         folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
-        # What an actor prints, Ray prints here, line by line.
+        # Ray prints here what an actor prints, line by line.
         options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
     )
     needed = job.layout.processes * cpus(job)
@@ -54,9 +52,9 @@ def run_ray(work: Work, job: Job) -> Result:
             driver = RayDriver(ray, work, told, stop, losses)
             try:
                 return dataclasses.replace(driver.run(), run=job.folder.path)
-            except Lost as lost:
+            except ProcessLost as lost:
                 losses = driver.losses + 1
-                allow(losses, job.layout, str(lost))
+                require_restarts_left(losses, job.layout, str(lost))
                 bound = f"{losses} of restarts={job.layout.restarts}"
                 say(f"{lost}. All begin again from the newest checkpoint ({bound}).")
                 path = resumable(told.folder, None, told.experiment)
@@ -66,8 +64,8 @@ def run_ray(work: Work, job: Job) -> Result:
 
 def _library() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else it would leave out the lines of most iterations
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of what lost processes owed; they are reported anyway
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or it would drop the lines of most iterations
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # about lost processes, which are reported anyway
     import ray
     import ray.util.scheduling_strategies
 
@@ -76,8 +74,8 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def connected(least: int) -> Iterator[Any]:
-    """Ray, connected to the cluster that this process is connected to, or that RAY_ADDRESS names; else to one on
-    this machine with at least so many CPUs, which is started for it."""
+    """Ray, connected to the cluster to which this process is connected, or else to the one that RAY_ADDRESS names, or
+    else to a new one on this machine with at least `least` CPUs."""
     ray = _library()
     if ray.is_initialized():
         yield ray
@@ -96,7 +94,7 @@ def connected(least: int) -> Iterator[Any]:
                     include_dashboard=False,
                     logging_level="WARNING",
                     _temp_dir=str(here),
-                    _system_config={"worker_niceness": 0},  # else all that runs beside them would have precedence
+                    _system_config={"worker_niceness": 0},  # or all other programs would have precedence
                 )
         yield ray
 
@@ -127,7 +125,7 @@ def _answering(address: str) -> Iterator[None]:
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():  # and not "auto", which Ray knows the place of
+        if port.isdecimal():  # not "auto", which Ray resolves
             socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
         yield
     except (OSError, OverflowError) as error:
@@ -139,9 +137,9 @@ def _answering(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
-    """A folder for a local cluster's sockets and logs, removed at the end; and so are those whose process was killed.
+    """A folder for a local cluster's sockets and logs, removed at the end. This also removes those of killed processes.
 
-    Below /tmp, since the names of sockets can have a hundred characters, and Ray adds seventy.
+    It is below /tmp, since the name of a socket has at most a hundred characters, of which Ray takes seventy.
     """
     for left in below.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), (left / _LOCK).open() as file:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import page
-from lockstep.evaluation.page import Html
-from lockstep.evaluation.runs import Method, Run, differing, time_unit
 from lockstep.evaluation.statistics import readable
-from lockstep.launchers.supervisor import WorkerError
+from lockstep.reports import page
+from lockstep.reports.page import Html
+from lockstep.reports.runs import Method, Run, differing, time_unit
 from lockstep.reproducibility.verify import verify
 from lockstep.run import ledger
 from lockstep.run.checkpoint import list_checkpoints
 from lockstep.run.consistency import edited_settings, newest_checkpoint_difference
 from lockstep.run.folder import RunFolder
+from lockstep.system.supervision import WorkerError
 
 _MAX_VIDEO = 2_500_000
 """Bytes of all videos of a page together."""
@@ -167,7 +167,7 @@ def machines(runs: Sequence[Run]) -> str:
 
 
 def videos(runs: Sequence[Run], named: Sequence[str], metric: str) -> str:
-    """For each task the video of its best run that has one, as long as the page stays light."""
+    """The video of each task's best run that has one, as long as the page stays small."""
     players, left_out, room = [], [], _MAX_VIDEO
     for task in named:
         filmed = [run for run in runs if run.task == task and (run.path / "video.mp4").is_file()]

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import page
-from lockstep.evaluation.findings import diverged, few, protocol
-from lockstep.evaluation.page import Section
-from lockstep.evaluation.report import read_runs, write_page
-from lockstep.evaluation.runs import (
+from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement, readable
+from lockstep.reports import page
+from lockstep.reports.findings import diverged, few, protocol
+from lockstep.reports.page import Section
+from lockstep.reports.report import read_runs, write_page
+from lockstep.reports.runs import (
     TASK,
     X_LABELS,
     Method,
@@ -31,8 +32,7 @@ from lockstep.evaluation.runs import (
     seeds_again,
     tasks,
 )
-from lockstep.evaluation.scales import scale_of
-from lockstep.evaluation.statistics import Estimate, Scores, estimate, iqm, probability_of_improvement, readable
+from lockstep.reports.scales import scale_of
 
 
 @dataclass(frozen=True)

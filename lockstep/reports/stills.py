@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from lockstep.evaluation.plots import COLORS, STYLE
+from lockstep.reports.plots import COLORS, STYLE
 
 
 def still(lines: Sequence[dict[str, Any]], names: Sequence[str], x_label: str, y_label: str) -> bytes:

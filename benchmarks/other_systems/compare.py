@@ -19,14 +19,12 @@ from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.run.folder import version
 from lockstep.speed.bench import load_of_others
-from lockstep.speed.peers.installed import PeerError, python_of
-from lockstep.speed.peers.systems import PEERS, Peer, Task, find
-from lockstep.speed.peers.task import comparable, task_of
 from lockstep.speed.trial import Trial
 from lockstep.system.machine import cores
 from lockstep.training.prepare import prepare
-
-__all__ = ["PEERS", "Comparison", "PeerError", "System", "compare"]
+from other_systems.installed import PeerError, python_of
+from other_systems.systems import PEERS, Peer, Task, find
+from other_systems.task import comparable, task_of
 
 _WARM_UP = 0.25
 """Seconds that a peer runs before it is measured, as a share of the measured ones; one iteration at least."""
@@ -103,7 +101,7 @@ def compare(
     Args:
         experiment: what all of them train; Atari is played with EnvPool, whose options all of them share.
         layout: lockstep's. Of a peer's own ones the fastest is taken, found before the first round.
-        peers: as lockstep.speed.peers.systems.find reads them.
+        peers: as other_systems.systems.find reads them.
         seconds: that every system is measured for in every round, or one iteration if that takes longer.
         say: hears what is being done.
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.runs import X_LABELS, Run, differing, endings, time_unit
 from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, align, efficiency_curve, means_around, outline
+from lockstep.reports.runs import X_LABELS, Run, differing, endings, time_unit
 
 _POINTS = 400
 """Points of a run that are drawn."""
@@ -59,7 +59,7 @@ class PageRuns:
         return next(place for place, each in enumerate(self.runs) if each is run)
 
     def described(self, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """Of each run what charts and the filter need to know; labels: the names of the methods."""
+        """What charts and the filter need to know of each run; labels: the names of the methods."""
         names = differing([run.settings for run in self.runs])
         told = []
         for run, color in zip(self.runs, self.colors, strict=True):
@@ -181,7 +181,7 @@ def grouped(charts: Sequence[Chart]) -> str:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """As far as all reached."""
+    """The mean of curves, up to the point that all of them reach."""
     if len(curves) == 1:
         return curves[0]
     grid, values = align(curves, _MEAN_POINTS)
@@ -189,7 +189,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def numbers(values: np.ndarray) -> list[float | int | None]:
-    """JSON's numbers with six telling digits, ten of large integers such as samples; null where there is none."""
+    """JSON numbers with six significant digits, or ten for large integers such as samples. null if not finite."""
     told = (float(f"{v:.10g}" if float(v).is_integer() else f"{v:.6g}") for v in values.tolist())
     return [None if not math.isfinite(v) else int(v) if v.is_integer() else v for v in told]
 

@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 from children import until
+from other_systems import compare as comparing
+from other_systems import installed, systems
+from other_systems.compare import Comparison, System, compare
+from other_systems.installed import PeerError
+from other_systems.task import comparable, task_of
+from peers import main
 
 from lockstep import Layout, recipes
 from lockstep.algorithms import PPOConfig
-from lockstep.cli.main import main
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme
-from lockstep.speed import peers
-from lockstep.speed.peers import Comparison, PeerError, System, compare, installed, systems
-from lockstep.speed.peers.task import comparable, task_of
 
-SCRIPTS = Path(peers.__file__).parent
+SCRIPTS = Path(comparing.__file__).parent
 METER = f"""
 import sys; sys.path.insert(0, {str(SCRIPTS)!r})
 import time
@@ -68,7 +70,7 @@ def script(folder: Path, text: str) -> Path:
 
 def run(script: Path, **task: Any) -> dict[str, Any]:
     settings = {"seconds": 0.2, "warmup": 0.0, "packages": ["pytest"], **task}
-    return peers._run_script(peer(script), Path(sys.executable), settings)
+    return comparing._run_script(peer(script), Path(sys.executable), settings)
 
 
 @pytest.mark.envpool
@@ -195,14 +197,14 @@ def test_a_rate_is_that_of_whole_iterations_after_the_first(tmp_path: Path) -> N
 
 
 def test_a_failed_script_says_why(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=r"ended with code 3(.|\n)*what it said"):
+    with pytest.raises(PeerError, match=r"code 3\b(.|\n)*what it said"):
         run(script(tmp_path, "import sys; print('what it said'); sys.exit(3)"))
 
 
 def test_a_script_that_hangs_is_ended_with_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = tmp_path / "pid"
     text = ENDLESS.format(pid=str(pid)) + "import subprocess\nsubprocess.run(['sleep', '600'])"
-    monkeypatch.setattr(peers, "_PATIENCE", (5.0, 0.0))
+    monkeypatch.setattr(comparing, "_PATIENCE", (5.0, 0.0))
     with pytest.raises(PeerError, match="no answer within 5 s"):
         run(script(tmp_path, text))
     assert not Path(f"/proc/{pid.read_text()}").exists()
@@ -248,8 +250,8 @@ def test_systems_are_measured_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
         "failing": peer(script(tmp_path, failing), "Failing"),
         "unable": peer(Path("none"), "Unable", unable=lambda task: "it knows no CartPole"),
     }
-    monkeypatch.setattr(peers, "find", others.__getitem__)
-    monkeypatch.setattr(peers, "python_of", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(comparing, "find", others.__getitem__)
+    monkeypatch.setattr(comparing, "python_of", lambda *_: Path(sys.executable))
     said: list[str] = []
     found = compare(cartpole(), Layout(), list(others), rounds=2, seconds=0.2, say=said.append)
     assert [each.name for each in found.systems] == ["lockstep", "Steady"]
@@ -276,7 +278,7 @@ def test_ratios_by_hand() -> None:
 
 def test_what_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_PEERS", str(tmp_path))
-    with pytest.raises(PeerError, match=r"other cannot be installed(.|\n)*No matching distribution"):
+    with pytest.raises(PeerError, match=r"other .*installed(.|\n)*No matching distribution"):
         installed.python_of("other", ("--no-index", "there-is-no-such-package"))
 
     def run(command: list[str], peer: str) -> None:
@@ -290,9 +292,28 @@ def test_what_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert installed.python_of("other", ("one==1",)) == python
 
 
-def test_a_mistake_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ppo-cartpole", "--peers", "rllib"]) == 2
-    assert "There is no peer 'rllib'" in capsys.readouterr().err
+def test_a_mistake_on_the_command_line() -> None:
+    with pytest.raises(SettingsError, match="no peer 'rllib'"):
+        main(["ppo-cartpole", "--peers", "rllib"])
+    with pytest.raises(SettingsError, match="--peers needs names"):
+        main(["ppo-cartpole", "--peers", "--seconds", "1"])
+    with pytest.raises(SettingsError, match=r"[Dd]id you mean"):
+        main(["ppo-cartpole", "--algorithm.epoch", "1", "--peers", "torchrl"])
+
+
+def test_a_recipe_with_flags_is_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def answer(*given: Any, **how: Any) -> Comparison:
+        asked.extend([*given, how])
+        return Comparison({}, 0.0, tuple(System(name, "inline", {}, (1.0,)) for name in ("lockstep", "torchrl")))
+
+    monkeypatch.setattr("peers.compare", answer)
+    flags = ["--env.num-envs", "16", "--layout", "processes:2", "--peers", "torchrl", "--rounds", "1", "--json"]
+    main(["ppo-cartpole", *flags])
+    experiment, layout, names, how = asked
+    assert (experiment.env.num_envs, str(layout), names, how["rounds"]) == (16, "processes:2", ["torchrl"], 1)
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)["systems"]] == ["lockstep", "torchrl"]
 
 
 def test_every_peer_has_its_script_and_pins() -> None:

@@ -1,6 +1,6 @@
 """What the scripts share that run in a peer's own virtual environment: they cannot import lockstep.
 
-Each is started as `python SCRIPT TASK.json ANSWER.json`: what to measure (see lockstep.speed.peers.task), and where the
+Each is started as `python SCRIPT TASK.json ANSWER.json`: what to measure (see other_systems.task), and where the
 rate goes.
 """
 

@@ -10,7 +10,7 @@ import gymnasium
 
 from lockstep import envs
 from lockstep.algorithms import APPOConfig, DQNConfig, PPOConfig, SACConfig
-from lockstep.algorithms.offpolicy import OffPolicyConfig, ReplayConfig
+from lockstep.algorithms.offpolicy import ReplayConfig, off_policy
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.models import ActorCriticConfig, QModelConfig, StandardModelConfig
@@ -70,7 +70,8 @@ def _unlike(experiment: Experiment) -> list[str]:
         "model.previous_action_reward and model.dense_size": model.previous_action_reward
         or model.dense_size not in (0, 512),
     }
-    if isinstance(algorithm, OffPolicyConfig):
+    if algorithm.replays:
+        algorithm = off_policy(algorithm)
         shared = {name: getattr(model, name) for name in ("encoder", "hidden_sizes", "activation", "dense_size")}
         memory = {"capacity": algorithm.replay.capacity, "checkpoint": algorithm.replay.checkpoint}
         unlike["what was added to the network"] = model != type(model)(**shared)

@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-
-from lockstep.speed.projection import Network, Work, project, tree_seconds
+from projection import Network, Work, project, tree_seconds
 
 WORK = Work(samples=1000, collecting=2.0, learning=1.0, gradient_steps=10, gradient_bytes=4_000_000, other=0.5)
 ETHERNET = Network(latency=100e-6, bandwidth=125e6)

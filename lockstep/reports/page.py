@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from lockstep.evaluation.charts import Chart, grouped
+from lockstep.reports.charts import Chart, grouped
 
 _COLORS = 8
 """Colors of lines and bars, c0 to c7; a further line repeats them, dashed (d1), then dotted (d2)."""
@@ -51,7 +51,7 @@ def document(title: str, summary: str, controls: str, sections: Sequence[Section
 
 
 def _packaged(name: str) -> str:
-    return (files("lockstep.evaluation") / "web" / name).read_text(encoding="utf-8")
+    return (files("lockstep.reports") / "web" / name).read_text(encoding="utf-8")
 
 
 @cache
@@ -107,7 +107,7 @@ def controls(
     *,
     banded: bool,
 ) -> str:
-    """Which color is which method, and what charts.js lets the reader choose.
+    """The legend of the methods, and the controls that charts.js reads.
 
     Args:
         chips: what the legend says of each method.

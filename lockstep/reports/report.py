@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation import findings, page, provenance
-from lockstep.evaluation.charts import PageRuns
-from lockstep.evaluation.findings import Scored
-from lockstep.evaluation.page import Section
-from lockstep.evaluation.provenance import Proof
-from lockstep.evaluation.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
 from lockstep.evaluation.statistics import ENOUGH
+from lockstep.reports import findings, page, provenance
+from lockstep.reports.charts import PageRuns
+from lockstep.reports.findings import Scored
+from lockstep.reports.page import Section
+from lockstep.reports.provenance import Proof
+from lockstep.reports.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
 from lockstep.run.files import write_whole, writing
 
 

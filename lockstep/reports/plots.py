@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.runs import (
+from lockstep.evaluation.statistics import ENOUGH, Curve, align, smooth
+from lockstep.reports.runs import (
     SCORES,
     X_LABELS,
     Method,
@@ -27,7 +28,6 @@ from lockstep.evaluation.runs import (
     title,
     with_metric,
 )
-from lockstep.evaluation.statistics import ENOUGH, Curve, align, smooth
 from lockstep.run.files import writing
 from lockstep.system.output import tell
 

@@ -265,7 +265,7 @@ def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | Non
 
 
 def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
-    """For each of some different names its last part, with as many of those before it as tell it from the others."""
+    """The last part of each name, with as many parts before it as it takes to tell the names apart."""
     depths = [1] * len(names)
     while True:
         found = [between.join(each[-depth:]) for each, depth in zip(names, depths)]
@@ -277,7 +277,7 @@ def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
 
 
 def tell_apart(paths: Sequence[Path]) -> list[str]:
-    """For each of some different folders its name, with as many of those above it as tell it from the others."""
+    """The name of each folder, with as many parents as it takes to tell the folders apart."""
     return endings([path.resolve().parts for path in paths], "/")
 
 

@@ -1,0 +1,1 @@
+"""Trains the same experiment with other libraries, and measures how fast they and lockstep are."""

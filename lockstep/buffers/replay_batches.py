@@ -1,0 +1,142 @@
+"""Minibatches of algorithms that replay, with an equal share from each shard's replay.
+
+Shape legend: n items of a slice, Z numbers of noise.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.offpolicy import OffPolicy, off_policy
+from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.buffers.hindsight import Hindsight
+from lockstep.buffers.history import History
+from lockstep.buffers.memory import require
+from lockstep.buffers.replay import Replay
+from lockstep.buffers.storage import storage_for
+from lockstep.core.rng import stream
+from lockstep.envs.goals import Goals
+from lockstep.run.checkpoint import Checkpoint
+
+_AT_ONCE = 16 << 20
+"""Bytes of observations that are read at once, for several gradient steps: that is cheaper per item."""
+
+
+class _Taken(NamedTuple):
+    """Items that were read together, for one or several gradient steps."""
+
+    batch: Any
+    drawn: list[tuple[np.ndarray, np.ndarray]]
+    """By gradient step: the numbers of steps and the environments, [n] each."""
+
+
+class ReplayBatches:
+    """Draws from the replay of every slot's shard, an equal share of each minibatch."""
+
+    def __init__(self, agent: Agent, slots: range) -> None:
+        config, algorithm = off_policy(agent.experiment.algorithm), agent.algorithm
+        assert isinstance(algorithm, OffPolicy)
+        self._agent, self._config, self._algorithm, self._slots = agent, config, algorithm, slots
+        self._replays: dict[int, Replay] = {}
+        self._histories = {slot: History(slot) for slot in slots}
+        self._saved: dict[int, Checkpoint] = {}
+        self._draws: dict[int, np.random.Generator] = {}
+        self._goals = Goals(agent.experiment.env) if config.replay.hindsight else None
+        self._hindsight: dict[int, Hindsight] = {}
+        self._beta, self._recency = 1.0, 1.0
+        self._items = config.batch_size // agent.experiment.scheme.shards
+        self._steps = 0
+        """Gradient steps of the iteration."""
+        self._began = 0 if config.replay.checkpoint else None
+        """The iteration that replay began with. None: not known yet, since checkpoints do not hold replay."""
+        self._taken: dict[int, _Taken] = {}
+        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
+
+    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+        """Store an iteration's rollouts, and return the number of its gradient steps. The first call needs at least one
+        rollout for every slot."""
+        experiment = self._agent.experiment
+        for slot in self._slots:
+            new = [each.rollout for each in rollouts[slot]]
+            if not self._replays:
+                require(experiment, len(self._slots), new[0])
+            if slot not in self._replays:
+                self._replays[slot] = storage_for(self._algorithm, experiment, new[0])
+                if self._goals is not None:
+                    self._hindsight[slot] = Hindsight(
+                        self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
+                    )
+                if slot in self._saved:
+                    self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
+            for rollout in new:
+                self._replays[slot].insert(rollout)
+            if slot in self._hindsight:
+                self._hindsight[slot].follow()
+            self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
+        self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
+        self._began = iteration if self._began is None else self._began
+        self._steps = self._algorithm.updates_in(iteration - self._began, experiment.samples_per_iteration)
+        return self._steps
+
+    def slice(self, slot: int, step: int) -> Slice:
+        """A slot's part of one gradient step's minibatch."""
+        several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
+        at_once = max(1, _AT_ONCE // (self._items * self._replays[slot].item_bytes)) if several else 1
+        index = step % at_once
+        if index == 0:
+            self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
+        taken = self._taken[slot]
+        self._drawn = taken.drawn[index]
+        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
+        return Slice(batch, self._agent.normalizers)
+
+    def _take(self, slot: int, steps: range) -> _Taken:
+        """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
+        draw, replay, items = self._draws[slot], self._replays[slot], self._items
+        numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
+        drawn, chances, noise = [], [], []
+        for step in steps:
+            drawn.append(replay.draw(items, draw, self._newest_steps(step) if self._recency < 1 else None))
+            if hindsight is not None:
+                chances.append(draw.random((2, items)))
+            if numbers:
+                noise.append(draw.random(numbers, np.float32))
+        times, environments, probability = (np.concatenate(each) for each in zip(*drawn, strict=True))
+        shards = self._agent.experiment.scheme.shards
+        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(len(times))
+        batch = replay.batch(times, environments, weight)
+        if hindsight is not None:
+            batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))
+        if numbers:
+            batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
+        batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
+        return _Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
+
+    def _newest_steps(self, step: int) -> int:
+        """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""
+        replay = self._config.replay
+        wanted = replay.capacity * self._recency ** (1000 * (step + 1) / self._config.updates)
+        return math.ceil(max(wanted, replay.recency_least) / self._agent.experiment.env.num_envs)
+
+    def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
+        """Write a slot's replay into a checkpoint, if the settings say so."""
+        if not self._config.replay.checkpoint:
+            return []
+        return self._histories[slot].save(directory, iteration, self._replays[slot])
+
+    def restore(self, slot: int, saved: Checkpoint) -> None:
+        """Restore a slot's replay, as soon as the first rollout has shown its shapes."""
+        self._saved[slot] = saved
+
+    def learned(self, slot: int, priorities: Tensor | None) -> None:
+        """Set the priorities of the items that were drawn last."""
+        if self._algorithm.weighted:
+            assert priorities is not None and self._drawn is not None
+            self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())

@@ -1,0 +1,38 @@
+"""Where minibatches come from: the source that the algorithm brings, or the one for algorithms of its kind."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from lockstep.agent import Agent
+from lockstep.algorithms.rnd import RND
+from lockstep.buffers.batches import Batches
+from lockstep.buffers.intrinsic import CuriousBatches
+from lockstep.buffers.on_policy import FreshBatches
+from lockstep.buffers.replay_batches import ReplayBatches
+from lockstep.distributed.tree import TreeSum
+
+
+@runtime_checkable
+class BringsBatches(Protocol):
+    """An algorithm with a source of minibatches of its own."""
+
+    def batches(self, agent: Agent, slots: range, tree: TreeSum) -> Batches:
+        """The source for one learner.
+
+        Args:
+            agent: what learns.
+            slots: the learner's batch slots.
+            tree: adds up what all slots of all learners have.
+        """
+        ...
+
+
+def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
+    """The source of minibatches for one learner; its arguments are those of BringsBatches.batches."""
+    algorithm = agent.algorithm
+    if isinstance(algorithm, BringsBatches):
+        return algorithm.batches(agent, slots, tree)
+    if agent.experiment.algorithm.replays:
+        return ReplayBatches(agent, slots)
+    return (CuriousBatches if isinstance(algorithm, RND) else FreshBatches)(agent, slots, tree)

@@ -1,0 +1,98 @@
+"""The launchers: what starts a run's processes, and what each of them can do.
+
+A launcher is a line in this table, or a `Launcher` in a user's file that a layout names: `my_file.py:NAME`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
+
+REFERENCE = re.compile(r"(?P<name>[^:]*\.[^:]*:[^\W\d]\w*)(:(?P<processes>.*))?")
+"""A user's launcher in a layout: `my_file.py:NAME` or `package.module:NAME`, and how many processes."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts the processes of a run, and what they can do."""
+
+    start: str | Callable[[Any, Any], Any]
+    """A function, or `module:name` of one, which is imported when it is used. It is called with `work` and `job`, has
+    every process call `work(job, context, stop)` (lockstep.training.context), and returns learner 0's Result."""
+    starts_processes: bool = False
+    """Whether it starts processes. Their number follows its name in a layout: NAME:2 or NAME:a2-l1."""
+    started_externally: bool = False
+    """Whether something else starts the processes, as torchrun does, and calls train or resume in each of them."""
+    one_machine: bool = True
+    """Whether all processes run on this machine."""
+    shares_memory: bool = True
+    """Whether processes share memory, which asynchronous schemes and preemption need."""
+    options: tuple[str, ...] = ("device",)
+    """Which of the layout's options `device`, `pin`, `restarts` and `compress` it heeds."""
+    package: str = ""
+    """An optional package that it needs. The extra of lockstep that installs it has the same name."""
+
+    @property
+    def one_process(self) -> bool:
+        """Whether the calling process does everything."""
+        return not (self.starts_processes or self.started_externally)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process prepares the run's folder. With torchrun that is rank 0 alone."""
+        return not self.started_externally or os.environ.get("RANK", "0") == "0"
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether this machine is certain to compute a part of the run."""
+        return self.one_machine or self.started_externally
+
+    def function(self) -> Callable[[Any, Any], Any]:
+        """The function that starts a run."""
+        if not isinstance(self.start, str):
+            return self.start
+        module, _, name = self.start.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+LAUNCHERS = {
+    "inline": Launcher("lockstep.launchers.inline:run_inline"),
+    "processes": Launcher(
+        "lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin")
+    ),
+    "torchrun": Launcher(
+        "lockstep.launchers.torchrun:run_torchrun", started_externally=True, one_machine=False, shares_memory=False
+    ),
+    "ray": Launcher(
+        "lockstep.launchers.ray.launcher:run_ray",
+        starts_processes=True,
+        one_machine=False,
+        shares_memory=False,
+        options=("restarts", "compress"),
+        package="ray",
+    ),
+}
+"""By the name that a layout begins with."""
+
+
+def launcher_named(name: str) -> Launcher:
+    """The launcher of the table, or of a user's file.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    if name in LAUNCHERS:
+        return LAUNCHERS[name]
+    if REFERENCE.fullmatch(name) is None:
+        raise SettingsError(f"There is no Layout backend {name!r}. Use Layout.parse({name!r}).")
+    launcher = load_object(name)
+    if not isinstance(launcher, Launcher):
+        raise SettingsError(f"{name} is {launcher!r}, and must be a lockstep.config.launchers.Launcher.")
+    return launcher

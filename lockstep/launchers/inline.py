@@ -1,0 +1,20 @@
+"""Runs in the calling process."""
+
+from __future__ import annotations
+
+import contextlib
+
+from lockstep.launchers.watching import stopping_on_signals, watched
+from lockstep.system.supervision import stall_handler
+from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.job import Job, Result
+
+
+def run_inline(work: Work, job: Job) -> Result:
+    """Everything in the calling process, steppable in a debugger."""
+    stop, fail = StopRequest(), stall_handler()
+    watching = contextlib.nullcontext() if fail is None else watched(fail, stop, job.layout.stall_timeout)
+    with stopping_on_signals(stop), watching:
+        result = work(job, WorkerContext(), stop)
+    assert result is not None, "learners return one"
+    return result

@@ -1,0 +1,212 @@
+"""Runs in child processes of the calling one, which watches them and says why a run failed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.distributed.channels import Channels, open_channels
+from lockstep.distributed.groups import CONSEQUENCES, Group
+from lockstep.distributed.local_group import Ends, LocalGroup, join
+from lockstep.distributed.shared_memory import SharedCounts
+from lockstep.distributed.tree import partners
+from lockstep.launchers.watching import stopping_on_signals
+from lockstep.system import children, machine
+from lockstep.system.output import own_streams, tell
+from lockstep.system.supervision import StallDetector, WorkerError
+from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.job import Job, Result
+
+_GRACE = 5.0
+"""Seconds that a process has to end after it closed its pipe."""
+_EXPLAINING = 2.0
+"""Seconds that another process has to report the cause of a broken connection, or of a stall."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _WorkerSpec:
+    """A process that is to be started."""
+
+    name: str
+    """For people."""
+    ends: Ends | None = None
+    """Its connections to the other learners."""
+    channels: Channels | None = None
+    """Its connections to the other role, in a split layout."""
+
+
+def _worker_specs(layout: Layout, shards: int, context: Any) -> list[_WorkerSpec]:
+    """Every process of a layout, the one with the result first."""
+    collectors, learners = len(layout.collectors), layout.learning
+    joined = join(context, learners, partners(shards, learners))
+    if not layout.split:
+        return [_WorkerSpec(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
+    of_learners, of_collectors = open_channels(context, collectors, learners)
+    return [
+        *(
+            _WorkerSpec(f"Learner {ends.rank} of {learners}", ends, channels)
+            for ends, channels in zip(joined, of_learners, strict=True)
+        ),
+        *(_WorkerSpec(f"Collector {i} of {collectors}", channels=channels) for i, channels in enumerate(of_collectors)),
+    ]
+
+
+def run_processes(work: Work, job: Job) -> Result:
+    """Run workers, or learners and collectors, as child processes. This process only watches them.
+
+    Raises:
+        WorkerError: with the traceback of the first process that failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    specs, available = _worker_specs(job.layout, job.experiment.scheme.shards, context), machine.cores()
+    shared = SharedCounts(2 + len(specs))
+    pipes: list[Connection] = []
+    processes: list[Any] = []
+    stop = StopRequest(shared)
+    try:
+        with stopping_on_signals(stop):
+            if job.options.display != "none":
+                tell(f"Starting {len(specs)} processes …", sys.stderr)
+            for index, spec in enumerate(specs):
+                ours, theirs = context.Pipe()
+                process = children.start(
+                    _child,
+                    (work, spec, available, theirs, StopRequest(shared, index)),
+                    f"lockstep-{spec.name.lower().replace(' ', '-')}",
+                )
+                if job.layout.pin:
+                    children.pin(process, index, len(specs))
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+            for end in (end for spec in specs for end in (spec.ends, spec.channels) if end is not None):
+                end.close()
+            for pipe in pipes:  # not with start(), which would wait forever if the process died before it read
+                with contextlib.suppress(OSError):  # it has died, which _watch reports
+                    pipe.send(job)
+            return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        for process in processes:
+            process.join()
+        shared.close()
+
+
+def _watch(
+    names: list[str], processes: list[Any], pipes: list[Connection], stop: StopRequest, layout: Layout
+) -> Result:
+    """Wait until every process has answered; raise as soon as one fails or dies, or all stall."""
+    results: dict[int, Result | None] = {}
+    stall = StallDetector(layout.stall_timeout)
+    while len(results) < len(processes):
+        open_ranks = [rank for rank in range(len(processes)) if rank not in results]
+        wait([pipes[rank] for rank in open_ranks] + [processes[rank].sentinel for rank in open_ranks], timeout=1.0)
+        failures = {}
+        for rank in open_ranks:
+            try:
+                gone = not processes[rank].is_alive()  # asked first: what it sent before it died still counts
+                if pipes[rank].poll():
+                    kind, value = pipes[rank].recv()
+                    if kind == "mistake":
+                        raise value
+                    if kind == "result":
+                        results[rank] = value
+                    else:
+                        failures[rank] = value
+                elif gone:
+                    failures[rank] = children.death_report(processes[rank])
+            except (EOFError, OSError):  # OSError: it died before it had read its job
+                processes[rank].join(_GRACE)
+                failures[rank] = children.death_report(processes[rank])
+        if failures:
+            raise WorkerError(_first_cause(failures, names, processes, pipes, results))
+        now = stop.progress()
+        patience = stall.too_long(now, started=any(now), grace=_EXPLAINING)
+        if patience is not None:
+            for rank in open_ranks:
+                children.show_stack(processes[rank], names[rank])
+            longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
+            raise WorkerError(
+                f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
+                f"{dict(zip(names, now, strict=True))}. Their stacks are printed above: one hangs, and the others "
+                f"wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
+            )
+    result = results[0]
+    assert result is not None, "learners return one"
+    return result
+
+
+def _first_cause(
+    failures: dict[int, str],
+    names: list[str],
+    processes: list[Any],
+    pipes: list[Connection],
+    results: dict[int, Any],
+) -> str:
+    """The failure to show. When one worker dies, its peers fail a moment later with a broken connection; a death or
+    an error of another kind explains more."""
+
+    def follows(text: str) -> bool:
+        return any(phrase in text for phrase in CONSEQUENCES)
+
+    deadline = time.monotonic() + _EXPLAINING
+    while all(map(follows, failures.values())) and time.monotonic() < deadline:
+        for rank, process in enumerate(processes):
+            if rank in failures or rank in results:
+                continue
+            with contextlib.suppress(EOFError, OSError):
+                if pipes[rank].poll():
+                    kind, value = pipes[rank].recv()
+                    if kind == "mistake":
+                        raise value
+                    (failures if kind == "error" else results)[rank] = value  # a result: the others let it finish
+                    continue
+            if not process.is_alive():
+                failures[rank] = children.death_report(process)
+        time.sleep(0.05)
+    rank, text = min(failures.items(), key=lambda item: follows(item[1]))
+    return f"{names[rank]} {text}"
+
+
+def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop: StopRequest) -> None:
+    """A process of a run: it receives its job, joins the others, works, and reports how it ended.
+
+    Args:
+        available: cores of the whole run.
+    """
+    telling = threading.Lock()
+    own_streams()
+
+    def end(kind: str, what: str | SettingsError) -> None:
+        telling.acquire()  # never released: the first report counts
+        with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
+            pipe.send((kind, what))
+            pipe.close()
+        sys.stdout.flush()
+        os._exit(1)
+
+    children.report_losses(lambda text: end("error", f"failed: {text}"))
+    try:
+        job = pipe.recv()
+        machine.belongs_to_a_run_with(available)
+        group = Group() if spec.ends is None else LocalGroup(spec.ends)
+        result = work(job, WorkerContext(group, spec.channels), stop)
+        pipe.send(("result", result))
+        pipe.close()
+        group.close()
+    except SettingsError as error:
+        end("mistake", error.bare())
+    except BaseException:
+        end("error", "failed:\n" + traceback.format_exc())

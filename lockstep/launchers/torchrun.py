@@ -1,0 +1,77 @@
+"""Runs in processes that torchrun has started, on one machine or several."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from lockstep.config.settings import SettingsError
+from lockstep.distributed.groups import MEETING, GlooGroup, Group
+from lockstep.launchers.watching import stopping_on_signals, watched
+from lockstep.system.output import tell
+from lockstep.system.supervision import WorkerError
+from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.job import Job, Result
+
+_VISIBLE = 60.0
+"""Seconds that a new file may take to be seen on other hosts: NFS caches for a while what a folder holds."""
+
+
+def run_torchrun(work: Work, job: Job) -> Result:
+    """Run one of the processes that torchrun started, which notices when one ends. Each watches itself for stalls."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    stop = StopRequest()
+    stop.begin()  # one that stopped before the others would be taken for lost
+    layout = dataclasses.replace(job.layout, workers=size)
+
+    def fail(reason: str) -> None:
+        tell(f"Process {rank} of {size}: {reason}", sys.stderr)
+        os._exit(1)  # torchrun then ends the others
+
+    late = (
+        "the others did not connect: one of them ended meanwhile, or cannot be reached through the network interface "
+        "that gloo chose (GLOO_SOCKET_IFNAME names another)."
+    )
+    try:
+        with watched(lambda _: fail(late), stop, 3 * MEETING.total_seconds()):
+            group = GlooGroup("env://", rank, size)
+    except RuntimeError as error:
+        raise WorkerError(
+            f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before (its own "
+            "output says why), or cannot reach the first one's host."
+        ) from error
+    try:
+        paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
+        path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
+        _meet(group, path / "run.json")
+        if rank:
+            folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
+            job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
+        job = dataclasses.replace(job, layout=layout)
+        with stopping_on_signals(stop), watched(fail, stop, layout.stall_timeout, group):
+            result = work(job, WorkerContext(group), stop)
+        assert result is not None, "learners return one"
+        return result
+    finally:
+        group.close()
+
+
+def _meet(group: Group, file: Path) -> None:
+    """Raise SettingsError unless all processes see the file that learner 0 has written. Each of them writes its shards'
+    parts of checkpoints beside it."""
+    written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
+    deadline = time.monotonic() + _VISIBLE
+    while not (seen := file.is_file() and file.read_bytes() == written) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = group.gather(None if seen else socket.gethostname())
+    blind = group.broadcast(sorted({host for host in blind if host}) if blind is not None else None)
+    if blind:
+        raise SettingsError(
+            f"{file.parent} is not the same folder on all hosts: on {', '.join(blind)} it does not hold what the first "
+            "process wrote there. Every process writes its part of each checkpoint into it: put --run on a file system "
+            "that all hosts share, such as NFS, or use --nproc-per-node on one host."
+        )

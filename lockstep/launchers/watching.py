@@ -1,0 +1,96 @@
+"""How a process that works itself ends: on a signal after a checkpoint, and with an error if it stalls."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lockstep.distributed.groups import Group
+from lockstep.system import children
+from lockstep.system.output import tell
+from lockstep.system.supervision import StallDetector, is_unattended
+from lockstep.training.context import StopRequest
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request. A later SIGINT or SIGTERM ends the process at once,
+    and so does the first one while the run starts.
+
+    A SIGTERM that arrives together with the first request is ignored, and so is a SIGHUP: a machine that shuts down
+    sends them to every process, and the parent process may forward its own. In an unattended run every further SIGTERM
+    is ignored: the parent process may forward it late, and ends the run itself if need be.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received, overseen = (children.Requests(patient=is_unattended()) for _ in range(2))
+    ended = False
+
+    def handle(number: int) -> None:
+        nonlocal ended
+        name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            children.forget_terminal()
+        if received.insists(number):
+            raise KeyboardInterrupt
+        if stop.requested() or ended:
+            return
+        if not stop.begun():
+            ended = True
+            tell(f"{name}: stopped before the first iteration.", sys.stderr)
+            raise KeyboardInterrupt
+        stop.request()
+        tell(
+            f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once, and so does a further "
+            "SIGTERM.",
+            sys.stderr,
+        )
+
+    def at_once(number: int) -> bool:
+        insists = overseen.insists(number)
+        return number == signal.SIGTERM and (insists or not stop.begun())
+
+    with children.handling_stops(handle), children.ending_for_certain(at_once):
+        yield
+
+
+@contextlib.contextmanager
+def watched(
+    fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float, group: Group | None = None
+) -> Iterator[None]:
+    """Have a thread watch the calling one for stalls. Waiting for others of its group is no stall."""
+    ended = threading.Event()
+    arguments = (fail, stop, ended, stall_timeout, threading.get_ident(), group or Group())
+    threading.Thread(target=_watch_thread, args=arguments, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch_thread(
+    fail: Callable[[str], Any],
+    stop: StopRequest,
+    ended: threading.Event,
+    stall_timeout: float,
+    thread: int,
+    group: Group,
+) -> None:
+    stall = StallDetector(stall_timeout)
+    while not ended.wait(1.0):
+        if group.waiting:
+            stall.moved()
+        now = stop.steps()
+        patience = stall.too_long(now, started=now > 0)
+        if patience is not None:
+            stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
+            fail(
+                f"This process has made no progress for {patience:g} seconds (Layout.stall_timeout), after {now} "
+                f"steps. Its stack is:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
+            )

@@ -1,0 +1,42 @@
+"""Versions: copies of the state that collectors act with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lockstep.core.schedule import Schedule
+from lockstep.models.normalize import Normalizers
+
+
+@dataclass(frozen=True)
+class Version:
+    """The state after some number of iterations, as collectors act with it."""
+
+    number: int
+    parameters: Tensor
+    """fp32 [N], flat."""
+    normalizers: Normalizers
+    """The statistics that normalise observations and rewards of its rollouts."""
+
+
+class Versions:
+    """The versions that a coming rollout still needs, to be collected with or for their statistics."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._held: dict[int, Version] = {}
+
+    def __getitem__(self, number: int) -> Version:
+        return self._held[number]
+
+    def publish(self, version: Version) -> None:
+        """Add a version, and drop those that no later rollout needs."""
+        self._held[version.number] = version
+        oldest = self._schedule.collects_with(version.number)
+        self._held = {number: held for number, held in self._held.items() if number >= oldest}
+
+    def held(self) -> dict[int, Version]:
+        """All held versions by number, oldest first."""
+        return dict(sorted(self._held.items()))

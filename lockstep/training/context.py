@@ -1,0 +1,72 @@
+"""What every process of a run is given beside its job: its place among the others, and the request to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.distributed.channels import Channels
+from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import SharedCounts
+from lockstep.training.job import Job, Result
+from lockstep.transport.messages import Inbox
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerContext:
+    """How a process reaches the others of its run."""
+
+    group: Group = dataclasses.field(default_factory=Group)
+    """The learners."""
+    channels: Channels | None = None
+    """Its channels to the other role, in a split layout of one machine."""
+    inbox: Inbox | None = None
+    """A learner's messages from collectors and for them, in a split layout of several machines."""
+
+
+class StopRequest:
+    """Tells a worker to stop, and counts its steps as a sign of life.
+
+    Args:
+        shared: `2 + processes` numbers that all processes of the run share.
+        rank: of this one among them.
+    """
+
+    def __init__(self, shared: SharedCounts | None = None, rank: int = 0) -> None:
+        self._shared, self._rank = shared, rank
+        self._counts: Any = [0, 0, 0] if shared is None else shared.values
+        """Whether a stop was requested, whether the first iteration has begun, and each process's steps."""
+
+    def request(self) -> None:
+        """Ask for a checkpoint and a clean end after the current iteration."""
+        self._counts[0] = 1
+
+    def requested(self) -> bool:
+        return bool(self._counts[0])
+
+    def begin(self) -> None:
+        """Note that the first iteration begins: from now on there is something to save."""
+        self._counts[1] = 1
+
+    def begun(self) -> bool:
+        return bool(self._counts[1])
+
+    def alive(self) -> None:
+        """Count one step of progress."""
+        self._counts[2 + self._rank] += 1
+
+    def steps(self) -> int:
+        """Steps so far."""
+        return int(self._counts[2 + self._rank])
+
+    def progress(self) -> list[int]:
+        """Steps of every process so far."""
+        return list(self._counts[2:])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StopRequest, (self._shared, self._rank)
+
+
+Work = Callable[[Job, WorkerContext, StopRequest], Result | None]
+"""What every process of a run does (lockstep.training.loops.work)."""

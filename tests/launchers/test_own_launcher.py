@@ -1,0 +1,81 @@
+"""A launcher of a user's file: chosen by a layout's text, and asked what it can do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tiny import cut, options
+
+from lockstep import recipes
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.launch import resume, train
+from lockstep.training.prepare import prepare
+
+LAUNCHER = """
+from pathlib import Path
+
+from lockstep.config.launchers import Launcher
+from lockstep.launchers.inline import run_inline
+from lockstep.launchers.processes import run_processes
+
+def run(work, job):
+    with Path("started").open("a") as file:
+        file.write(f"{job.layout}\\n")
+    return run_inline(work, job)
+
+HERE = Launcher(run)
+FAR = Launcher(run_processes, starts_processes=True, one_machine=False, shares_memory=False, options=("pin",))
+NONE = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(LAUNCHER)
+
+
+def test_a_run_starts_and_goes_on_with_it() -> None:
+    experiment = cut(recipes.ppo_cartpole)
+    expected = train(experiment, Layout(), options(Path("inline"))).digest
+    train(experiment, "mine.py:HERE", options(Path("run")), stop_after=1)
+    assert resume("run").digest == expected, "run.json names it"
+    assert Path("started").read_text() == "mine.py:HERE\n" * 2
+
+
+@pytest.mark.parametrize("text", ["mine.py:HERE", "mine.py:HERE,env_threads=2", "mine.py:FAR:2", "mine.py:FAR:a2-l1"])
+def test_it_has_a_text(text: str) -> None:
+    layout = Layout.parse(text)
+    assert str(layout) == text and Layout.parse(str(layout)) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("mine.py:HERE:2", "does not state"),
+        ("mine.py:HERE:a1-l1", "does not state"),
+        ("mine.py:FAR", "does not state"),
+        ("mine.py:FAR:a0-l1", "numbers of processes"),
+        ("mine.py:FAR:2,device=0", "leave device= out"),
+        ("mine.py:HERE,pin=1", "processes that lockstep starts"),
+        ("mine.py:NONE", "must be a lockstep.config.launchers.Launcher"),
+        ("mine.py:MISSING", "has no MISSING"),
+        ("other.py:HERE", "no Python file"),
+    ],
+)
+def test_mistakes_are_explained(text: str, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        Layout.parse(text)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    experiment = cut(recipes.ppo_cartpole)
+    free = dataclasses.replace(experiment.scheme, lag="async")
+    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout cpu:a1-l1"):
+        prepare(dataclasses.replace(experiment, scheme=free), Layout.parse("mine.py:FAR:a1-l1"))
+    preempted = dataclasses.replace(experiment.scheme, preempt=0.5)
+    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*memory that all collectors share"):
+        prepare(dataclasses.replace(experiment, scheme=preempted), Layout.parse("mine.py:FAR:2"))
