@@ -15,9 +15,10 @@ import numpy as np
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, load_adapter
+from lockstep.envs.base import EnvConfig
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.registry import adapter_of
 
 _TRIALS = 8
 """Steps at which compute_reward is called with the step's info and without it."""
@@ -36,7 +37,7 @@ class Goals:
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = load_adapter(config.adapter).single(config.training())
+        env: Any = adapter_of(config).single(config.training())
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         judge, changing = _judge(env)
