@@ -182,6 +182,9 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
             pytest.skip(f"{missing[1]} is not installed")
         if "requires the system Qt" in said:
             pytest.skip("Procgen's games need Qt, which few machines have")
+        if "grids.py:Grids" in arguments:  # which the page shows in part
+            assert "no Python file" in said and "grids.py" in said
+            return
         if "--warm-start.run" in arguments:  # of a run that another command trains
             assert re.match(r"error: --warm-start\.run (\S+): \1 does not exist", said)
             return

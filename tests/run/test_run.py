@@ -298,7 +298,7 @@ def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, mo
 
 
 def test_environments_that_would_start_from_one_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.envs.convert.derive_seed", lambda *indices: indices[2] // 2)
+    monkeypatch.setattr("lockstep.envs.episodes.derive_seed", lambda *indices: indices[2] // 2)
     with pytest.raises(SettingsError, match="same seed"):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
 

@@ -61,7 +61,9 @@ def test_replay_counts_as_learning() -> None:
 
 def test_environments_of_python_step_while_nothing_else_does_unless_they_have_processes() -> None:
     experiment = atari()
-    experiment = experiment.replace(env=dataclasses.replace(experiment.env, adapter="gymnasium"))
+    experiment = experiment.replace(
+        env=dataclasses.replace(experiment.env, id="CartPole-v1", adapter="gymnasium", protocol="none")
+    )
     for layout, expected in (("inline", 1 / 1200e-6), ("inline,env_processes=2", 1 / (150e-6 + 800e-6))):
         assert limit(experiment, Layout.parse(layout), COSTS, 64).rate == pytest.approx(expected)
 
