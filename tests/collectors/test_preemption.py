@@ -80,11 +80,10 @@ def collected(
     agent, collecting = collector(of, cuts)
     version = agent.version(0)
     collecting.reset()
-    buffers = collecting._buffers
     found = []
     for lap in range(count):
-        infos = collecting.collect(lap, lambda t: version)
-        found.append([(each, copied(buffers.rollout(s, lap)), collecting.state(s)) for s, each in enumerate(infos)])
+        rollouts = collecting.collect(lap, lambda t: version)
+        found.append([(each.info, copied(each.rollout), collecting.state(s)) for s, each in enumerate(rollouts)])
     collecting.close()
     return found
 
@@ -108,8 +107,8 @@ def test_a_cut_rollout_is_a_shorter_one(acting_batch: int) -> None:
         else:
             shorter.reset()
         version = agent.version(0)
-        expected = shorter.collect(0, lambda t, version=version: version)[0]
-        whole, state = shorter._buffers.rollout(0, 0), shorter.state(0)
+        only = shorter.collect(0, lambda t, version=version: version)[0]
+        expected, whole, state = only.info, only.rollout, shorter.state(0)
         info, rollout, after = cuts[number][0]
 
         assert info.cut == (length if length < STEPS else None)

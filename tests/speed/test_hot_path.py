@@ -154,8 +154,7 @@ def cost_of_learning(experiment: Callable[..., Experiment]) -> Cost:
         agent, collecting = collector(experiment(epochs=epochs))
         version = agent.version(0)
         collecting.reset()
-        collecting.collect(0, lambda t: version)
-        rollout = collecting._buffers.rollout(0, 0)
+        rollout = collecting.collect(0, lambda t: version)[0].rollout
         learner = Learner(agent, range(1), TreeSum(1, Group()))
         filled = {0: [collected(rollout, version.normalizers)]}
         learner.learn(0, filled)
