@@ -1,0 +1,1 @@
+"""Numba kernels whose results have equal bits on every CPU (extra `compiled`)."""
