@@ -50,7 +50,10 @@ class Agent:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
             self._target_flat = FlatParameters(self.target, dtype=dtype)
         self.normalizers = Normalizers.initial(
-            experiment.normalize, experiment.algorithm.discount, self.observation_space
+            experiment.normalize,
+            experiment.algorithm.discount,
+            self.observation_space,
+            portable=experiment.precision == "portable",
         )
 
     def check(self) -> None:

@@ -103,6 +103,11 @@ class AlgorithmConfig(ABC):
             raise SettingsError(f"algorithm.discount={self.discount} must lie between 0 and 1.")
         self.optimizer.validate()
 
+    def uncovered(self) -> str:
+        """What portable arithmetic does not cover of these settings; "" if it covers all. Subclasses that users write
+        are not covered unless they say so."""
+        return f"algorithm={self.name or type(self).__name__}"
+
     def validate_with(self, setup: Setup) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
 

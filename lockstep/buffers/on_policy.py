@@ -139,6 +139,10 @@ class FreshBatches:
                 flat = parts.flatten(1)
                 columns = [flat if index is None else flat[:, index] for index in self._plans[slot]]
             sums[slot] = torch.stack([column.sum(1) for column in columns])
+        return self._global_moments(sums)
+
+    def _global_moments(self, sums: dict[int, Tensor]) -> list[tuple[float, float]]:
+        """Mean and deviation in every global minibatch, from each slot's float64 [G, 3]: count, sum, sum of squares."""
         moments = []
         for count, total, square in self._tree.sum(sums).tolist():
             mean = total / max(count, 1.0)

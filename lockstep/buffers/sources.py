@@ -35,4 +35,8 @@ def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
         return algorithm.batches(agent, slots, tree)
     if agent.experiment.algorithm.replays:
         return ReplayBatches(agent, slots)
+    if agent.experiment.precision == "portable":
+        from lockstep.buffers.portable import PortableBatches  # which needs Numba
+
+        return PortableBatches(agent, slots, tree)
     return (CuriousBatches if isinstance(algorithm, RND) else FreshBatches)(agent, slots, tree)

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from lockstep.core.rng import stream
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.experiment import Experiment
-from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.base import ModelOutput, PolicyModel, Precision
 from lockstep.models.capture import Inference
 from lockstep.models.normalize import Normalizers
 from lockstep.run.checkpoint import Checkpoint, find, open_checkpoint
@@ -57,9 +57,7 @@ def find_checkpoint(run: Path | str, checkpoint: str | int | None = None) -> Che
     return open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint))
 
 
-def load_policy(
-    run: Path | str, checkpoint: str | int | None = None, *, precision: Literal["bf16", "fp32"] | None = None
-) -> Policy:
+def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precision: Precision | None = None) -> Policy:
     """Rebuild a run's model as it was at a checkpoint.
 
     Args:

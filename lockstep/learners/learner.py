@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,8 +108,7 @@ class Learner:
         sums, updates, norms, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0, 0
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
-            for slot in self._slots:
-                gradient = self._gradient(slot, self.batches.slice(slot, step), numbered)
+            for slot, gradient in self._slices(step, numbered):
                 if step == 0:
                     digests[slot] = fast_digest(gradient)
                 self.reduction.push(slot, gradient)
@@ -127,6 +126,11 @@ class Learner:
         metrics = self._metrics(hyper, sums, updates, norms, moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
+
+    def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
+        """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""
+        for slot in self._slots:
+            yield slot, self._gradient(slot, self.batches.slice(slot, step), hyper)
 
     def _apply(self, computed: Computed) -> float:
         """Apply a gradient, and return its norm."""

@@ -48,25 +48,37 @@ class Optimizer:
             return x if span is None else x[span]
 
         gradient, vector = of(gradient), of(self._vector)
+        norm, name = self._clip(gradient), f"step.{group.prefix}".removesuffix(".")
+        if name not in self.counts:
+            self.counts[name] = self._counter()
+        moments = [of(moment) for moment in self.moments.values()]
+        self._descend(vector, gradient, moments, self.counts[name], group.learning_rate)
+        return norm
+
+    def _clip(self, gradient: Tensor) -> float:
+        """Scale a gradient down to the largest norm, in place; returns the norm before."""
         norm = float(gradient.norm())
         if norm > self._max_norm:
             gradient.mul_(self._max_norm / (norm + 1e-6))
-        config, count = self._config, f"step.{group.prefix}".removesuffix(".")
-        if count not in self.counts:
-            self.counts[count] = self._counter()
+        return norm
+
+    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> None:
+        """Move parameters, in place, and what is remembered of their gradients; count the step."""
+        config = self._config
         if config.name == "adam":
+            first, second = moments
             adam(
                 [vector],
                 [gradient],
-                [of(self.moments["exp_avg"])],
-                [of(self.moments["exp_avg_sq"])],
+                [first],
+                [second],
                 [],
-                [self.counts[count]],
+                [count],
                 fused=True,
                 amsgrad=False,
                 beta1=config.betas[0],
                 beta2=config.betas[1],
-                lr=group.learning_rate,
+                lr=rate,
                 weight_decay=0.0,
                 eps=config.eps,
                 maximize=False,
@@ -75,18 +87,17 @@ class Optimizer:
             rmsprop(
                 [vector],
                 [gradient],
-                [of(self.moments["square_avg"])],
+                moments,
                 [],
                 [],
-                [self.counts[count]],
-                lr=group.learning_rate,
+                [count],
+                lr=rate,
                 alpha=config.decay,
                 eps=config.eps,
                 weight_decay=0.0,
                 momentum=0.0,
                 centered=False,
             )
-        return norm
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by name; empty before the first step."""

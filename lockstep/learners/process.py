@@ -52,6 +52,10 @@ class Worker:
             self.learner: Learner = AsyncLearner(
                 agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates
             )
+        elif agent.experiment.precision == "portable":
+            from lockstep.learners.portable import PortableLearner  # which needs Numba
+
+            self.learner = PortableLearner(agent, self.slots, self._tree, alive=alive)
         else:
             self.learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
         self._begun = _numbers(agent.algorithm)

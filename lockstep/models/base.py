@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+Precision = Literal["bf16", "fp32", "portable"]
+"""Arithmetic of a model: see Experiment.precision."""
+
 
 class ModelOutput(NamedTuple):
     """What a model says about [T, B] observations."""
@@ -113,6 +116,10 @@ class PolicyModel(nn.Module, ABC):
         """Set the running statistics (fp32 [D]) that forward normalises vector observations with. Copy them into the
         tensors that forward reads: a recorded forward pass goes on reading those."""
 
+    def weights_changed(self) -> None:
+        """Called after the weights or statistics of a copy for acting have changed, before the next forward pass.
+        Whatever is computed from them once is computed here."""
+
     @abstractmethod
     def for_acting(self) -> PolicyModel:
         """A copy for inference only, with weights in the precision that it computes in."""
@@ -145,6 +152,11 @@ class ModelConfig(ABC):
     def uses_previous(self) -> bool:
         """Whether forward wants prev_action and prev_reward."""
         return False
+
+    def uncovered(self) -> str:
+        """What portable arithmetic does not cover of these settings; "" if it covers all. Subclasses that users write
+        are not covered unless they say so."""
+        return f"model={type(self).__name__}"
 
     def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
         """Raise SettingsError for values that are out of range in any environment."""

@@ -45,8 +45,12 @@ class Inference:
         layout = [(x.shape, x.stride()) for x in inputs]
         if layout != self._layout:
             self._layout, self._stale = layout, False
+            self._model.weights_changed()
             self._recorded, self._run = self._record(obs, start, state, prev_action, prev_reward), None
         if self._recorded is None:
+            if self._stale:
+                self._model.weights_changed()
+                self._stale = False
             return self._model(obs, start, state, prev_action, prev_reward)
         if self._stale:
             self._recorded.refresh(in_place=self._capture is not None)

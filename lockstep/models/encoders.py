@@ -50,6 +50,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = (in_features, *hidden_sizes)
         self.layers = nn.ModuleList(Linear(a, b) for a, b in pairwise(sizes))
+        self.activation_name = activation
         self.activation: Callable[[Tensor], Tensor] = {
             "tanh": torch.tanh,
             "relu": torch.relu,

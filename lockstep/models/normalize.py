@@ -116,6 +116,24 @@ def discounted_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: fl
     return returns, carry
 
 
+def portable_sums(x: Tensor, valid: Tensor) -> Tensor:
+    """As batch_sums, in portable arithmetic: x is [T, B, D]."""
+    from lockstep.kernels import returns  # which needs Numba
+
+    sums = torch.empty(1 + 2 * x.shape[-1], dtype=torch.float64)
+    returns.batch_sums(x.contiguous().numpy(), valid.contiguous().numpy(), sums.numpy())
+    return sums
+
+
+def portable_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+    """As discounted_returns, in portable arithmetic."""
+    from lockstep.kernels import returns  # which needs Numba
+
+    found, carry = torch.empty(reward.shape), carry.clone()
+    returns.discounted_returns(reward.contiguous().numpy(), done.numpy(), carry.numpy(), discount, found.numpy())
+    return found, carry
+
+
 @dataclass(frozen=True)
 class Normalizers:
     """The normalizers that an experiment asks for; the others are None."""
@@ -125,9 +143,13 @@ class Normalizers:
     layout: ObservationLayout | None
     observations: RunningMoments | None
     returns: RunningMoments | None
+    portable: bool = False
+    """Whether sums are computed in portable arithmetic."""
 
     @staticmethod
-    def initial(config: NormalizeConfig, discount: float, observation_space: gymnasium.Space[Any]) -> Normalizers:
+    def initial(
+        config: NormalizeConfig, discount: float, observation_space: gymnasium.Space[Any], *, portable: bool = False
+    ) -> Normalizers:
         """Statistics before the first sample, which only clip observations and rewards."""
         layout = None
         if config.observations:
@@ -139,6 +161,7 @@ class Normalizers:
             layout,
             RunningMoments.empty(layout.vector_size) if layout else None,
             RunningMoments.empty(1) if config.returns else None,
+            portable,
         )
 
     def apply(self, model: PolicyModel) -> None:
@@ -157,13 +180,14 @@ class Normalizers:
         return_carry, fp32 [B], the discounted returns of unfinished episodes."""
         parts = [torch.zeros(0, dtype=torch.float64)]
         steps = rollout.reward.shape[0]
+        sums_of, returns_of = (portable_sums, portable_returns) if self.portable else (batch_sums, discounted_returns)
         if self.layout is not None:
-            parts.append(batch_sums(self.layout.vector(rollout.obs)[:steps], rollout.valid))
+            parts.append(sums_of(self.layout.vector(rollout.obs)[:steps], rollout.valid))
         if self.returns is not None:
             done = rollout.terminated | rollout.truncated
-            returns, carry = discounted_returns(rollout.reward, done, return_carry, self.discount)
+            returns, carry = returns_of(rollout.reward, done, return_carry, self.discount)
             return_carry.copy_(carry)
-            parts.append(batch_sums(returns.unsqueeze(-1), rollout.valid))
+            parts.append(sums_of(returns.unsqueeze(-1), rollout.valid))
         return torch.cat(parts)
 
     def merged(self, sums: Tensor) -> Normalizers:

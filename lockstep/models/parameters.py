@@ -42,7 +42,7 @@ class FlatParameters:
             size += parameter.numel() + gap
         self.vector = nn.Parameter(torch.zeros(size, device=next(iter(named.values())).device))
         self._parameters = named
-        self._tail = tail
+        self.tail = tail
         self._pieces.append(tail)
         for name, parameter in named.items():
             self._view(self.vector.data, name).copy_(parameter.data)
@@ -55,6 +55,10 @@ class FlatParameters:
     def _view(self, vector: Tensor, name: str) -> Tensor:
         start, shape = self._slices[name]
         return vector[start : start + shape.numel()].view(shape)
+
+    def offset(self, name: str) -> int:
+        """Where a parameter begins in the vector."""
+        return self._slices[name][0]
 
     def span(self, prefix: str) -> slice:
         """The slice of the parameters whose names begin with a prefix. They must be adjacent."""
@@ -76,7 +80,7 @@ class FlatParameters:
         """Drop the last gradient. Call it before a backward pass, which then need not add to it."""
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._gathered = torch.empty(self.vector.numel() + self._tail, device=self.vector.device)
+        self._gathered = torch.empty(self.vector.numel() + self.tail, device=self.vector.device)
         for name, rounded in self._rounded.items():
             rounded.place = self._view(self._gathered, name)
 

@@ -32,7 +32,7 @@ from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reprod
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
 
 _SYMBOLS = 11
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "portable": torch.float32}
 
 
 class PolicyHead(nn.Module):
@@ -324,6 +324,13 @@ class StandardModelConfig(TrunkConfig):
         """Raise SettingsError for values out of range."""
         super().validate()
         check_initial_std(self.initial_std)
+
+    def uncovered(self) -> str:
+        if type(self) is not StandardModelConfig:
+            return super().uncovered()
+        covered = {"core": "none", "previous_action_reward": False, "squash": False}
+        found = {name: getattr(self, name) for name in covered}
+        return ", ".join(f"model.{name}={value}" for name, value in found.items() if value != covered[name])
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""

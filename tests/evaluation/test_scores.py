@@ -52,9 +52,7 @@ def experiment(env: EnvConfig, **model: Any) -> Experiment:
 
 def build(settings: Experiment, sharpen: float = 100.0) -> PolicyModel:
     """An untrained model; sharpened, so that it does not act almost uniformly."""
-    model = settings.model.build(
-        *envs.spaces(settings.env), precision=settings.precision, normalize_observations=False, seed=3
-    )
+    model = settings.model.build(*envs.spaces(settings.env), precision="fp32", normalize_observations=False, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "policy_head" in name:

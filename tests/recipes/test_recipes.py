@@ -47,12 +47,7 @@ def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     for package, prefix in (("minatar", "MinAtar/"), ("gymnasium_robotics", "gymnasium_robotics:")):
         if experiment.env.id.startswith(prefix) and importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    model = experiment.model.build(
-        *spaces_of(experiment.env),
-        precision=experiment.precision,
-        normalize_observations=experiment.normalize.observations,
-        seed=experiment.seed,
-    )
+    model = experiment.build_model(*spaces_of(experiment.env))
     assert model.distribution.num_params > 0
 
 

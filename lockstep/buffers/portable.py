@@ -1,0 +1,128 @@
+"""Minibatches of on-policy algorithms for kernels in portable arithmetic.
+
+Kernels take the items of a slice by their indices, from arrays that hold the rollouts of all of a learner's slots.
+
+Shape legend: S slots of this learner, T time, B environments of a shard, N = T * B items of a rollout, n of them in a
+slice, G gradient steps, D numbers of an observation, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lockstep.agent import Agent
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.on_policy import FreshBatches
+from lockstep.distributed.tree import TreeSum
+from lockstep.kernels import returns
+from lockstep.models.policy import StandardModel
+from lockstep.models.portable import normalized
+
+
+class Items(NamedTuple):
+    """The rollouts of all slots, item by item."""
+
+    observations: np.ndarray
+    """Normalized: float32 [S, N, D]."""
+    actions: np.ndarray
+    """float32 [S, N, A]; A is 0 if actions are discrete."""
+    choices: np.ndarray
+    """Discrete actions: int64 [S, N]."""
+    log_probs: np.ndarray
+    """Of the collecting version: float32 [S, N]."""
+    values: np.ndarray
+    """Of the collecting version: float32 [S, N]."""
+    advantages: np.ndarray
+    """float32 [S, N]"""
+    targets: np.ndarray
+    """Value targets: float32 [S, N]."""
+    valid: np.ndarray
+    """bool [S, N]"""
+
+
+class PortableBatches(FreshBatches):
+    """Epochs of minibatches over the rollouts in a learner's slots, as indices."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
+        config, model = agent.experiment.algorithm, agent.model
+        assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
+        self._model, self._lambda = model, config.gae_lambda
+        discrete = not model.distribution.action_shape
+        size = 0 if discrete else model.distribution.action_shape[0]
+        self._discrete, per_shard = discrete, agent.experiment.envs_per_shard
+        assert agent.observation_space.shape is not None
+        features = int(np.prod(agent.observation_space.shape))
+        shape = self._shape = (len(slots), self._config.rollout, per_shard)
+        count = self._config.rollout * per_shard
+
+        def numbers(*more: int) -> np.ndarray:
+            return np.zeros((len(slots), count, *more), np.float32)
+
+        self.items = Items(
+            numbers(features),
+            numbers(size),
+            np.zeros((len(slots), count), np.int64),
+            numbers(),
+            numbers(),
+            numbers(),
+            numbers(),
+            np.zeros((len(slots), count), np.bool_),
+        )
+        self._by_step = Items(*(x.reshape(*shape, *x.shape[2:]) for x in self.items))
+        """The same memory, [S, T, B, ...]."""
+        self.index = np.zeros((0, 0, 0), np.int64)
+        """int64 [G, S, n]: the items of each gradient step."""
+        self.moments: list[tuple[float, float]] = []
+        """Mean and deviation of advantages in each global minibatch."""
+
+    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+        for place, slot in enumerate(self._slots):
+            (only,) = rollouts[slot]
+            self._take(place, only, hyper)
+        steps = self._config.epochs * self._config.minibatches
+        plans = [self._indices(slot, iteration) for slot in self._slots]
+        self.index = np.ascontiguousarray(np.stack(plans, 1))
+        self.moments = self._moments_of_advantages() if self._algorithm.normalize_advantages else [(0.0, 1.0)] * steps
+        return steps
+
+    def _take(self, place: int, collected: CollectedRollout, hyper: dict[str, float]) -> None:
+        """Write a slot's rollout into its items."""
+        rollout, normalizers = collected.rollout, collected.normalizers
+        normalizers.apply(self._model)
+        steps = len(rollout.reward)
+        to = Items(*(x[place] for x in self._by_step))
+        encoder = self._model.trunks[0].encoder
+        vector = encoder.layout.vector(rollout.obs)[:steps]  # type: ignore[operator, union-attr]
+        to.observations[...] = normalized(encoder, vector).reshape(to.observations.shape)  # type: ignore[arg-type]
+        if self._discrete:
+            to.choices[...] = rollout.action.numpy()
+        else:
+            to.actions[...] = rollout.action.numpy()
+        to.log_probs[...] = rollout.log_prob.numpy()
+        to.values[...] = rollout.value[:steps].numpy()
+        to.valid[...] = rollout.valid.numpy()
+        reward = normalizers.scale_rewards(rollout.reward)
+        r_t, v_t, terminated, truncated = (
+            x.contiguous().numpy() for x in (reward, rollout.value, rollout.terminated, rollout.truncated)
+        )
+        returns.gae(r_t, v_t, terminated, truncated, hyper["discount"], self._lambda, to.advantages, to.targets)
+
+    def _indices(self, slot: int, iteration: int) -> np.ndarray:
+        """The items of a slot's slices: int64 [G, n]."""
+        count = self.items.valid.shape[1]
+        plan = self._plan(slot, iteration)
+        return np.stack([np.arange(count) if part is None else part.numpy() for part in plan])
+
+    def _moments_of_advantages(self) -> list[tuple[float, float]]:
+        sums = {}
+        for place, slot in enumerate(self._slots):
+            found = np.empty((len(self.index), 3))
+            index = np.ascontiguousarray(self.index[:, place])
+            returns.slice_sums(self.items.advantages[place], self.items.valid[place], index, found)
+            sums[slot] = torch.from_numpy(found)
+        return self._global_moments(sums)

@@ -1,0 +1,176 @@
+"""Layers of perceptrons, forwards and backwards, in float32 arithmetic that is the same on every CPU.
+
+Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
+the samples one by one. Products are rounded before they are added. Loops are blocked so that several sums advance
+together, which changes no sum.
+
+Shape legend: P parameters, L layers, n samples, K inputs and M outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.kernels.compiling import kernel
+from lockstep.kernels.math import exp, tanh
+
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION = range(5)
+"""Columns of a stack of layers, int64 [L, 5]: where weights [M, K] and biases [M] begin among the parameters, the
+layer's size, and which activation follows it."""
+NONE, TANH, RELU, ELU = range(4)
+"""Activations."""
+
+
+@kernel
+def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """Add a [n, k] @ b [k, m] to out [n, m], k by k."""
+    n, k = a.shape
+    m = b.shape[1]
+    fours = k - k % 4
+    for i in range(0, n - 1, 2):
+        y, z = out[i], out[i + 1]
+        for p in range(0, fours, 4):
+            u0, u1, u2, u3 = a[i, p], a[i, p + 1], a[i, p + 2], a[i, p + 3]
+            v0, v1, v2, v3 = a[i + 1, p], a[i + 1, p + 1], a[i + 1, p + 2], a[i + 1, p + 3]
+            b0, b1, b2, b3 = b[p], b[p + 1], b[p + 2], b[p + 3]
+            for j in range(m):
+                y[j] = y[j] + u0 * b0[j] + u1 * b1[j] + u2 * b2[j] + u3 * b3[j]
+                z[j] = z[j] + v0 * b0[j] + v1 * b1[j] + v2 * b2[j] + v3 * b3[j]
+        for p in range(fours, k):
+            u0, v0, b0 = a[i, p], a[i + 1, p], b[p]
+            for j in range(m):
+                y[j] += u0 * b0[j]
+                z[j] += v0 * b0[j]
+    if n % 2:
+        y = out[n - 1]
+        for p in range(k):
+            u0, b0 = a[n - 1, p], b[p]
+            for j in range(m):
+                y[j] += u0 * b0[j]
+
+
+@kernel
+def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
+    """A layer's weights [M, K], as a view of parameters or of what has their places [P]."""
+    begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
+    return parameters[begin : begin + inputs * outputs].reshape((outputs, inputs))
+
+
+@kernel
+def turned_weights(turned: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
+    """A layer's weights as turn wrote them: [K, M]."""
+    begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
+    return turned[begin : begin + inputs * outputs].reshape((inputs, outputs))
+
+
+@kernel
+def turn(parameters: np.ndarray, layers: np.ndarray, turned: np.ndarray) -> None:
+    """Write the transposed weights of every layer into turned [P], as forward takes them."""
+    for layer in range(len(layers)):
+        weight, transposed = weights(parameters, layers, layer), turned_weights(turned, layers, layer)
+        for k in range(transposed.shape[0]):
+            for m in range(transposed.shape[1]):
+                transposed[k, m] = weight[m, k]
+
+
+@kernel
+def activate(y: np.ndarray, activation: int) -> None:
+    """Apply an activation to y, in place."""
+    flat = y.reshape(y.size)
+    if activation == TANH:
+        for i in range(flat.size):
+            flat[i] = tanh(flat[i])
+    elif activation == RELU:
+        for i in range(flat.size):
+            flat[i] = max(flat[i], np.float32(0))
+    elif activation == ELU:
+        for i in range(flat.size):
+            flat[i] = flat[i] if flat[i] > 0 else exp(flat[i]) - np.float32(1)
+
+
+@kernel
+def deactivate(grad: np.ndarray, y: np.ndarray, activation: int) -> None:
+    """Turn the gradient by an activation's output y into that by its input, in place."""
+    g, h = grad.reshape(grad.size), y.reshape(y.size)
+    if activation == TANH:
+        for i in range(g.size):
+            g[i] *= np.float32(1) - h[i] * h[i]
+    elif activation == RELU:
+        for i in range(g.size):
+            g[i] = g[i] if h[i] > 0 else np.float32(0)
+    elif activation == ELU:
+        for i in range(g.size):
+            g[i] *= np.float32(1) if h[i] > 0 else h[i] + np.float32(1)
+
+
+@kernel
+def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: int) -> np.ndarray:
+    """A layer's outputs [n, M], as a view of scratch, float32 with n numbers for each output of all layers."""
+    before = 0
+    for earlier in range(layer):
+        before += layers[earlier, OUTPUTS]
+    outputs = layers[layer, OUTPUTS]
+    return scratch[samples * before : samples * (before + outputs)].reshape((samples, outputs))
+
+
+@kernel
+def forward(parameters: np.ndarray, turned: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray) -> None:
+    """Pass x [n, K] through all layers; activations returns their outputs.
+
+    Args:
+        parameters: float32 [P].
+        turned: what turn wrote.
+        layers: the stack, int64 [L, 5].
+        x: float32 [n, K].
+        scratch: see activations.
+    """
+    for layer in range(len(layers)):
+        y = activations(scratch, layers, len(x), layer)
+        bias = parameters[layers[layer, BIAS] : layers[layer, BIAS] + layers[layer, OUTPUTS]]
+        for i in range(len(y)):
+            for j in range(len(bias)):
+                y[i, j] = bias[j]
+        multiply(x, turned_weights(turned, layers, layer), y)
+        activate(y, layers[layer, ACTIVATION])
+        x = y
+
+
+@kernel
+def backward(
+    parameters: np.ndarray,
+    layers: np.ndarray,
+    x: np.ndarray,
+    scratch: np.ndarray,
+    gradients: np.ndarray,
+    gradient: np.ndarray,
+    to_input: bool,
+    of_input: np.ndarray,
+) -> None:
+    """Add the gradient by the parameters of all layers.
+
+    Args:
+        parameters: float32 [P].
+        layers: the stack, int64 [L, 5].
+        x: its input, float32 [n, K].
+        scratch: what forward wrote.
+        gradients: as scratch: the last layer's part holds the gradient by its output; the others are overwritten.
+        gradient: float32 [P], to which gradients by weights and biases are added.
+        to_input: whether the gradient by x is wanted.
+        of_input: float32 [n, K], to which it is added; of any size otherwise.
+    """
+    samples = len(x)
+    for layer in range(len(layers) - 1, -1, -1):
+        y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
+        deactivate(grad, y, layers[layer, ACTIVATION])
+        below = x if layer == 0 else activations(scratch, layers, samples, layer - 1)
+        multiply(grad.T, below, weights(gradient, layers, layer))
+        bias = gradient[layers[layer, BIAS] : layers[layer, BIAS] + layers[layer, OUTPUTS]]
+        for i in range(samples):
+            for j in range(len(bias)):
+                bias[j] += grad[i, j]
+        if layer:
+            into = activations(gradients, layers, samples, layer - 1)
+            into[:] = 0
+            multiply(grad, weights(parameters, layers, layer), into)
+        elif to_input:
+            multiply(grad, weights(parameters, layers, layer), of_input)

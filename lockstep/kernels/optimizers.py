@@ -1,0 +1,94 @@
+"""Gradient clipping and optimizers in portable arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.kernels.compiling import kernel
+from lockstep.kernels.math import sqrt
+
+_LANES = 8
+
+
+@kernel
+def norm(gradient: np.ndarray) -> float:
+    """The Euclidean norm, summed in float64: number i belongs to sum i mod 8, and these are added in order."""
+    sums = np.zeros(_LANES)
+    for i in range(0, len(gradient) - len(gradient) % _LANES, _LANES):
+        for lane in range(_LANES):
+            x = np.float64(gradient[i + lane])
+            sums[lane] += x * x
+    for i in range(len(gradient) - len(gradient) % _LANES, len(gradient)):
+        x = np.float64(gradient[i])
+        sums[i % _LANES] += x * x
+    total = 0.0
+    for lane in range(_LANES):
+        total += sums[lane]
+    return sqrt(total)
+
+
+@kernel
+def power(base: float, exponent: int) -> float:
+    """base to a whole power of at least 0, by squaring."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+@kernel
+def clip(gradient: np.ndarray, largest: float) -> float:
+    """Scale a gradient down to a norm, in place. Returns the norm before."""
+    found = norm(gradient)
+    if found > largest:
+        scale = np.float32(largest / (found + 1e-6))
+        for i in range(len(gradient)):
+            gradient[i] *= scale
+    return found
+
+
+@kernel
+def adam(
+    x: np.ndarray,
+    gradient: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    steps: int,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """One step of Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980, algorithm 1).
+
+    Args:
+        x: parameters, float32 [P].
+        gradient: float32 [P].
+        first, second: moments, float32 [P].
+        steps: the number of this step, from 1.
+        rate, beta1, beta2, eps: hyperparameters.
+    """
+    step = np.float32(rate / (1.0 - power(beta1, steps)))
+    root = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
+    b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
+    c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    for i in range(len(x)):
+        g = gradient[i]
+        m = b1 * first[i] + c1 * g
+        v = b2 * second[i] + c2 * (g * g)
+        first[i], second[i] = m, v
+        x[i] -= step * (m / (sqrt(v) * root + e))
+
+
+@kernel
+def rmsprop(x: np.ndarray, gradient: np.ndarray, second: np.ndarray, rate: float, decay: float, eps: float) -> None:
+    """One step of RMSProp without momentum, not centered. Arguments as for adam."""
+    r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
+    for i in range(len(x)):
+        g = gradient[i]
+        v = d * second[i] + c * (g * g)
+        second[i] = v
+        x[i] -= r * (g / (sqrt(v) + e))

@@ -1,0 +1,205 @@
+"""PPO in portable arithmetic: the gradient of the loss that lockstep.algorithms.ppo defines, for all shards at once.
+
+Shape legend: P parameters, S shards of this process, N items of a shard's rollout, n of them in a minibatch's slice,
+D numbers of an observation, A numbers of an action, W parameters of a policy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.kernels.compiling import kernel
+from lockstep.kernels.math import exp
+from lockstep.kernels.network import differentiate, evaluate
+from lockstep.kernels.policies import (
+    CATEGORICAL,
+    entropy_categorical,
+    entropy_gaussian,
+    log_normalizer,
+    log_prob_categorical,
+    log_prob_gaussian,
+)
+
+_LARGEST_LOG_RATIO = np.float32(80)
+_ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
+SUMS = 9
+"""Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
+
+
+@kernel
+def _excess(log_ratio: np.float32, ratio: np.float32) -> np.float32:
+    """exp(x) - 1 - x, without cancellation where x is small."""
+    x = log_ratio
+    near = x * x * (_HALF + x * (np.float32(1 / 6) + x * np.float32(1 / 24)))
+    return near if abs(x) < np.float32(0.03) else (ratio - _ONE) - x
+
+
+@kernel
+def ppo_loss(
+    kind: int,
+    policy: np.ndarray,
+    value: np.ndarray,
+    action: np.ndarray,
+    choice: np.ndarray,
+    old_log_prob: np.ndarray,
+    old_value: np.ndarray,
+    advantage: np.ndarray,
+    target: np.ndarray,
+    valid: np.ndarray,
+    clip: np.float32,
+    value_clip: np.float32,
+    value_coef: np.float32,
+    entropy_coef: np.float32,
+    of_policy: np.ndarray,
+    of_value: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Write the gradient of the loss by policy and value, and the sums over valid samples.
+
+    Args:
+        kind: of the distribution.
+        policy, value: the model's outputs, float32 [n, W] and [n].
+        action: float32 [n, A], of a Gaussian.
+        choice: int64 [n], of a categorical distribution.
+        old_log_prob, old_value, advantage, target, valid: float32 and bool [n].
+        clip, value_clip, value_coef, entropy_coef: hyperparameters; value_clip 0 switches clipping of values off.
+        of_policy, of_value: the gradients, float32 [n, W] and [n].
+        sums: float64 [1 + SUMS]: valid samples, then the sum of each metric.
+    """
+    n, size = policy.shape
+    log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
+    if kind == CATEGORICAL:
+        log_prob_categorical(policy, choice, log_prob)
+        entropy_categorical(policy, entropy)
+    else:
+        log_prob_gaussian(policy, action, log_prob)
+        entropy_gaussian(policy, entropy)
+    low, high = _ONE - clip, _ONE + clip
+    sums[:] = 0
+    for i in range(n):
+        of_value[i] = 0
+        for j in range(size):
+            of_policy[i, j] = 0
+        if not valid[i]:
+            continue
+        difference = log_prob[i] - old_log_prob[i]
+        log_ratio = min(difference, _LARGEST_LOG_RATIO)
+        ratio = exp(log_ratio)
+        free = ratio * advantage[i]
+        held = min(max(ratio, low), high) * advantage[i]
+        # The gradient by the log-probability: none where clipping decides, or where the ratio was cut.
+        slope = -free if free <= held and difference <= _LARGEST_LOG_RATIO else _ZERO
+
+        error = value[i] - target[i]
+        squared, by_value = error * error, error
+        if value_clip > 0:
+            move = value[i] - old_value[i]
+            kept = min(max(move, -value_clip), value_clip)
+            other = old_value[i] + kept - target[i]
+            if other * other > squared:
+                squared = other * other
+                by_value = other if abs(move) <= value_clip else _ZERO
+        of_value[i] = value_coef * by_value
+
+        if kind == CATEGORICAL:
+            normalizer = log_normalizer(policy[i])
+            for a in range(size):
+                log_p = policy[i, a] - normalizer
+                p = exp(log_p)
+                chosen = _ONE if a == choice[i] else _ZERO
+                of_policy[i, a] = slope * (chosen - p) + entropy_coef * (p * (log_p + entropy[i]))
+        else:
+            half = size // 2
+            for d in range(half):
+                inverse = exp(-policy[i, half + d])
+                z = (action[i, d] - policy[i, d]) * inverse
+                of_policy[i, d] = slope * (z * inverse)
+                of_policy[i, half + d] = slope * (z * z - _ONE) - entropy_coef
+
+        gap = target[i] - value[i]
+        sums[0] += 1
+        sums[1] -= min(free, held)
+        sums[2] += _HALF * squared
+        sums[3] += entropy[i]
+        sums[4] += _excess(log_ratio, ratio)
+        sums[5] += 1 if abs(ratio - _ONE) > clip else 0
+        sums[6] += target[i]
+        sums[7] += target[i] * target[i]
+        sums[8] += gap
+        sums[9] += gap * gap
+
+
+@kernel
+def ppo_gradients(
+    network: tuple[np.ndarray, np.ndarray, np.ndarray],
+    kind: int,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    turned: np.ndarray,
+    items: tuple[np.ndarray, ...],
+    index: np.ndarray,
+    advantage_mean: np.float32,
+    advantage_std: np.float32,
+    hyper: tuple[np.float32, np.float32, np.float32, np.float32],
+    out: np.ndarray,
+) -> None:
+    """The gradients of all shards' slices of a minibatch.
+
+    Args:
+        network, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
+        parameters: float32 [P].
+        turned: what lockstep.kernels.dense.turn wrote for all three stacks, [P].
+        items: of all shards' rollouts: normalized observations float32 [S, N, D]; actions float32 [S, N, A] and
+            int64 [S, N], of which one is not used; log-probabilities, values, advantages and value targets, each
+            float32 [S, N]; which are valid, bool [S, N].
+        index: int64 [S, n]: the items of each slice.
+        advantage_mean, advantage_std: what advantages are standardized with; 0 and 1 leave them as they are.
+        hyper: clip, value_clip, value_coef and entropy_coef, as for ppo_loss.
+        out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
+    """
+    observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
+    clip, value_clip, value_coef, entropy_coef = hyper
+    n, size = index.shape[1], len(parameters)
+    x = np.empty((n, observations.shape[2]), np.float32)
+    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
+    old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
+    advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    sums = np.empty(1 + SUMS)
+    for shard in range(len(index)):
+        for i in range(n):
+            item = index[shard, i]
+            x[i] = observations[shard, item]
+            action[i] = actions[shard, item]
+            choice[i] = choices[shard, item]
+            old_log_prob[i] = old_log_probs[shard, item]
+            old_value[i] = old_values[shard, item]
+            advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
+            target[i] = targets[shard, item]
+            valid[i] = valids[shard, item]
+        gradient = out[shard, :size]
+        gradient[:] = 0
+        policy, value, memory = evaluate(network, free_std, log_stds, parameters, turned, x)
+        of_policy, of_value = np.empty_like(policy), np.empty_like(value)
+        ppo_loss(
+            kind,
+            policy,
+            value,
+            action,
+            choice,
+            old_log_prob,
+            old_value,
+            advantage,
+            target,
+            valid,
+            clip,
+            value_clip,
+            value_coef,
+            entropy_coef,
+            of_policy,
+            of_value,
+            sums,
+        )
+        differentiate(network, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
+        for j in range(1 + SUMS):
+            out[shard, size + j] = np.float32(sums[j])

@@ -1,0 +1,80 @@
+"""A learner in portable arithmetic: one kernel computes the gradients of all its slots, another one applies them.
+
+Shape legend: S slots of this learner, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.buffers.portable import PortableBatches
+from lockstep.distributed.tree import TreeSum
+from lockstep.kernels import optimizers
+from lockstep.kernels.ppo import ppo_gradients
+from lockstep.learners.learner import Learner
+from lockstep.learners.optimizer import Optimizer
+from lockstep.models.policy import StandardModel
+from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
+
+
+class PortableLearner(Learner):
+    """Learns by PPO. Batch slots, the tree and everything around a gradient are Learner's."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        config, model = agent.experiment.algorithm, agent.model
+        assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
+        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
+        self._value_clip, self._kind = config.value_clip, model.distribution.kind
+        assert isinstance(self.batches, PortableBatches)
+        self._minibatches = self.batches
+        self.optimizer = PortableOptimizer(agent.experiment, agent.flat)
+        self._network = Network.of(model, agent.flat)
+        self._parameters = agent.flat.vector.detach().numpy()
+        self._turned = np.zeros_like(self._parameters)
+        self._shape = len(slots), self._parameters.size + agent.flat.tail
+
+    def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
+        network, numbers = self._network, (hyper["clip"], self._value_clip, hyper["value_coef"], hyper["entropy_coef"])
+        mean, deviation = self._minibatches.moments[step]
+        standardized = self._algorithm.normalize_advantages  # type: ignore[attr-defined]
+        network.turn(self._parameters, self._turned)
+        gradients = np.empty(self._shape, np.float32)
+        ppo_gradients(
+            network.stacks,
+            self._kind,
+            network.free_std,
+            network.log_stds,
+            self._parameters,
+            self._turned,
+            self._minibatches.items,
+            self._minibatches.index[step],
+            np.float32(mean),
+            np.float32(deviation + 1e-8 if standardized else 1.0),
+            tuple(map(np.float32, numbers)),
+            gradients,
+        )
+        for slot, gradient in zip(self._slots, gradients, strict=True):
+            yield slot, torch.from_numpy(gradient)
+
+
+class PortableOptimizer(Optimizer):
+    """The optimizer in portable arithmetic."""
+
+    def _clip(self, gradient: Tensor) -> float:
+        return optimizers.clip(gradient.numpy(), self._max_norm)
+
+    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> None:
+        config, x, g = self._config, vector.numpy(), gradient.numpy()
+        count += 1
+        if config.name == "adam":
+            first, second = (moment.numpy() for moment in moments)
+            optimizers.adam(x, g, first, second, int(count), rate, *config.betas, config.eps)
+        else:
+            optimizers.rmsprop(x, g, moments[0].numpy(), rate, config.decay, config.eps)

@@ -1,0 +1,224 @@
+"""The standard model of vectors in portable arithmetic: equal bits on every CPU.
+
+The parameters, their names and their places are those of StandardModel. Only their first values, and what a collector
+computes with them, come from lockstep.kernels. lockstep.learners.portable learns with the same kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.settings import SettingsError
+from lockstep.core.rng import stream
+from lockstep.kernels import network as networks
+from lockstep.kernels import policies
+from lockstep.kernels.dense import ELU, NONE, RELU, TANH, turn
+from lockstep.kernels.initialize import orthogonal
+from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.distributions import Categorical, Gaussian
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.parameters import FlatParameters
+from lockstep.models.policy import StandardModel, acting_copy
+
+_ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
+
+
+class PortableCategorical(Categorical):
+    """A categorical distribution in portable arithmetic."""
+
+    kind = policies.CATEGORICAL
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        action = np.empty(params.shape[:-1], np.int64)
+        policies.sample_categorical(_rows(params), _rows(noise), action.reshape(-1))
+        return torch.from_numpy(action)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        out = np.empty(params.shape[:-1], np.float32)
+        policies.log_prob_categorical(_rows(params), action.reshape(-1).numpy(), out.reshape(-1))
+        return torch.from_numpy(out)
+
+
+class PortableGaussian(Gaussian):
+    """A diagonal normal distribution in portable arithmetic."""
+
+    kind = policies.GAUSSIAN
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        action = np.empty((*params.shape[:-1], self.size), np.float32)
+        policies.sample_gaussian(_rows(params), _rows(noise), action.reshape(-1, self.size))
+        return torch.from_numpy(action)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        out = np.empty(params.shape[:-1], np.float32)
+        policies.log_prob_gaussian(_rows(params), _rows(action), out.reshape(-1))
+        return torch.from_numpy(out)
+
+
+def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | PortableGaussian:
+    """The distribution of actions of a space.
+
+    Raises:
+        SettingsError: there is none in portable arithmetic.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return PortableCategorical(space)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return PortableGaussian(space)
+    raise SettingsError(
+        f"precision=portable does not cover actions of {space}: it knows Discrete, and Box of floats. Use --precision "
+        "fp32."
+    )
+
+
+def check_observations(space: gymnasium.Space[Any]) -> None:
+    """Raise SettingsError for observations that portable arithmetic does not cover."""
+    layout = ObservationLayout.of(space)
+    if layout.mask_size or layout.images:
+        found = "action masks" if layout.mask_size else "images"
+        raise SettingsError(
+            f"precision=portable does not cover {found}: observations must be vectors, and these are "
+            f"{space}. Use --precision fp32."
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where the parts of a model lie among its parameters, as lockstep.kernels.network takes them."""
+
+    stacks: tuple[np.ndarray, np.ndarray, np.ndarray]
+    free_std: int
+    log_stds: int
+
+    @staticmethod
+    def of(model: StandardModel, flat: FlatParameters) -> Network:
+        modules = dict(model.named_modules())
+        trunks = [_trunk(modules, f"trunks.{index}", flat) for index in range(len(model.trunks))]
+        policy, value = (_layer(modules, f"{head}.linear", NONE, flat) for head in ("policy_head", "value_head"))
+        stacks = [[], [*trunks[0], policy], [*trunks[1], value]] if len(trunks) == 2 else [trunks[0], [policy], [value]]
+        free = model.policy_head.log_std is not None
+        return Network(
+            tuple(np.array(stack, np.int64).reshape(-1, 5) for stack in stacks),  # type: ignore[arg-type]
+            flat.offset("policy_head.log_std") if free else -1,
+            len(model.policy_head.distribution.log_std_columns),
+        )
+
+    def turn(self, parameters: np.ndarray, turned: np.ndarray) -> None:
+        """Write the transposed weights of all stacks."""
+        for stack in self.stacks:
+            turn(parameters, stack, turned)
+
+
+def _layer(modules: Mapping[str, nn.Module], name: str, activation: int, flat: FlatParameters) -> list[int]:
+    linear = modules[name]
+    assert isinstance(linear, nn.Linear)
+    places = [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
+    return [*places, linear.in_features, linear.out_features, activation]
+
+
+def _trunk(modules: Mapping[str, nn.Module], name: str, flat: FlatParameters) -> list[list[int]]:
+    activation = _ACTIVATIONS[modules[f"{name}.encoder.vectors"].activation_name]  # type: ignore[index]
+    layers = [path for path in modules if path.startswith(f"{name}.encoder.vectors.layers.")]
+    return [_layer(modules, path, activation, flat) for path in layers]
+
+
+def initialize(model: StandardModel, seed: int) -> None:
+    """Draw a model's first weights, orthogonal with StandardModel's gains."""
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for index, (name, linear) in enumerate(linears):
+        gain = {"policy_head.linear": 0.01, "value_head.linear": 1.0}.get(name, math.sqrt(2))
+        uniform = stream(seed, "weights", index).random(tuple(linear.weight.shape), np.float32)
+        linear.weight.data = torch.from_numpy(orthogonal(uniform, gain))
+
+
+def portable(
+    model: PolicyModel, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
+) -> PortableModel:
+    """A standard model with portable arithmetic and new first weights.
+
+    Raises:
+        SettingsError: it observes or chooses what portable arithmetic does not cover.
+    """
+    assert isinstance(model, StandardModel)
+    check_observations(observation_space)
+    made = PortableModel(model, portable_distribution(action_space))
+    initialize(made, seed)
+    return made
+
+
+class PortableModel(StandardModel):
+    """A standard model that acts in portable arithmetic. Its forward is torch's, for export.
+
+    Args:
+        model: the modules to take over.
+        distribution: of the actions.
+    """
+
+    def __init__(self, model: StandardModel, distribution: PortableCategorical | PortableGaussian) -> None:
+        nn.Module.__init__(self)
+        self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
+        self.distribution = self.policy_head.distribution = self.portable_distribution = distribution
+        self.state_sizes, self.state_size = model.state_sizes, model.state_size
+        self.uses_previous, self.masked = model.uses_previous, model.masked
+
+    def for_acting(self) -> PortableModel:
+        return _Acting(self)
+
+
+class _Acting(PortableModel):
+    """A model for inference, with its parameters in one vector."""
+
+    def __init__(self, model: PortableModel) -> None:
+        super().__init__(acting_copy(model), model.portable_distribution)
+        self._flat = FlatParameters(self)
+        self._network = Network.of(self, self._flat)
+        self._turned = np.zeros(self._flat.vector.numel(), np.float32)
+        self._encoder = self.trunks[0].encoder
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        self._network.turn(self._flat.vector.detach().numpy(), self._turned)
+
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        encoder, network = self._encoder, self._network
+        assert isinstance(encoder, ObservationEncoder)
+        vector = encoder.layout.vector(obs)
+        x = normalized(encoder, vector)
+        parameters = self._flat.vector.detach().numpy()
+        policy, value, _ = networks.evaluate(
+            network.stacks, network.free_std, network.log_stds, parameters, self._turned, x
+        )
+        leading = vector.shape[:2]
+        output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
+        return output, state
+
+
+def normalized(encoder: ObservationEncoder, vector: Tensor) -> np.ndarray:
+    """What an encoder's layers see of observations [T, B, D]: float32 [T * B, D]."""
+    x = _rows(vector)
+    if not encoder.normalize:
+        return x
+    out = np.empty_like(x)
+    networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
+    return out
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    """[..., D] -> a contiguous array [N, D]"""
+    return np.ascontiguousarray(x.detach().numpy()).reshape(-1, x.shape[-1])

@@ -1,0 +1,247 @@
+"""Kernels compute what torch computes, up to rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.optim.adam import Adam
+from torch.optim.rmsprop import RMSprop
+
+pytest.importorskip("numba")
+
+from lockstep.algorithms.base import Batch
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.returns import gae
+from lockstep.kernels import optimizers, returns
+from lockstep.kernels.initialize import orthogonal
+from lockstep.kernels.ppo import ppo_gradients
+from lockstep.models import StandardModelConfig
+from lockstep.models.distributions import Categorical, Gaussian
+from lockstep.models.normalize import batch_sums, discounted_returns
+from lockstep.models.parameters import FlatParameters
+from lockstep.models.portable import Network, PortableCategorical, PortableGaussian, PortableModel, portable
+
+BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
+SEEN = spaces.Box(-np.inf, np.inf, (7,), np.float32)
+SHARDS, ITEMS = 2, 30
+HYPER = {"clip": 0.2, "value_coef": 0.7, "entropy_coef": 0.03}
+TAIL = 1 + len(PPOConfig().build().metric_names)
+
+
+def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) -> PortableModel:
+    config = StandardModelConfig(encoder="mlp", **{"hidden_sizes": (12, 9), **settings})
+    model = config.build(SEEN, space, precision="fp32", normalize_observations=False, seed=1)
+    made = portable(model, SEEN, space, seed=3)
+    draw = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in made.parameters() if trained else ():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+    return made
+
+
+def items(space: spaces.Space[Any], model: PortableModel) -> tuple[np.ndarray, ...]:
+    """Rollouts of actions that the model would take, some of them under another policy."""
+    draw = torch.Generator().manual_seed(5)
+    obs = torch.randn(SHARDS, ITEMS, 7, generator=draw)
+    noise = torch.rand(SHARDS, ITEMS, model.distribution.noise_size, generator=draw)
+    with torch.no_grad():
+        out, _ = model(obs, torch.zeros(SHARDS, ITEMS, dtype=torch.bool), torch.zeros(ITEMS, 0))
+    action = model.distribution.sample(out.policy, noise)
+    old = model.distribution.log_prob(out.policy, action) + 0.3 * torch.randn(SHARDS, ITEMS, generator=draw)
+    numbers = [torch.randn(SHARDS, ITEMS, generator=draw) for _ in range(3)]
+    valid = torch.rand(SHARDS, ITEMS, generator=draw) > 0.2
+    discrete = space is DISCRETE
+    actions = torch.zeros(SHARDS, ITEMS, 0) if discrete else action
+    choices = action if discrete else torch.zeros(SHARDS, ITEMS, dtype=torch.int64)
+    return tuple(x.numpy() for x in (obs, actions, choices, old, *numbers, valid))
+
+
+@pytest.mark.parametrize("value_clip", [0.0, 0.4])
+@pytest.mark.parametrize("space", [DISCRETE, BOX])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"separate_value_network": True, "activation": "relu"},
+        {"activation": "elu", "std": "state", "hidden_sizes": (8,)},
+        {"separate_value_network": True, "hidden_sizes": (17, 16, 5)},
+    ],
+)
+def test_gradients_of_ppo_are_those_of_autograd(
+    settings: dict[str, Any], space: spaces.Space[Any], value_clip: float
+) -> None:
+    if space is DISCRETE:
+        settings = {**settings, "std": "free"}
+    model = build(space, **settings)
+    flat, algorithm = FlatParameters(model, TAIL), dataclasses.replace(PPOConfig(), value_clip=value_clip).build()
+    network, parameters = Network.of(model, flat), flat.vector.detach().numpy()
+    held = items(space, model)
+    draw = np.random.default_rng(6)
+    index = np.stack([draw.permutation(ITEMS)[:11] for _ in range(SHARDS)])
+    turned, out = np.zeros_like(parameters), np.empty((SHARDS, parameters.size + TAIL), np.float32)
+    network.turn(parameters, turned)
+    numbers = tuple(map(np.float32, (HYPER["clip"], value_clip, HYPER["value_coef"], HYPER["entropy_coef"])))
+    ppo_gradients(
+        network.stacks,
+        model.portable_distribution.kind,
+        network.free_std,
+        network.log_stds,
+        parameters,
+        turned,
+        held,
+        index,
+        np.float32(0.1),
+        np.float32(1.3),
+        numbers,
+        out,
+    )
+    for found, expected in zip(out, expected_gradients(model, flat, algorithm, held, index), strict=True):
+        assert expected[:-TAIL].abs().max() > 0.1
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=2e-4, atol=2e-5)
+
+
+def expected_gradients(
+    model: PortableModel, flat: FlatParameters, algorithm: Any, held: tuple[np.ndarray, ...], index: np.ndarray
+) -> Iterator[Tensor]:
+    """The same by torch: its distributions, its loss, its derivatives."""
+    kind = Categorical if model.portable_distribution.kind == PortableCategorical.kind else Gaussian
+    model.distribution = kind(DISCRETE if kind is Categorical else BOX)  # type: ignore[arg-type]
+    for shard, taken in enumerate(index):
+        obs, action, choice, old, value, advantage, target, valid = (torch.from_numpy(x[shard][taken]) for x in held)
+        batch = Batch(
+            obs=obs[None],
+            start=torch.zeros(1, len(taken), dtype=torch.bool),
+            prev_action=None,
+            prev_reward=None,
+            state=torch.zeros(len(taken), 0),
+            action=(choice if kind is Categorical else action)[None],
+            reward=old[None],
+            log_prob=old[None],
+            value=value[None],
+            terminated=valid[None],
+            truncated=valid[None],
+            valid=valid[None],
+            advantage=(advantage[None] - 0.1) / 1.3,
+            value_target=target[None],
+        )
+        flat.forget_gradient()
+        loss = algorithm.loss(model, batch, HYPER)
+        loss.total.backward()
+        metrics = [loss.metrics[name] for name in algorithm.metric_names]
+        yield flat.gather_gradient([valid.sum(dtype=torch.float32), *metrics]).detach()
+
+
+def test_log_std_beyond_its_bounds_is_led_back() -> None:
+    model = build(BOX)
+    assert model.policy_head.log_std is not None
+    model.policy_head.log_std.data = torch.tensor([2.5, 2.5, 0.1])
+    flat = FlatParameters(model, TAIL)
+    network, parameters = Network.of(model, flat), flat.vector.detach().numpy()
+    held = items(BOX, model)
+    turned, out = np.zeros_like(parameters), np.empty((SHARDS, parameters.size + TAIL), np.float32)
+    network.turn(parameters, turned)
+    numbers = tuple(map(np.float32, (0.2, 0.0, 0.5, 0.0)))
+    index = np.stack([np.arange(ITEMS)] * SHARDS)
+    one, none = np.float32(1), np.float32(0)
+    stacks, kind = network.stacks, PortableGaussian.kind
+    ppo_gradients(stacks, kind, network.free_std, 3, parameters, turned, held, index, none, one, numbers, out)
+    begin = flat.offset("policy_head.log_std")
+    outside = out[:, begin : begin + 2]
+    assert (outside >= 0).all() and (outside > 0).any() and (outside == 0).any(), "lowers it, or leaves it"
+
+
+@pytest.mark.parametrize("space", [DISCRETE, BOX])
+@pytest.mark.parametrize("separate", [False, True])
+def test_acting_is_torchs_forward(space: spaces.Space[Any], separate: bool) -> None:
+    model = build(space, separate_value_network=separate)
+    acting = model.for_acting()
+    obs, start, state = torch.randn(2, 5, 7), torch.zeros(2, 5, dtype=torch.bool), torch.zeros(5, 0)
+    for _ in range(2):
+        with torch.inference_mode():
+            (expected, _), (found, _) = model(obs, start, state), acting(obs, start, state)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            for one, other in zip(model.parameters(), acting.parameters(), strict=True):
+                other.copy_(one.mul_(1.1))
+        acting.weights_changed()
+
+
+@pytest.mark.parametrize(
+    ("mine", "torchs"),
+    [(PortableCategorical(DISCRETE), Categorical(DISCRETE)), (PortableGaussian(BOX), Gaussian(BOX))],
+)
+def test_distributions_are_torchs(mine: Any, torchs: Any) -> None:
+    params, noise = torch.randn(3, 4, mine.num_params), torch.rand(3, 4, mine.noise_size)
+    action = mine.sample(params, noise)
+    assert action.dtype == mine.action_dtype
+    torch.testing.assert_close(action, torchs.sample(params, noise), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine.log_prob(params, action), torchs.log_prob(params, action), rtol=1e-5, atol=1e-5)
+
+
+def test_rewards_become_torchs_advantages_and_statistics() -> None:
+    draw = torch.Generator().manual_seed(7)
+    reward, value = torch.randn(20, 3, generator=draw), torch.randn(21, 3, generator=draw)
+    terminated, truncated, valid = (torch.rand(20, 3, generator=draw) < p for p in (0.1, 0.1, 0.8))
+    advantage, target = np.empty((20, 3), np.float32), np.empty((20, 3), np.float32)
+    ends = terminated.numpy(), truncated.numpy()
+    returns.gae(reward.numpy(), value.numpy(), *ends, 0.97, 0.9, advantage, target)
+    for found, expected in zip((advantage, target), gae(reward, value, terminated, truncated, 0.97, 0.9), strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6)
+
+    carry, found = torch.randn(3, generator=draw), np.empty((20, 3), np.float32)
+    expected, carried = discounted_returns(reward, terminated | truncated, carry, 0.97)
+    returns.discounted_returns(reward.numpy(), (terminated | truncated).numpy(), carry.numpy(), 0.97, found)
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(carry, carried, rtol=1e-5, atol=1e-6)
+
+    sums, x = np.empty(9), torch.randn(20, 3, 4, generator=draw)
+    returns.batch_sums(x.numpy(), valid.numpy(), sums)
+    torch.testing.assert_close(torch.from_numpy(sums), batch_sums(x, valid))
+
+    index, sums = np.array([[0, 5, 6], [7, 1, 2]]), np.empty((2, 3))
+    flat, counts = advantage.reshape(-1), valid.reshape(-1).numpy()
+    returns.slice_sums(flat, counts, index, sums)
+    for (count, total, squares), taken in zip(sums, index, strict=True):
+        kept = flat[taken][counts[taken]].astype(np.float64)
+        assert (count, total, squares) == pytest.approx((len(kept), kept.sum(), (kept**2).sum()))
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_optimizers_are_torchs(name: str) -> None:
+    draw = torch.Generator().manual_seed(8)
+    x = torch.nn.Parameter(torch.randn(83, generator=draw))
+    mine, first, second = x.detach().clone().numpy(), np.zeros(83, np.float32), np.zeros(83, np.float32)
+    torchs = Adam([x], 0.01, (0.8, 0.99), 1e-5) if name == "adam" else RMSprop([x], 0.01, 0.9, 1e-5)
+    for step in range(1, 40):
+        gradient = torch.randn(83, generator=draw) * step
+        x.grad, own = gradient.clone(), gradient.numpy()
+        norm = torch.nn.utils.clip_grad_norm_([x], 30.0)
+        assert optimizers.clip(own, 30.0) == pytest.approx(float(norm), rel=1e-5)
+        torchs.step()
+        if name == "adam":
+            optimizers.adam(mine, own, first, second, step, 0.01, 0.8, 0.99, 1e-5)
+        else:
+            optimizers.rmsprop(mine, own, second, 0.01, 0.9, 1e-5)
+    torch.testing.assert_close(torch.from_numpy(mine), x.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (12, 5), (7, 7), (1, 6)])
+def test_first_weights_are_orthogonal(shape: tuple[int, int]) -> None:
+    weight = orthogonal(np.random.default_rng(9).random(shape, np.float32), 1.5).astype(np.float64)
+    few = weight if shape[0] <= shape[1] else weight.T
+    np.testing.assert_allclose(few @ few.T, 2.25 * np.eye(min(shape)), atol=1e-5)
+
+
+def test_models_begin_with_the_gains_of_the_standard_model() -> None:
+    named = dict(build(BOX, trained=False).named_parameters())
+    norms = {name: float(x.detach().norm(dim=1)[0]) for name, x in named.items() if name.endswith("weight")}
+    assert norms["policy_head.linear.weight"] == pytest.approx(0.01, rel=1e-4)
+    assert norms["value_head.linear.weight"] == pytest.approx(1.0, rel=1e-4)
+    assert all(not x.any() for name, x in named.items() if name.endswith("bias"))
