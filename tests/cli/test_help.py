@@ -132,6 +132,6 @@ def test_flags_that_do_not_exist_are_refused(capsys: Captured) -> None:
 def test_texts_are_those_of_the_class() -> None:
     by_path = {row.path: row for row in help.rows(SweepArguments)}
     assert by_path["folder"].positional and not by_path["folder"].optional and by_path["what"].optional
-    assert by_path["slots"].text.startswith("The most runs at once") and by_path["slots"].value == "INT"
+    assert by_path["slots"].text.startswith("The maximum number of runs at once") and by_path["slots"].value == "INT"
     with pytest.raises(SettingsError, match="no setting --slot"):
         parse(SweepArguments, "sweep", ["a", "--slot", "3"])

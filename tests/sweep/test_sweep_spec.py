@@ -205,10 +205,10 @@ def test_an_empty_range() -> None:
         (Run(recipes.ppo_cartpole(), layout="proceses:2"), "Unknown layout"),
         (Run(recipes.ppo_cartpole(), layout="torchrun"), "Use processes:N"),
         (Run(recipes.ppo_cartpole(), layout="processes:8"), "at least one shard"),
-        (Run(recipes.ppo_cartpole(), options=RunOptions(run="here")), "have folders of their own"),
+        (Run(recipes.ppo_cartpole(), options=RunOptions(run="here")), "chooses the folders"),
         (Run(recipes.ppo_cartpole(), options=RunOptions(checkpoint_every=0)), "out of range"),
         (Run(recipes.ppo_cartpole().replace(total_steps=0)), "total_steps=0"),
-        (Run("ppo-cartpole"), "experiment='ppo-cartpole', where .* takes an Experiment"),  # type: ignore[arg-type]
+        (Run("ppo-cartpole"), "takes an? Experiment"),  # type: ignore[arg-type]
         (Run(recipes.ppo_cartpole(), options=None), "options=None"),  # type: ignore[arg-type]
         (Run(recipes.ppo_cartpole(), options=RunOptions(eval_every="5")), "eval_every='5'"),  # type: ignore[arg-type]
     ],
