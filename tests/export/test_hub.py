@@ -329,7 +329,7 @@ def test_nothing_is_made_on_the_hub_for_a_mistake(run: Path, server: StandIn) ->
 
 def test_a_public_repository_is_not_pushed_to_as_if_it_were_private(run: Path, server: StandIn) -> None:
     hub.push(run, REPO, episodes=1)
-    assert "exists already, and is public" in refused(hub.push, run, REPO, episodes=1, private=True)
+    assert "exists and is public" in refused(hub.push, run, REPO, episodes=1, private=True)
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "run.json"])
