@@ -38,7 +38,7 @@ def changed(settings: Any, path: str, value: Any) -> Any:
     ("recipe", "changes", "words"),
     [
         ("dqn-cartpole", {"model.previous_action_reward": True}, "no-previous-action-reward, or the recipes r2d2"),
-        ("c51-atari", {"model.numbers": 1}, "2 atoms or more"),
+        ("c51-atari", {"model.numbers": 1}, "at least 2 atoms"),
         ("dqn-cartpole", {"algorithm.warmup": 99_999, "total_steps": 100_000}, "leaves nothing to learn in"),
         ("r2d2-atari", {"algorithm.warmup": 0, "total_steps": 5_000}, "iterations only collect"),
         ("ppo-cartpole", {"env.num_envs": 1, "scheme.shards": 1, "algorithm.rollout": 4}, "minibatch of one sample"),
@@ -239,9 +239,9 @@ def test_memory_is_asked_for_the_shards_of_this_machine(
     [
         ("env.adapter", "gymnasium", "inline,env_threads=2", "env_threads.*env_processes=N"),
         ("env.adapter", "envpool", "inline,env_processes=2", "env_processes.*env_threads=N"),
-        ("scheme.preempt", 0.5, "torchrun", "memory that all collectors share"),
-        ("scheme.gradient_lag", "async", "torchrun", "to parameters in memory"),
-        ("scheme.lag", "async", "processes:2", "collectors can only run freely in processes of their own"),
+        ("scheme.preempt", 0.5, "torchrun", "processes of one machine"),
+        ("scheme.gradient_lag", "async", "torchrun", "to parameters in shared memory"),
+        ("scheme.lag", "async", "processes:2", "collectors can only run freely in separate processes"),
     ],
 )
 def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: str, words: str) -> None:
