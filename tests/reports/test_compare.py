@@ -138,7 +138,7 @@ def test_other_rules_and_machines_are_noted(tmp_path: Path) -> None:
     notes = compare(a, b).notes
     assert says(notes, "A and B", "CartPole-v1", "env.protocol")
     assert not any("machines" in note for note in notes)
-    assert any("other layouts or machines" in note for note in compare(a, b, x="time").notes)
+    assert any("different layouts or machines" in note for note in compare(a, b, x="time").notes)
 
 
 def test_a_run_is_the_same_however_its_folder_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
