@@ -27,7 +27,7 @@ def flag(name: str, value: Any) -> bool:
     found = _single(value)
     if found is None or found not in (0, 1):
         raise SettingsError(
-            f"The environment returned {name}={value!r}, which is neither True nor False. Mend the environment, or "
+            f"The environment returned {name}={value!r}, which is neither True nor False. Fix the environment, or "
             "wrap it."
         )
     return bool(found)
@@ -42,7 +42,7 @@ def number(reward: Any) -> float:
     found = _single(reward)
     if found is None:
         raise SettingsError(
-            f"The environment returned the reward {reward!r}, which is no number. Mend the environment, or wrap it."
+            f"The environment returned the reward {reward!r}, which is no number. Fix the environment, or wrap it."
         )
     return float(found)
 

@@ -35,12 +35,12 @@ WAYS = {
     "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
 }
 """The checks, in order."""
-_MEND = (
+_ADVICE = (
     "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again in "
     "reset."
 )
 _CAUSES = {
-    "finite": "No network learns from these. Mend the environment, or wrap it.",
+    "finite": "No network learns from these. Fix the environment, or wrap it.",
     "again": "Either randomness comes from what reset(seed=...) does not seed, such as np.random, random, or a "
     "generator that the constructor makes; or something is stored in a class or module, or depends on the clock.",
     "alone": "Environments of one process share something: a generator that each reset seeds for all of them, as "
@@ -133,7 +133,7 @@ def check_env(
     for way, found in _differences(game, expected, steps):
         tell(f"{'fails' if found else 'holds':<12}{WAYS[way]}")
         if found:
-            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_MEND}")
+            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_ADVICE}")
             break
         held.append(way)
     return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
@@ -163,7 +163,7 @@ def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str]
     expected = game.play(steps)
     for way, found in _differences(game, expected, steps, elsewhere=False):
         if found and way != "finite":  # the run itself finds these numbers
-            return way, f"{found}. {_CAUSES[way]} {_MEND}"
+            return way, f"{found}. {_CAUSES[way]} {_ADVICE}"
     return None
 
 

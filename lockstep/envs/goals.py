@@ -124,7 +124,7 @@ def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndar
     if each[0].size != 1:
         raise SettingsError(
             f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} answered "
-            f"{each[0]} for one goal, where a number is wanted. Mend it, or use --algorithm.replay.hindsight 0."
+            f"{each[0]} for one goal, where a number is wanted. Fix it, or use --algorithm.replay.hindsight 0."
         )
     return np.array([answer.item() for answer in each])
 
@@ -141,7 +141,7 @@ def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[st
     except Exception as error:
         raise SettingsError(
             f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} raised {error!r} "
-            f"for goals of the shape {np.shape(achieved)} and info={info!r}. Mend it, or use "
+            f"for goals of the shape {np.shape(achieved)} and info={info!r}. Fix it, or use "
             "--algorithm.replay.hindsight 0."
         ) from error
 

@@ -222,5 +222,5 @@ def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
     found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
     return SettingsError(
         f"The environment's {method} returned {found}, but must return {wanted}, as in gymnasium since 0.26. "
-        "Mend the environment, or wrap it."
+        "Fix the environment, or wrap it."
     )

@@ -157,7 +157,7 @@ def test_lines_of_the_shell_run_before_the_program(cluster: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("setup=3", "must be a line of the shell"),
+        ("setup=3", "must be a shell command"),
         ("time=10:00:00", "whole number, of minutes"),
         ("cpus_per_task=many", "whole number"),
         ("use_srun=maybe", "true or false"),

@@ -67,7 +67,7 @@ def test_what_matters_first_is_one_line_each(recipe: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "80")
     arguments = TrainArguments(RECIPES[recipe]())
     lines = help.text(f"train {recipe}", ["--help"], arguments).splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("What matters first"))
+    begin = next(i for i, line in enumerate(lines) if line.startswith("The most important flags"))
     first = lines[begin + 1 : lines.index("", begin)]
     assert 17 <= len(first) <= 25 and all(line.startswith("  --") for line in first) and len(lines) <= 45
     assert first[0].startswith("  --env.id ") and arguments.experiment.env.id[-20:] in first[0]

@@ -348,10 +348,10 @@ def test_a_population_from_flags() -> None:
     ("flags", "complaint"),
     [
         ((*FLAGS, "--population", "4", "--seed", "1..3"), "3 experiments were given"),
-        ((*FLAGS, "--population", "4", "--trials", "3"), "Give a population --generations"),
-        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "gives up the worst itself"),
+        ((*FLAGS, "--population", "4", "--trials", "3"), "use --generations"),
+        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "replaces the worst itself"),
         ((*FLAGS, "--population", "4", "--drop", "x"), "only failed runs can be dropped"),
-        ((*FLAGS, "--population", "4", "--retry-stopped"), "has given up is part of its result"),
+        ((*FLAGS, "--population", "4", "--retry-stopped"), "given up are part of its result"),
         ((*FLAGS, "--population", "4", "--objective", "eval/score"), "add --eval-every N"),
         ((*FLAGS, "--rivals"), "--rivals is for populations"),
         ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),

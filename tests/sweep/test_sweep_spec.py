@@ -277,7 +277,7 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     assert main([*command, f"{file}:recipe,dqn-cartpole", "--dry-run"]) == 0
     assert [line.split()[-1][:6] for line in capsys.readouterr().out.splitlines()] == ["recipe", "dqn-ca"]
     assert main([*command, f"{file}:recipe,{file}:runs", "--dry-run"]) == 2
-    assert says(error(capsys), "file.py:runs", "no recipe", "list of runs")
+    assert says(error(capsys), "file.py:runs", "not a recipe", "list of runs")
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
     assert says(error(capsys), "recipe", "comma")
     assert main([*command, "ppo-cartpole", f"{file}:runs", "--dry-run"]) == 2
