@@ -41,7 +41,7 @@ _ADVICE = (
 )
 _CAUSES = {
     "finite": "No network learns from these. Fix the environment, or wrap it.",
-    "again": "Either randomness comes from what reset(seed=...) does not seed, such as np.random, random, or a "
+    "again": "Either a generator is not seeded by reset(seed=...), such as np.random, random, or a "
     "generator that the constructor makes; or something is stored in a class or module, or depends on the clock.",
     "alone": "Environments of one process share something: a generator that each reset seeds for all of them, as "
     "np.random.seed does, or a variable of a class or module. Layouts differ in which environments share a process.",

@@ -22,7 +22,7 @@ from lockstep.envs.multiagent.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
 
 TURN = "turn"
-"""The entry of an observation that says whether it is the agent's turn."""
+"""The entry of an observation that tells whether it is the agent's turn."""
 _agents: dict[str, int] = {}
 """Results of agents_of, by id and options."""
 
