@@ -169,7 +169,7 @@ class Replay:
 
     def episode_ends(self) -> tuple[int, np.ndarray]:
         """The number of the oldest step that can be drawn. From there on, [N, B]: the number of the last step of each
-        step's episode, which is the newest step while the episode goes on."""
+        step's episode, which is the newest step while the episode continues."""
         numbers = np.arange(self._oldest(), self.count)
         at = torch.from_numpy(numbers % self.steps)
         ended = (self._terminated[at] | self._truncated[at]).numpy()

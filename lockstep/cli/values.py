@@ -85,5 +85,5 @@ def _wanted(row: Row) -> str:
     words = row.value.split()
     one = _WANTED.get(words[0], words[0])
     if words[1:] == ["..."]:
-        return f"values of which each is {one}"
-    return one if len(words) == 1 else f"{len(words)} values of which each is {one}"
+        return f"several values, each {one}"
+    return one if len(words) == 1 else f"{len(words)} values, each {one}"

@@ -102,7 +102,7 @@ def parse_option(text: str) -> Any:
             raise ValueError(
                 "it begins like a list, tuple, dict or quoted text in Python, but is not a complete one. Quote texts "
                 'inside brackets, and the whole for the shell, as in \'names=["a", "b"]\'. A plain text that begins '
-                "with a bracket or a quote needs quotes of its own, as in 'name=\"(a\"'"
+                "with a bracket or a quote needs its own quotes, as in 'name=\"(a\"'"
             ) from None
     if text.lower().lstrip("+-") == "nan":  # no option can have this value
         return text

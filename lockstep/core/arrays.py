@@ -81,7 +81,7 @@ class ArrayTuple:
             raise TypeError(f"{cls.__name__}: {', '.join(reserved)} cannot be the name of a field")
         for name in own:
             if vars(cls).get(name) is not None:
-                raise TypeError(f"{cls.__name__}.{name} can have no default but None")
+                raise TypeError(f"{cls.__name__}.{name} can only have the default None")
         cls._fields = tuple(dict.fromkeys((*cls._fields, *own)))
         cls._optional = cls._optional.union(name for name in own if name in vars(cls))
         _pytree.register_pytree_node(cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys)

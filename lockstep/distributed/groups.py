@@ -37,10 +37,10 @@ class Group:
         """Whether it does so now."""
 
     def send(self, value: Tensor, to: int) -> None:
-        raise AssertionError("a single process has nobody to send to")
+        raise AssertionError("a single process has no peer to send to")
 
     def recv(self, into: Tensor, origin: int) -> None:
-        raise AssertionError("a single process has nobody to receive from")
+        raise AssertionError("a single process has no peer to receive from")
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         raise AssertionError("a single process has no peer")

@@ -30,7 +30,7 @@ from lockstep.system.supervision import WorkerError
 WAYS = {
     "finite": "observations and rewards are finite numbers",
     "again": "new instances give the same bits",
-    "alone": "each environment gives the same bits without the others beside it",
+    "alone": "each environment gives the same bits without the others",
     "elsewhere": "another process gives the same bits",
     "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
 }
@@ -90,8 +90,8 @@ def check_env(
     """Check that an environment gives equal bits for equal seeds and actions, by playing it with random actions.
 
     Args:
-        config: the environments of training. At least 2, or two matches, are played side by side. An id stands for
-            its default settings.
+        config: the environments of training. At least 2, or two matches, are played side by side. An id uses its
+        default settings.
         steps: for each environment, 8 to 1M. More steps reach what happens late.
         seed: of environments and actions.
         tell: called with each line of the report as soon as it is known.
@@ -105,7 +105,7 @@ def check_env(
         raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
     config = EnvConfig(id=config) if isinstance(config, str) else config
     if not isinstance(config, EnvConfig):
-        raise SettingsError(f"{config!r} is no environment. Give an id, such as 'CartPole-v1', or an EnvConfig.")
+        raise SettingsError(f"{config!r} is not an environment. Give an id, such as 'CartPole-v1', or an EnvConfig.")
     check_values(config)
     config.validate()
     if config.num_envs < 2:

@@ -283,8 +283,8 @@ def _image_conversion(
 
 
 def _channels_last(first: int, second: int, last: int) -> bool:
-    """Whether an image's channels stand last: behind a square, or as many as colors have there, and not at the front,
-    or far fewer than both other sides."""
+    """Whether an image's channels are last: after a square, or as many as colors have there but not at the front, or
+    far fewer than both other sides."""
     if (first == second) != (second == last):
         return first == second
     if (last in _COLORS) != (first in _COLORS):

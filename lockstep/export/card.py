@@ -85,7 +85,7 @@ Trained with lockstep: everything here can be repeated, bit by bit.{needed}
     lockstep eval run --episodes 30
     lockstep record run
 
-`lockstep resume run` goes on training, `lockstep export run` writes it for other programs.
+`lockstep resume run` continues the training, `lockstep export run` writes the policy for other programs.
 
 ## How it was trained
 

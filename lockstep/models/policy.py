@@ -203,7 +203,7 @@ class TrunkConfig(ModelConfig):
 
     encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "minatar", "symbols"] = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger pictures; impala is a deep residual network that learns more from each sample and costs about
+    features for larger images; impala is a deep residual network that learns more from each sample and costs about
     eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it
     with grids of symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature,
     or impala below 36x36 pixels. Vectors always pass through an MLP."""

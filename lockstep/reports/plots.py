@@ -89,7 +89,7 @@ def plot(
     if x not in X_LABELS:
         raise SettingsError(f"Unknown x axis {x!r}. Choose one of {', '.join(X_LABELS)}.")
     if out.suffix.lower() not in _SUFFIXES:
-        raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
+        raise SettingsError(f"Cannot write an image to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
     runs = listed(runs)
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")

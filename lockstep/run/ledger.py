@@ -226,7 +226,7 @@ def _require_version(path: Path, first: dict[str, Any]) -> None:
     if first.get("version") != VERSION:
         raise LedgerError(
             f"The ledger {path} has format {first.get('version')}, and this lockstep reads format {VERSION}. "
-            "Use the version of lockstep that wrote it (see run.json beside it)."
+            "Use the version of lockstep that wrote it (see run.json next to it)."
         )
 
 

@@ -24,7 +24,7 @@ from lockstep.system import children
 from lockstep.system.output import tell
 
 INTERRUPTED = 130
-"""Exit code of a run that was told to stop and can continue."""
+"""Exit code of a run that was asked to stop and can continue."""
 ELSEWHERE = 75
 """Exit code if another process already runs it."""
 FULL = 77

@@ -73,7 +73,7 @@ class Picture:
 
 
 class Overview(Protocol):
-    """Shows pictures and messages."""
+    """Shows the state of the sweep, and messages."""
 
     def update(self) -> None: ...
     def message(self, text: str, style: str = "") -> None: ...

@@ -60,7 +60,7 @@ class Population:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs that stand for those of all members."""
+        """One run like those of all members."""
         return (self.run,)
 
     @property

@@ -254,7 +254,7 @@ class Queue:
         named = [entry.name for entry in self.entries() if fnmatchcase(entry.name, pattern)]
         dropped = [name for name in named if self.state(name) in ("waiting", "failed")]
         if not dropped:
-            what = f"of {len(named)} runs with such a name none waits" if named else "no run has such a name"
+            what = f"{len(named)} runs have such a name, but none waits" if named else "no run has such a name"
             raise SettingsError(f"--drop {pattern}: {what}. Names: {self.command} --status")
         for name in dropped:
             (self._outcomes / f"{name}.json").unlink(missing_ok=True)

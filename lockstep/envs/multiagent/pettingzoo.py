@@ -254,7 +254,7 @@ class MatchShard(GymShard):
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
-        assert self.num_envs % self._agents == 0, f"{self.num_envs} environments are no matches of {self._agents}"
+        assert self.num_envs % self._agents == 0, f"{self.num_envs} environments do not form matches of {self._agents}"
         self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
         self._envs = [match.env for match in self._matches]
         self.frames_per_step = 1
