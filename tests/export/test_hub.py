@@ -171,7 +171,7 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
 @pytest.mark.parametrize("name", ["me/..", "-me/x", "me/a--b", "me/x.git", "me/" + 100 * "x"])
 def test_names_that_the_hub_does_not_take(name: str, run: Path, server: StandIn, tmp_path: Path) -> None:
     for reason in (refused(hub.pull, name, tmp_path / "a"), refused(hub.push, run, name)):
-        assert "name of a repository" in reason
+        assert "repository name" in reason
     assert not list(tmp_path.iterdir())
 
 
