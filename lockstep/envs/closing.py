@@ -79,8 +79,8 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
 
     def end() -> None:
         tell(
-            f"The close() of {_name(env)} cannot be interrupted (it may be in native code), so this process ends. What the "
-            "run has recorded is kept: lockstep resume RUN prints its digest.",
+            f"The close() of {_name(env)} cannot be interrupted (in native code, perhaps), so this process ends. What "
+            "the run has recorded is kept: lockstep resume RUN prints its digest.",
             sys.stderr,
         )
         os._exit(1)
