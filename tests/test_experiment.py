@@ -43,8 +43,8 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("r2d2-atari", {"algorithm.warmup": 0, "total_steps": 5_000}, "iterations only collect"),
         ("ppo-cartpole", {"env.num_envs": 1, "scheme.shards": 1, "algorithm.rollout": 4}, "one-sample minibatch"),
         ("sac-mujoco", {"algorithm.replay.recency": 0.996, "algorithm.replay.recency_least": 4}, "recency_least=4"),
-        ("mpc-pendulum", {"algorithm.discount": 0.9}, "algorithm.discount is not used by algorithm=mpc"),
-        ("mpc-pendulum", {"algorithm.target_period": 10}, "algorithm.target_period is not used"),
+        ("mpc-pendulum", {"algorithm.discount": 0.9}, "algorithm.discount has no effect with algorithm=mpc"),
+        ("mpc-pendulum", {"algorithm.target_period": 10}, "algorithm.target_period has no effect"),
         ("ppo-cartpole", {"algorithm.clip": math.nan}, r"algorithm\.clip=nan must be a number"),
         ("ppo-cartpole", {"algorithm.value_clip": math.nan}, r"algorithm\.value_clip=nan must be a number"),
         ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be finite"),
@@ -53,10 +53,18 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("ppo-atari", {"algorithm.optimizer.betas": ("a", "b")}, r"betas=\('a', 'b'\) must be a tuple"),
         ("ppo-atari", {"algorithm.optimizer.betas": (0.9,)}, r"betas=\(0.9,\) must be a tuple"),
         ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to learn"),
-        ("dqn-cartpole", {"scheme.gradient_lag": 12_300, "total_steps": 100_000}, "the run has 12256 gradient steps"),
-        ("dqn-cartpole", {"scheme.gradient_lag": 12_256, "total_steps": 100_000}, "the run has 12256 gradient steps"),
+        (
+            "dqn-cartpole",
+            {"scheme.gradient_lag": 12_300, "total_steps": 100_000},
+            "the run has only 12256 gradient steps",
+        ),
+        (
+            "dqn-cartpole",
+            {"scheme.gradient_lag": 12_256, "total_steps": 100_000},
+            "the run has only 12256 gradient steps",
+        ),
         ("ppo-cartpole", {"torch_threads": 0}, "torch_threads=0 must be at least 1"),
-        ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 is not used by algorithm=mpc"),
+        ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 has no effect with algorithm=mpc"),
         ("ppo-cartpole", {"env.decorrelate": 10**20}, r"env\.decorrelate=1\d* must be below 2,147,483,648"),
         ("ppo-cartpole", {"env.curriculum": {"length": math.nan}}, r"env\.curriculum\.length=nan must be a number"),
         ("ppo-mujoco", {"normalize.clip": math.nan}, r"normalize\.clip=nan must be"),
@@ -281,7 +289,7 @@ def test_layouts_and_options_of_another_kind_are_refused(tmp_path: Path) -> None
     experiment: Any = cut(recipes.ppo_cartpole)
     arguments: Any
     for arguments, words in (
-        ((3,), "3 is no layout"),
+        ((3,), "3 is not a layout"),
         ((Layout("processes", "2"),), "workers='2' must be a whole number"),  # type: ignore[arg-type]
         ((None, 7), "7 is neither RunOptions nor a folder"),
         ((None, RunOptions(run=3)), "run=3 must be a text"),  # type: ignore[arg-type]

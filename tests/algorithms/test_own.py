@@ -128,7 +128,7 @@ def test_a_relative_import_is_explained(own: list[str], capsys: pytest.CaptureFi
 
 
 def test_python_s_train_wants_an_experiment() -> None:
-    with pytest.raises(SettingsError, match="'ppo-cartpole' is no Experiment"):
+    with pytest.raises(SettingsError, match="'ppo-cartpole' is not an Experiment"):
         lockstep.train("ppo-cartpole")  # type: ignore[arg-type]
 
 

@@ -347,7 +347,7 @@ def test_arguments_of_an_environment_that_were_not_given_are_named(capsys: Captu
     [
         (("dqn-cartpole", "--env.id", "Pendulum-v1"), "the action space is Box"),
         (("ppo-cartpole", "--model.squash"), "Use --model.no-squash"),
-        (("ppo-cartpole", "--model.encoder", "nature"), "model.encoder=nature is for images"),
+        (("ppo-cartpole", "--model.encoder", "nature"), "model.encoder=nature needs images"),
         (("ppo-cartpole", "--env.id", "far.py:Far"), "nearly all would be clipped"),
     ],
 )
@@ -387,18 +387,18 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("ppo-cartpole", "--model.core-size", "32"), "--model.core-size does nothing without --model.core gru or"),
+        (("ppo-cartpole", "--model.core-size", "32"), "--model.core-size has no effect without --model.core gru or"),
         (("ppo-memory", "--model.core-size", "32"), ""),
         (("dqn-cartpole", "--algorithm.replay.alpha", "0.5"), "without --algorithm.replay.prioritized"),
         (
             ("dqn-cartpole", "--algorithm.samples", "8"),
-            "--algorithm.samples does nothing without --model.returns imp",
+            "--algorithm.samples has no effect without --model.returns imp",
         ),
         (("ppo-cartpole", "--normalize.clip", "5"), "without --normalize.observations or --normalize.returns"),
         (("ppo-cartpole", "--normalize.clip", "5", "--normalize.returns"), ""),
-        (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share does nothing without"),
+        (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share has no effect without"),
         (("ppo-cartpole", "--model.initial-std", "0.5"), ""),
-        (("r2d2-memory", "--algorithm.rollout", "20"), "of the 20 steps of a rollout (--algorithm.rollout)"),
+        (("r2d2-memory", "--algorithm.rollout", "20"), "of a rollout's 20 steps (--algorithm.rollout)"),
     ],
 )
 def test_settings_that_do_nothing_are_told(arguments: tuple[str, ...], told: str, capsys: Captured) -> None:

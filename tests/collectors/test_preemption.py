@@ -306,7 +306,7 @@ def test_an_experiment_that_waits_for_all_is_the_one_it_was() -> None:
 @pytest.mark.parametrize(
     ("of", "layout", "text"),
     [
-        (experiment(preempt=0.0), "inline", "scheme.preempt=0.0 must lie above 0"),
+        (experiment(preempt=0.0), "inline", "scheme.preempt=0.0 must be above 0"),
         (experiment(preempt=1.5), "inline", "at most 1"),
         (experiment(lag="async"), "cpu:a1-l1", "scheme.lag=async and scheme.shards=4 it waits for none"),
         (experiment(shards=1), "inline", "2 or more shards"),

@@ -257,9 +257,9 @@ def test_rewards_may_be_arrays_of_one_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("word", "returned the reward 'good', which is no number"),
-        ("none", "returned the reward None, which is no number"),
-        ("two", "returned the reward .1.0, 2.0., which is no number"),
+        ("word", "returned the reward 'good', which is not a number"),
+        ("none", "returned the reward None, which is not a number"),
+        ("two", "returned the reward .1.0, 2.0., which is not a number"),
         ("old step", "step returned a tuple of 4, .*observation, reward, terminated"),
         ("unseeded", "reset does not take a seed .* reset.self, ., seed=None, options=None"),
         ("spaces", "careless.py:Faulty has no action_space. Let its constructor set self.action_space to a"),

@@ -216,8 +216,8 @@ class Blind(CartPoleEnv):
     train(settings, options=RunOptions(run=run, **QUIET))
     blind = load_object(settings.env.id)
     for drawn, told in (
-        ("driver", r"could not draw a picture: OSError: no graphics driver.*MUJOCO_GL"),
-        ("mistake", r"could not draw a picture: KeyError: .*blind\.py, line \d+\.$"),
+        ("driver", r"could not render an image: OSError: no graphics driver.*MUJOCO_GL"),
+        ("mistake", r"could not render an image: KeyError: .*blind\.py, line \d+\.$"),
         ("nothing", r"render returned None.* \[H, W, 3\]"),
     ):
         blind.drawn = drawn

@@ -314,7 +314,7 @@ def test_another_population_in_the_same_folder() -> None:
         ({"space": {}}, "a setting that changes"),
         ({"members": 1}, "needs two members"),
         ({"generations": 0}, "a generation"),
-        ({"share": 0.6}, "share=0.6 must lie above 0"),
+        ({"share": 0.6}, "share=0.6 must be above 0"),
         ({"space": {"model.hidden_sizes": OneOf(((8,), (16,)))}}, "cannot vary model.hidden_sizes"),
         ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, "cannot vary algorithm.optimizer.name"),
         ({"space": {"algorithm.rnd.features": Between(32, 128)}}, "cannot vary algorithm.rnd.features"),
@@ -324,7 +324,7 @@ def test_another_population_in_the_same_folder() -> None:
         ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),
         ({"run": Run(recipes.dqn_cartpole())}, "replay memory"),
         ({"run": recipes.ppo_cartpole()}, "takes a lockstep.sweep.Run"),
-        ({"rivals": True}, "CartPole-v1 is none of PettingZoo's"),
+        ({"rivals": True}, "CartPole-v1 is not a PettingZoo"),
         ({"space": {"algorithm.learning_rate": (1e-3, 1e-4)}}, "takes a lockstep.sweep.Run, or a Between or OneOf"),
     ],
 )

@@ -379,7 +379,10 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
             ("--search", "algorithm.epochs=1-8"),
             r"--search algorithm\.epochs=1-8 .* LOW\.\.HIGH",
         ),
-        (("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"), "algorithm.clip=0..x is no range"),
+        (
+            ("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"),
+            "algorithm.clip=0..x is not a range",
+        ),
         (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs is given twice"),
         (("--seed", "1,true"), "is not a whole number"),
         (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "only differ in their seeds"),

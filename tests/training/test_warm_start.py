@@ -269,7 +269,7 @@ def test_an_optimizer_that_is_another_one(source: Path, capsys: Captured) -> Non
         begun(prepare(other, Layout()))
     assert main(["train", "ppo-cartpole", "--warm-start.run", str(source), "--warm-start.optimizer",
                  "--warm-start.parts", "trunks", "--dry-run"]) == 2  # fmt: skip
-    assert "not of parts (trunks)" in capsys.readouterr().err
+    assert "not those of parts (trunks)" in capsys.readouterr().err
 
 
 def test_an_optimizer_by_default_leaves_identities_as_they_were(source: Path) -> None:
