@@ -301,7 +301,7 @@ def test_layouts_and_options_of_another_kind_are_refused(tmp_path: Path) -> None
             train(experiment, options=options(tmp_path / "run"), stop_after=stop)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="options='x'"):
         resume(tmp_path, None, "x")  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="3 is no environment"):
+    with pytest.raises(SettingsError, match="3 is not an environment"):
         check_env(3)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
