@@ -132,7 +132,7 @@ def test_lists_with_a_gap(flags: tuple[str, ...], complaint: str) -> None:
 def test_settings_that_do_nothing_in_any_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--algorithm.minibatches", "1", "--model.core-size", "128,256")
     of_flags(*small, "--seed", "1..2")
-    assert capsys.readouterr().err.count("--model.core-size does nothing") == 1
+    assert capsys.readouterr().err.count("--model.core-size has no effect") == 1
     of_flags("--model.core", "none,gru", *small)
     assert not capsys.readouterr().err
 
@@ -281,7 +281,7 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
     assert says(error(capsys), "recipe", "comma")
     assert main([*command, "ppo-cartpole", f"{file}:runs", "--dry-run"]) == 2
-    assert says(error(capsys), "file.py:runs", "beside ppo-cartpole", "commas")
+    assert says(error(capsys), "file.py:runs", "after ppo-cartpole", "commas")
 
 
 @pytest.mark.parametrize(

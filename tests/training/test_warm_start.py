@@ -169,7 +169,7 @@ def test_mistakes_are_explained(source: Path, tmp_path: Path, capsys: Captured) 
     assert main(["train", "ppo-cartpole", "--warm-start.parts", "trunks", "--dry-run"]) == 0
     message = capsys.readouterr().err
     assert says(message, "--warm-start.parts", "without --warm-start.run")
-    assert "checkpoint does nothing" not in message and "digest does nothing" not in message
+    assert "checkpoint has no effect" not in message and "digest has no effect" not in message
 
 
 def test_a_folder_has_one_name(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
