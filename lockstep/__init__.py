@@ -1,4 +1,4 @@
-"""Distributed deep reinforcement learning where hardware changes the speed and never the result."""
+"""Distributed deep reinforcement learning: the same bits in one process, in many, or on a cluster."""
 
 from __future__ import annotations
 

@@ -69,13 +69,13 @@ class Agent:
     def warnings(self) -> list[str]:
         """Warnings for the user before a new run begins, in sentences."""
         found = self.experiment.model.warnings(self.observation_space, self.action_space)
-        choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may not have it
+        choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may lack it
         mask = unused_mask(self.observation_space, choices)
         return [*found, mask] if mask else found
 
     @property
     def networks(self) -> PolicyModel | Networks:
-        """What the algorithm's loss takes: the model, with its target network if there is one."""
+        """The argument of the algorithm's loss: the model, with its target network if there is one."""
         return self.model if self.target is None else Networks(self.model, self.target)
 
     @property
@@ -91,7 +91,7 @@ class Agent:
             self._target_flat.round()
 
     def follow(self, updates: int) -> None:
-        """Let the target network follow the model after so many gradient steps in all."""
+        """Let the target network follow the model after this many gradient steps in total."""
         if self._target_flat is not None:
             target = self._target_flat.vector.detach()
             before = target._version
@@ -100,11 +100,11 @@ class Agent:
                 self._target_flat.round()
 
     def version(self, number: int) -> Version:
-        """A copy of the present state, for collectors."""
+        """A copy of the current state, for collectors."""
         return Version(number, self.flat.vector.detach().clone(), self.normalizers)
 
     def not_finite(self) -> list[str]:
-        """Names of parameters, and of statistics that normalize, that are NaN or infinite."""
+        """Names of parameters and normalizing statistics that are NaN or infinite."""
         statistics = self.normalizers.state()
         if all(math.isfinite(float(x.detach().sum())) for x in (self.flat.vector, *statistics.values())):
             return []

@@ -23,25 +23,25 @@ from lockstep.scheme import Scheme
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A start from what another run has learned. Replay and schedules begin anew."""
+    """A start with what another run has learned. Replay and schedules begin anew."""
 
     run: str = ""
-    """Folder of the run; none by default, and parameters begin at random."""
+    """Folder of the run; none by default: parameters are then random."""
     checkpoint: str = "latest"
     """Which of its checkpoints: latest, best, or an iteration."""
     parts: tuple[str, ...] = ()
-    """What is taken over, by how parameters' names begin, such as trunks or actor; normalizer for running statistics.
-    The rest begins at random. All by default; fewer suit a task with other actions."""
+    """The parts to take over, by the beginnings of parameter names, such as trunks or actor; normalizer for running
+    statistics. All others are random. Default: all; fewer suit a task with other actions."""
     digest: str = ""
-    """SHA-256 over what is taken over. Found out when the run starts."""
+    """SHA-256 over what is taken over. Computed when the run starts."""
     optimizer: bool = False
-    """Take over what the optimizer remembers of gradients, too. On suits going on with the same task, where first steps
-    without it are large; another task has other gradients."""
+    """Take over the optimizer's moments, too. On suits continuing with the same task, where the first steps without
+    them are large; another task has other gradients."""
 
     later: ClassVar[frozenset[str]] = frozenset({"optimizer"})
 
     def __post_init__(self) -> None:
-        if isinstance(self.run, Path):  # as Result.run is
+        if isinstance(self.run, Path):  # the type of Result.run
             object.__setattr__(self, "run", str(self.run))
 
     def validate(self) -> None:
@@ -50,7 +50,7 @@ class WarmStart:
             raise SettingsError("warm_start.parts has an empty name: leave it out, or take all parts with none.")
         if self.optimizer and self.parts:
             raise SettingsError(
-                f"--warm-start.optimizer takes over what is remembered of all parameters' gradients, not of parts "
+                "--warm-start.optimizer takes over the moments of all parameters' gradients, not those of parts "
                 f"({' '.join(self.parts)}). Leave one of the two out."
             )
 
@@ -65,16 +65,16 @@ class Experiment:
     scheme: Scheme = field(default_factory=Scheme)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     total_steps: Steps = 10_000_000
-    """Agent samples to collect (one action of one environment), rounded up to whole iterations. Where timing decides
-    with replay, this counts iterations too: samples may be fewer or more, by algorithm.replay.slack."""
+    """Agent samples to collect (one action of one environment), rounded up to whole iterations. If timing decides with
+    replay, this counts iterations, too: there may be fewer or more samples, depending on algorithm.replay.slack."""
     seed: int = 1
-    """The one seed from which every random stream and every environment's seed is derived."""
+    """The single seed from which every random stream and every environment's seed is derived."""
     precision: Precision = "bf16"
-    """Arithmetic of encoder and core; weights, losses, heads and optimizer are fp32 in both. bf16 is faster with
-    images; fp32 is as fast with vectors, and more exact. portable has equal bits on every make of CPU, and is several
-    times as fast with small networks of vectors; it covers PPO."""
+    """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
+    fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 in kernels
+    that have equal bits on every CPU and are several times as fast; it covers PPO with an MLP."""
     torch_threads: int = 1
-    """Torch threads a worker computes with. Bits depend on it, so cores are used by more workers instead."""
+    """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
 
     later: ClassVar[frozenset[str]] = frozenset({"warm_start"})
@@ -92,7 +92,7 @@ class Experiment:
         self.model.validate()
         if num_envs % shards:
             raise SettingsError(
-                f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard owns the same "
+                f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard has the same "
                 f"number of environments: use --env.num-envs {max(1, round(num_envs / shards)) * shards} or fewer "
                 "shards (a power of two)."
             )
@@ -113,8 +113,8 @@ class Experiment:
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
             raise SettingsError(
-                f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to be learned: the run has {steps} "
-                "gradient steps, and the first gradient would be applied after as many as the lag. Take fewer."
+                f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to learn: the run has only {steps} "
+                "gradient steps, and the first gradient is applied after as many steps as the lag. Use a smaller lag."
             )
 
     def _check_portable(self) -> None:
@@ -132,7 +132,7 @@ class Experiment:
 
     @property
     def setup(self) -> Setup:
-        """The rest of the experiment, as its algorithm sees it."""
+        """The rest of the experiment, in the form that its algorithm receives."""
         return Setup(
             model=self.model,
             normalize=self.normalize,
@@ -147,7 +147,7 @@ class Experiment:
         )
 
     def schedule(self) -> Schedule:
-        """Which version collects what. Where timing decides, it only counts iterations and bounds the lag."""
+        """Which version collects what. If timing decides, it only counts iterations and bounds the lag."""
         schedule = self.scheme.schedule(self.iterations)
         if type(schedule) is Schedule:
             return dataclasses.replace(schedule, by_shard=self.algorithm.replays)
@@ -170,7 +170,7 @@ class Experiment:
 
     @property
     def gradient_steps(self) -> tuple[int, int]:
-        """Of an iteration: the gradient steps, and the samples of each."""
+        """The gradient steps of an iteration, and the samples of each."""
         updates, samples = self.algorithm.gradient_steps(self.samples_per_iteration)
         apart = self.scheme.shards if self.scheme.gradient_lag == "async" else 1
         return updates * apart, samples // apart
@@ -186,9 +186,11 @@ class Experiment:
         action_space: gymnasium.Space[Any],
         precision: Precision | None = None,
     ) -> PolicyModel:
-        """The model as it begins, in another precision if asked for."""
-        precision = precision or self.precision
-        model = self.model.build(
+    """The single seed from which every random stream and every environment's seed is derived."""
+    precision: Precision = "bf16"
+    """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
+    fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 in kernels
+    that have equal bits on every CPU and are several times as fast; it covers PPO with an MLP."""
             observation_space,
             action_space,
             precision="fp32" if precision == "portable" else precision,
@@ -211,13 +213,13 @@ class Experiment:
         return identities_of(to_json(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Worker processes read settings as a resumed run does: pickle cannot import classes of a user's own file.
+        # Worker processes read settings like a resumed run: pickle cannot import classes of a user's file.
         return from_json, (to_json(self),)
 
     def replace(self, **changes: object) -> Experiment:
         """The same experiment with other settings.
 
         Raises:
-            SettingsError: there is no such setting, or its value is of another kind.
+            SettingsError: a setting does not exist, or its value has the wrong type.
         """
         return changed(self, changes)

@@ -16,41 +16,42 @@ class Scheme:
     """How collection and learning are coupled. Part of the experiment: it changes what is learned."""
 
     later: ClassVar[frozenset[str]] = frozenset({"gradient_lag", "max_gradient_lag", "preempt"})
-    """See settings.to_json."""
+    """See lockstep.config.serialization.to_json."""
 
     shards: int = 4
     """Units that environments, randomness and gradients are divided into; a power of two. A run can use at most
     this many processes. More shards allow more processes, at the price of smaller batches per kernel call."""
     lag: int | Literal["async"] = 0
-    """Rollout i is collected with version max(0, i - lag). 0 is synchronous; 1 is Cleanba's schedule, which lets
-    collection overlap learning; higher hides slow links, at the price of staler data. async lets timing decide, as in
-    IMPALA, APPO and Ape-X: what it decided is recorded, and `lockstep replay` repeats it."""
+    """Rollout i is collected with version max(0, i - lag). 0 is synchronous; 1 is Cleanba's schedule, in which
+    collection overlaps learning; higher hides slow links, but makes data staler. With async, timing decides, as in
+    IMPALA, APPO and Ape-X: its decisions are recorded, and `lockstep replay` repeats them."""
     max_lag: int = 4
     """With lag async: the most iterations that data may be behind the version that learns from it (with replay: the
     first version that can). Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners
     wait for slow collectors."""
     refresh: Literal["rollout", "step"] = "rollout"
-    """With lag async: when collectors take the newest version. step keeps data fresher, and mixes versions within a
+    """With lag async: when collectors take the newest version. step keeps data fresher, but mixes versions within a
     trajectory."""
     acting_batch: int = 0
     """Environments per inference call, a multiple of a shard's; 0 means one shard's. Larger calls are more
     efficient, smaller ones let more processes share the work without padding."""
     gradient_lag: int | Literal["async"] = 0
-    """Gradients are applied so many gradient steps after they were computed, and the first steps change nothing: the
-    staleness of asynchronous learners, without chance. 0 applies it at once; higher makes gradients staler. With one
-    gradient step an iteration (A2C, IMPALA) the unit is versions. async has every shard's slice of a minibatch give an
-    update of its own, applied when it is ready: learners wait for no other, and what timing decided is recorded."""
+    """Gradients are applied this many gradient steps after they were computed, and the first steps change nothing: the
+    staleness of asynchronous learners without its randomness. 0 applies them at once; higher makes gradients staler.
+    With one gradient step per iteration (A2C, IMPALA) the unit is versions. With async, every shard's slice of a
+    minibatch gives a separate update, which is applied when it is ready: learners do not wait for each other, and the
+    order is recorded."""
     max_gradient_lag: int = 8
     """With gradient_lag async: the most updates that may be applied between computing a gradient and applying it.
-    Higher has learners wait less for slow ones, lower keeps gradients fresher; with 0 they take turns."""
+    Higher makes learners wait less for slow ones, lower keeps gradients fresher; with 0 they take turns."""
     preempt: float = 1.0
-    """Once this share of other processes' shards has its rollouts, a shard that has not is cut where it is, and learned
-    from as far as it got (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for all of them.
-    Timing decides who is cut: that is recorded."""
+    """Once this share of the other processes' shards has finished its rollouts, the unfinished ones are cut and learned
+    from as far as they got (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for all. Timing
+    decides which shards are cut, and the ledger records it."""
 
     @property
     def buffers(self) -> int:
-        """Rollouts of a shard that may wait to be learned from, the one being collected included."""
+        """Rollouts of a shard that may wait to be learned from, including the one being collected."""
         return (self.max_lag if self.lag == "async" else self.lag) + 1
 
     @property
@@ -60,26 +61,26 @@ class Scheme:
 
     @property
     def timing_decides(self) -> bool:
-        """Whether repeating a run takes its record; otherwise its settings are enough."""
+        """Whether repeating a run needs its record; otherwise its settings are enough."""
         return self.free_running or self.gradient_lag == "async" or self.preempt < 1
 
     def enough(self, own: int) -> int:
-        """How many shards of other processes must have finished a rollout before this process's `own` shards
-        are cut."""
+        """How many shards of other processes must have finished a rollout before this process's `own` shards are
+        cut."""
         return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
     def schedule(self, iterations: int) -> Schedule:
-        """Which version collects what, and what each of so many iterations learns from. Override this to return another
-        schedule, in which `collects_with(i)` must lie between i - lag and i, and never fall."""
+        """Which version collects what, and what each iteration learns from. Override this to return another schedule,
+        whose `collects_with(i)` must lie between i - lag and i, and never decrease."""
         return Schedule(self.buffers - 1, iterations, self.shards)
 
     def reduction(self, tree: TreeSum, size: int) -> TreeSum:
-        """What adds up the shards' gradients. Override this to send gradients in another way, compressed for example;
-        the sums must not depend on which process holds a shard.
+        """The object that adds up the shards' gradients. Override this to send gradients in another way, for example
+        compressed; the sums must not depend on which process holds a shard.
 
         Args:
             tree: adds up everything else.
-            size: numbers of a gradient. Counts and sums of metrics follow them, and must arrive unchanged.
+            size: numbers in a gradient. Counts and sums of metrics follow it, and must arrive unchanged.
         """
         return tree
 
@@ -100,8 +101,8 @@ class Scheme:
         for name in ("max_lag", "refresh"):
             if not self.free_running and getattr(self, name) != getattr(Scheme, name):
                 raise SettingsError(
-                    f"scheme.{name}={getattr(self, name)} is for --scheme.lag async alone; with scheme.lag={self.lag} "
-                    "it would do nothing. Leave it out, or let timing decide."
+                    f"scheme.{name}={getattr(self, name)} only applies with --scheme.lag async; with "
+                    f"scheme.lag={self.lag} it has no effect. Leave it out, or use --scheme.lag async."
                 )
         if self.gradient_lag != "async" and self.gradient_lag < 0:
             raise SettingsError(
@@ -115,18 +116,18 @@ class Scheme:
             )
         if self.gradient_lag != "async" and self.max_gradient_lag != Scheme.max_gradient_lag:
             raise SettingsError(
-                f"scheme.max_gradient_lag={self.max_gradient_lag} is for --scheme.gradient-lag async alone; with "
-                f"scheme.gradient_lag={self.gradient_lag} it would do nothing. Leave it out."
+                f"scheme.max_gradient_lag={self.max_gradient_lag} only applies with --scheme.gradient-lag async; with "
+                f"scheme.gradient_lag={self.gradient_lag} it has no effect. Leave it out."
             )
         if self.gradient_lag == "async" and type(self).reduction is not Scheme.reduction:
             raise SettingsError(
-                f"{type(self).__name__} adds up gradients in a way of its own, but with scheme.gradient_lag=async none "
-                "are added up: each is applied alone. Use a number as --scheme.gradient-lag."
+                f"{type(self).__name__} overrides how gradients are added up, but scheme.gradient_lag=async applies "
+                "each one alone. Use a number as --scheme.gradient-lag."
             )
         if not 0 < self.preempt <= 1:
             raise SettingsError(
-                f"scheme.preempt={self.preempt} must lie above 0 and not above 1: the share of other processes' shards "
-                "that have to be done before a shard is cut. DD-PPO used 0.6, PyTorchRL uses 0.8; 1 cuts nobody."
+                f"scheme.preempt={self.preempt} must be above 0 and at most 1: the share of other processes' shards "
+                "that must finish before a shard is cut. DD-PPO used 0.6, PyTorchRL uses 0.8; 1 cuts none."
             )
         if self.preempt < 1 and (self.free_running or self.shards == 1):
             raise SettingsError(

@@ -142,7 +142,7 @@ def test_what_compression_keeps_for_later_is_in_checkpoints(tmp_path: Path) -> N
 
 def test_what_is_not_added_up_cannot_be_compressed() -> None:
     scheme = dataclasses.replace(short("gradient_compression").scheme, gradient_lag="async")
-    with pytest.raises(SettingsError, match="none are added up"):
+    with pytest.raises(SettingsError, match="applies each one alone"):
         scheme.validate()
 
 

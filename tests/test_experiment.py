@@ -38,13 +38,13 @@ def changed(settings: Any, path: str, value: Any) -> Any:
     ("recipe", "changes", "words"),
     [
         ("dqn-cartpole", {"model.previous_action_reward": True}, "no-previous-action-reward, or the recipes r2d2"),
-        ("c51-atari", {"model.numbers": 1}, "2 atoms or more"),
-        ("dqn-cartpole", {"algorithm.warmup": 99_999, "total_steps": 100_000}, "leaves nothing to learn in"),
+        ("c51-atari", {"model.numbers": 1}, "at least 2 atoms"),
+        ("dqn-cartpole", {"algorithm.warmup": 99_999, "total_steps": 100_000}, "leaves no time for learning"),
         ("r2d2-atari", {"algorithm.warmup": 0, "total_steps": 5_000}, "iterations only collect"),
-        ("ppo-cartpole", {"env.num_envs": 1, "scheme.shards": 1, "algorithm.rollout": 4}, "minibatch of one sample"),
+        ("ppo-cartpole", {"env.num_envs": 1, "scheme.shards": 1, "algorithm.rollout": 4}, "one-sample minibatch"),
         ("sac-mujoco", {"algorithm.replay.recency": 0.996, "algorithm.replay.recency_least": 4}, "recency_least=4"),
-        ("mpc-pendulum", {"algorithm.discount": 0.9}, "algorithm.discount is not used by algorithm=mpc"),
-        ("mpc-pendulum", {"algorithm.target_period": 10}, "algorithm.target_period is not used"),
+        ("mpc-pendulum", {"algorithm.discount": 0.9}, "algorithm.discount has no effect with algorithm=mpc"),
+        ("mpc-pendulum", {"algorithm.target_period": 10}, "algorithm.target_period has no effect"),
         ("ppo-cartpole", {"algorithm.clip": math.nan}, r"algorithm\.clip=nan must be a number"),
         ("ppo-cartpole", {"algorithm.value_clip": math.nan}, r"algorithm\.value_clip=nan must be a number"),
         ("dqn-atari", {"algorithm.learning_rate": math.inf}, r"algorithm\.learning_rate=inf must be finite"),
@@ -52,11 +52,19 @@ def changed(settings: Any, path: str, value: Any) -> Any:
         ("c51-atari", {"model.v_max": math.inf}, r"model\.v_max=inf must be finite"),
         ("ppo-atari", {"algorithm.optimizer.betas": ("a", "b")}, r"betas=\('a', 'b'\) must be a tuple"),
         ("ppo-atari", {"algorithm.optimizer.betas": (0.9,)}, r"betas=\(0.9,\) must be a tuple"),
-        ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to be learned"),
-        ("dqn-cartpole", {"scheme.gradient_lag": 12_300, "total_steps": 100_000}, "the run has 12256 gradient steps"),
-        ("dqn-cartpole", {"scheme.gradient_lag": 12_256, "total_steps": 100_000}, "the run has 12256 gradient steps"),
+        ("ppo-cartpole", {"scheme.gradient_lag": 100_000}, "leaves nothing to learn"),
+        (
+            "dqn-cartpole",
+            {"scheme.gradient_lag": 12_300, "total_steps": 100_000},
+            "the run has only 12256 gradient steps",
+        ),
+        (
+            "dqn-cartpole",
+            {"scheme.gradient_lag": 12_256, "total_steps": 100_000},
+            "the run has only 12256 gradient steps",
+        ),
         ("ppo-cartpole", {"torch_threads": 0}, "torch_threads=0 must be at least 1"),
-        ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 is not used by algorithm=mpc"),
+        ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 has no effect with algorithm=mpc"),
         ("ppo-cartpole", {"env.decorrelate": 10**20}, r"env\.decorrelate=1\d* must be below 2,147,483,648"),
         ("ppo-cartpole", {"env.curriculum": {"length": math.nan}}, r"env\.curriculum\.length=nan must be a number"),
         ("ppo-mujoco", {"normalize.clip": math.nan}, r"normalize\.clip=nan must be"),
@@ -239,9 +247,9 @@ def test_memory_is_asked_for_the_shards_of_this_machine(
     [
         ("env.adapter", "gymnasium", "inline,env_threads=2", "env_threads.*env_processes=N"),
         ("env.adapter", "envpool", "inline,env_processes=2", "env_processes.*env_threads=N"),
-        ("scheme.preempt", 0.5, "torchrun", "memory that all collectors share"),
-        ("scheme.gradient_lag", "async", "torchrun", "to parameters in memory"),
-        ("scheme.lag", "async", "processes:2", "collectors can only run freely in processes of their own"),
+        ("scheme.preempt", 0.5, "torchrun", "processes of one machine"),
+        ("scheme.gradient_lag", "async", "torchrun", "to parameters in shared memory"),
+        ("scheme.lag", "async", "processes:2", "collectors can only run freely in separate processes"),
     ],
 )
 def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: str, words: str) -> None:
@@ -281,7 +289,7 @@ def test_layouts_and_options_of_another_kind_are_refused(tmp_path: Path) -> None
     experiment: Any = cut(recipes.ppo_cartpole)
     arguments: Any
     for arguments, words in (
-        ((3,), "3 is no layout"),
+        ((3,), "3 is not a layout"),
         ((Layout("processes", "2"),), "workers='2' must be a whole number"),  # type: ignore[arg-type]
         ((None, 7), "7 is neither RunOptions nor a folder"),
         ((None, RunOptions(run=3)), "run=3 must be a text"),  # type: ignore[arg-type]
@@ -293,7 +301,7 @@ def test_layouts_and_options_of_another_kind_are_refused(tmp_path: Path) -> None
             train(experiment, options=options(tmp_path / "run"), stop_after=stop)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="options='x'"):
         resume(tmp_path, None, "x")  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="3 is no environment"):
+    with pytest.raises(SettingsError, match="3 is not an environment"):
         check_env(3)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

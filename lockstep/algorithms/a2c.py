@@ -21,13 +21,13 @@ class A2CConfig(OnPolicyConfig):
     name = "a2c"
 
     rollout: int = 5
-    """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of
-    bootstrapping, shorter updates more often."""
+    """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of bootstrapping;
+    shorter updates more often."""
     learning_rate: float = 7e-4
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=1e-5, decay=0.99))
     normalize_advantages: bool = False
-    """Standardize advantages over the global batch, which makes the step size independent of reward scale;
-    off, small advantages move the policy little."""
+    """Standardize advantages over the global batch, which makes the step size independent of the reward scale; if off,
+    small advantages move the policy little."""
 
     def build(self) -> A2C:
         return A2C(self)

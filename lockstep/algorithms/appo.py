@@ -31,7 +31,7 @@ class APPOConfig(OnPolicyConfig):
     rollout: int = 32
     """Steps per environment and iteration. Longer lets V-trace correct further back; shorter updates more often."""
     minibatches: int = 4
-    """Gradient steps per epoch, each on whole sequences of a part of the environments. More take more, noisier
+    """Gradient steps per epoch, each on whole sequences from some of the environments. More take more, noisier
     steps."""
     vtrace_lambda: float = 1.0
     """λ of V-trace. Lower trusts the values more (less variance, more bias)."""
@@ -59,7 +59,7 @@ class APPOConfig(OnPolicyConfig):
 
 
 class APPO(OnPolicy[APPOConfig]):
-    """Clipping bounds the policy's step. V-trace corrects advantages for the version that learns."""
+    """Clipping bounds the policy's step. V-trace corrects advantages for the learning version."""
 
     metric_names = (
         "loss/policy",
@@ -91,7 +91,7 @@ class APPO(OnPolicy[APPOConfig]):
             rho_clip=config.rho_clip,
             c_clip=config.c_clip,
         )
-        # The surrogate's own ratio is the importance weight: weighting the advantage by ρ too would count it twice.
+        # The surrogate's own ratio is the importance weight: weighting the advantage by ρ, too, would count it twice.
         ratio_t = log_ratio_t.exp()
         highest = 1.0 + hyper["clip"]
         clipped_ratio_t = ratio_t.clamp(1.0 / highest, highest)

@@ -27,21 +27,21 @@ class OptimizerConfig:
     """Gradient descent on the reduced global gradient."""
 
     name: Literal["adam", "rmsprop"] = "adam"
-    """adam also remembers which way gradients went, and suits most tasks; rmsprop scales by their squares alone, as A3C
-    and IMPALA did."""
+    """adam also keeps a mean of gradients, and suits most tasks; rmsprop only scales by their squares, like A3C and
+    IMPALA."""
     eps: float = 1e-5
     """Added to the root of the second moment. Higher damps steps of parameters with small gradients."""
     decay: float = 0.99
-    """RMSProp's memory of squared gradients. Higher smooths more."""
+    """Decay of RMSProp's mean of squared gradients. Higher smooths more."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Adam's memories of gradients and of squared gradients. Higher smooths more, and follows changes later."""
+    """Decays of Adam's means of gradients and of squared gradients. Higher smooths more, and follows changes later."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         if not self.eps > 0:
             raise SettingsError(f"algorithm.optimizer.eps={self.eps} must be positive, for example 1e-5.")
         if not 0 < self.decay < 1:
-            raise SettingsError(f"algorithm.optimizer.decay={self.decay} must lie between 0 and 1, for example 0.99.")
+            raise SettingsError(f"algorithm.optimizer.decay={self.decay} must be between 0 and 1, for example 0.99.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise SettingsError(
                 f"algorithm.optimizer.betas={self.betas} must be two numbers of at least 0 and below 1, for example "
@@ -51,7 +51,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an algorithm's settings depend on in the rest of the experiment."""
+    """The parts of the experiment that an algorithm's settings depend on."""
 
     model: ModelConfig
     normalize: NormalizeConfig
@@ -67,12 +67,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class AlgorithmConfig(ABC):
-    """Settings that every algorithm shares; an algorithm's own file adds its own."""
+    """Settings that every algorithm shares; each algorithm's file adds its own."""
 
     name: ClassVar[str] = ""
 
     replays: ClassVar[bool] = False
-    """Whether it learns from replay (then it is an OffPolicyConfig) rather than from each rollout once."""
+    """Whether it learns from replay (then it is an OffPolicyConfig) or from each rollout once."""
 
     rollout: int = 128
     """Steps per environment and iteration. Longer lowers the overhead and, on-policy, the bias of bootstrapping;
@@ -83,7 +83,7 @@ class AlgorithmConfig(ABC):
     """Lower the learning rate linearly to zero over total_steps."""
     optimizer: OptimizerConfig = OptimizerConfig()
     max_grad_norm: float = 0.5
-    """Scale gradients whose global norm exceeds this; a large number leaves all as they are. Lower is safer and
+    """Scale gradients whose global norm exceeds this; a very large number leaves them unchanged. Lower is safer and
     slower."""
     discount: float = 0.99
     """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
@@ -100,7 +100,7 @@ class AlgorithmConfig(ABC):
                 "as 1e9, leaves gradients as they are."
             )
         if not 0 <= self.discount <= 1:
-            raise SettingsError(f"algorithm.discount={self.discount} must lie between 0 and 1.")
+            raise SettingsError(f"algorithm.discount={self.discount} must be between 0 and 1.")
         self.optimizer.validate()
 
     def uncovered(self) -> str:
@@ -113,16 +113,17 @@ class AlgorithmConfig(ABC):
 
     @property
     def resumes_exactly(self) -> bool:
-        """Whether checkpoints hold all that it learns from, so that a resumed run goes on as if it had not stopped."""
+        """Whether checkpoints hold everything that it learns from, so that a resumed run continues as if it had not
+        stopped."""
         return True
 
     def warnings(self, setup: Setup) -> Iterator[str]:
-        """Warnings for the user before a new run, in sentences: settings that work, but that few would combine."""
+        """Warnings for the user before a new run, in sentences: settings that work, but that are rarely combined."""
         yield from ()
 
     @abstractmethod
     def gradient_steps(self, samples: int) -> tuple[int, int]:
-        """The gradient steps of an iteration that collects so many samples, and the samples of each step."""
+        """The gradient steps of an iteration that collects this many samples, and the samples of each step."""
 
     @abstractmethod
     def build(self) -> Algorithm[Any]:
@@ -131,7 +132,7 @@ class AlgorithmConfig(ABC):
 
 @dataclass(frozen=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """Settings of algorithms that learn from each rollout as soon as it is collected, and then drop it."""
+    """Settings of algorithms that learn from each rollout once, and then drop it."""
 
     epochs: int = 1
     """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
@@ -140,13 +141,13 @@ class OnPolicyConfig(AlgorithmConfig):
     entropy_coef: float = 0.01
     """Weight of the entropy bonus. Higher explores more."""
     value_coef: float = 0.5
-    """Weight of the value loss against the policy loss. Higher learns values sooner, and, where networks are shared,
-    leaves the policy less of them."""
+    """Weight of the value loss against the policy loss. Higher learns values sooner but, with shared networks, the
+    policy more slowly."""
     rnd: RNDConfig = field(default_factory=RNDConfig)
-    """Random network distillation: a reward for what is new. Off unless its coef is above 0."""
+    """Random network distillation: a reward for novelty. Off unless its coef is above 0."""
 
     needs_policy_and_value: ClassVar[bool] = True
-    """Whether the model must have a policy and a value. Users' algorithms may do without."""
+    """Whether the model must have a policy and a value. Users' algorithms may not need them."""
     sequences: ClassVar[bool] = False
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
 
@@ -175,17 +176,17 @@ class OnPolicyConfig(AlgorithmConfig):
         if self.needs_policy_and_value and not setup.model.has_policy_and_value:
             raise SettingsError(
                 f"algorithm={self.name} needs a policy and a value, but the model is "
-                f"{type(setup.model).__name__}: use lockstep.models.StandardModelConfig, as ppo-atari does."
+                f"{type(setup.model).__name__}: use lockstep.models.StandardModelConfig, as in ppo-atari."
             )
         if self.gradient_steps(setup.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
             raise SettingsError(
-                "A minibatch of one sample has advantages of 0 once they are standardized: lower algorithm.minibatches="
+                "Standardized advantages of a one-sample minibatch are always 0: lower algorithm.minibatches="
                 f"{self.minibatches}, or raise algorithm.rollout or env.num_envs."
             )
         if setup.preempt < 1 and self.rnd.coef:
             raise SettingsError(
                 f"scheme.preempt={setup.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
-                "rewards every step of them, those behind the cut too. Leave one of them out."
+                "rewards every step of a rollout, even after a cut. Leave one of them out."
             )
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:
@@ -226,7 +227,7 @@ class Batch(ArrayTuple):
     truncated: Tensor
     valid: Tensor
     advantage: Tensor | None
-    """fp32 [T, B], from targets, standardized if the algorithm asks for it. Where the loss computes advantages itself
+    """fp32 [T, B], from targets, standardized if the algorithm asks for it. If the loss computes advantages itself
     (V-trace): the intrinsic advantage to add, or None."""
     value_target: Tensor | None
     intrinsic: Intrinsic | None = None
@@ -263,7 +264,7 @@ class ParameterGroup(NamedTuple):
     """Parameters that one gradient step moves together."""
 
     prefix: str
-    """What their names begin with. They must be adjacent in the model."""
+    """The beginnings of their names. They must be adjacent in the model."""
     learning_rate: float
 
 
@@ -281,7 +282,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     has_target: ClassVar[bool] = False
     """Whether there is a target network, an older copy of the model."""
     noise_theta: float = 1.0
-    """θ: how fast the noise of actions is drawn back to 0, see offpolicy.drifting; at 1 every step's is independent."""
+    """θ: how fast the noise of actions returns to 0, see offpolicy.drifting; at 1 it is independent at every step."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -293,17 +294,17 @@ class Algorithm(ABC, Generic[ConfigT]):
         Args:
             model: the PolicyModel that learns; off-policy, Networks with its target network.
             batch: a Batch; off-policy Transitions or Sequences.
-            hyper: what hyperparameters returned, and `update`, the number of the gradient step as groups counts it.
+            hyper: the result of hyperparameters, and `update`, the number of the gradient step as in groups.
         """
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:
-        """Networks that learn besides the model. They become the model's `companion`, and so a part of every version
-        and checkpoint."""
+        """Networks that learn in addition to the model. They become the model's `companion`, and so a part of every
+        version and checkpoint."""
         return None
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
-        """What is learned besides the model's parameters, such as temperatures: fp32 first values by name. They become
-        the model's `variables`, and so a part of every version and checkpoint."""
+        """Learned variables in addition to the model's parameters, such as temperatures: fp32 initial values by name.
+        They become the model's `variables`, and so a part of every version and checkpoint."""
         return {}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
@@ -312,12 +313,12 @@ class Algorithm(ABC, Generic[ConfigT]):
 
         Args:
             updates: number of the step, from 1: off-policy over the whole run, on-policy within the iteration.
-            hyper: what hyperparameters returned.
+            hyper: the result of hyperparameters.
         """
         return (ParameterGroup("", hyper["learning_rate"]),)
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
-        """Update the target network's parameters [N] after so many gradient steps of the run."""
+        """Update the target network's parameters [N] after this many gradient steps of the run."""
         raise NotImplementedError(f"{type(self).__name__} has a target network but does not say how it follows")
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
@@ -333,7 +334,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return 0
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration | None:
-        """How environments explore in a rollout. None: as the policy samples.
+        """How environments explore in a rollout. None: by sampling the policy.
 
         Args:
             progress: share of total_steps collected before the rollout.
@@ -344,7 +345,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return None
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """The hyperparameters of an iteration, as loss and targets receive them; learning_rate is always among them.
+        """The hyperparameters of an iteration, which loss and targets receive; learning_rate is always among them.
 
         Args:
             progress: share of total_steps consumed before the iteration, in [0, 1).
@@ -366,7 +367,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
 
 def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
-    """Check what an algorithm returned as its loss.
+    """Check an algorithm's loss.
 
     Raises:
         SettingsError: it is not a LossOutput of scalars, or its metrics are not those in metric_names.
@@ -393,8 +394,8 @@ def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
             )
         if not isinstance(value, Tensor) or value.shape != () or value.requires_grad:
             raise SettingsError(
-                f"{who} returned {_described(value)} as the metric {name!r}. Metrics are detached scalars, each a sum "
-                "over valid samples, as value.detach().sum() gives one."
+                f"{who} returned {_described(value)} as the metric {name!r}. Metrics must be detached scalars, each a "
+                "sum over valid samples, for example value.detach().sum()."
             )
 
 
@@ -424,11 +425,11 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and the weights of the entropy bonus and of the value loss."""
+        """The base class's hyperparameters, and the weights of the entropy bonus and the value loss."""
         config = self.config
         weights = {"entropy_coef": config.entropy_coef, "value_coef": config.value_coef}
         return {**super().hyperparameters(progress), **weights}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Replaces the sums that the explained variance is computed from by that, if the loss reports them."""
+        """Replaces the sums for the explained variance by the explained variance, if the loss reports them."""
         return explained_variance(metrics) if metrics.keys() >= set(VALUE_METRICS) else metrics

@@ -22,19 +22,18 @@ from lockstep.models.base import Networks
 
 @dataclass(frozen=True)
 class DDPGConfig(QPGConfig):
-    """One action per state, moved up the critic's gradient."""
+    """One action per state, improved along the critic's gradient."""
 
     name = "ddpg"
     policies: ClassVar[tuple[str, ...]] = ("deterministic",)
 
     noise_std: float = 0.1
-    """Deviation of the normal noise that actions are disturbed by, where bounds are at -1 and 1. Higher explores
-    more."""
+    """Standard deviation of the normal noise on actions, where the bounds are -1 and 1. Higher explores more."""
     noise_theta: float = 1.0
-    """How fast that noise is drawn back to 0: 1 is independent at every step; lower makes it an Ornstein-Uhlenbeck
-    process of the same deviation, which pushes in one direction for about 1/θ steps. Papers give
-    the deviation σ of its steps instead, which is noise_std sqrt(1 - (1 - θ)²): the 0.2 of Lillicrap et al. 2016, with
-    θ = 0.15, are a noise_std of 0.38."""
+    """How fast that noise returns to 0: at 1 it is independent at every step; lower makes it an Ornstein-Uhlenbeck
+    process of the same deviation, which pushes in one direction for about 1/θ steps. Papers give the deviation σ of its
+    steps instead, which is noise_std sqrt(1 - (1 - θ)²): the 0.2 of Lillicrap et al. 2016, with θ = 0.15, corresponds
+    to a noise_std of 0.38."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -42,7 +41,7 @@ class DDPGConfig(QPGConfig):
         if not self.noise_std >= 0:
             raise SettingsError(f"algorithm.noise_std={self.noise_std} must not be negative, for example 0.1.")
         if not 0 < self.noise_theta <= 1:
-            raise SettingsError(f"algorithm.noise_theta={self.noise_theta} must lie above 0 and not above 1.")
+            raise SettingsError(f"algorithm.noise_theta={self.noise_theta} must be above 0 and at most 1.")
 
     def build(self) -> DDPG[Any]:
         return DDPG(self)
@@ -52,7 +51,7 @@ DDPGConfigT = TypeVar("DDPGConfigT", bound=DDPGConfig)
 
 
 class DDPG(QPG[DDPGConfigT]):
-    """Critics learn the return of the target policy, and the policy climbs the first critic."""
+    """Critics learn the return of the target policy, and the policy maximizes the first critic."""
 
     metric_names = ("loss/critic", "loss/actor", "value/mean", "value/target", "value/error")
 
@@ -60,7 +59,7 @@ class DDPG(QPG[DDPGConfigT]):
         super().__init__(config)
         self.noise_theta = config.noise_theta
         self.policy_period = 1
-        """Gradient steps of the critics for each of the policy."""
+        """Gradient steps of the critics per step of the policy."""
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Squared errors of the critics, and the negative value of the policy's actions, summed over items."""
@@ -87,7 +86,7 @@ class DDPG(QPG[DDPGConfigT]):
         return LossOutput(total, metrics, priority)
 
     def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
-        """The action that next_obs is valued by: [1, n, D]."""
+        """The action at which next_obs is valued: [1, n, D]."""
         return target.actor(batch.next_obs)
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:

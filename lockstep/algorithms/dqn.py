@@ -1,9 +1,9 @@
-"""Deep Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236) and what was added to it.
+"""Deep Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236) and its extensions.
 
-Each addition has its own switch: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et
-al. 2016), and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017) and
-quantiles (QR-DQN, Dabney et al. 2018), implicit ones too (IQN, Dabney et al. 2018,
-https://arxiv.org/abs/1806.06923). Rainbow (Hessel et al. 2018, https://arxiv.org/abs/1710.02298) has all but quantiles.
+Each extension has a switch: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et al. 2016),
+and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017), quantiles (QR-DQN,
+Dabney et al. 2018) and implicit quantiles (IQN, Dabney et al. 2018, https://arxiv.org/abs/1806.06923). Rainbow (Hessel
+et al. 2018, https://arxiv.org/abs/1710.02298) uses all of them except quantiles.
 
 Shape legend: n items, A actions, K atoms or quantiles.
 """
@@ -37,28 +37,27 @@ class DQNConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     max_grad_norm: float = 10.0
     double: bool = False
-    """Let the model choose the action whose value the target network tells. On overestimates returns less."""
+    """Let the model choose the action, and the target network value it. On overestimates returns less."""
     epsilon_start: float = 1.0
-    """ε at the beginning: the share of random actions. Higher explores more."""
+    """Initial ε: the share of random actions. Higher explores more."""
     epsilon_end: float = 0.01
-    """ε once it has fallen. Higher explores more for good."""
+    """Final ε. Higher keeps exploring more."""
     epsilon_fraction: float = 0.1
     """Share of total_steps over which ε falls, counted from the first step, warm-up included. Longer explores more."""
     epsilon_spread: float = 0.0
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
-    same. Higher lets environments explore more differently; 7 with epsilon_end 0.4 is Ape-X's."""
+    same ε. Higher lets environments explore more differently; 7 with epsilon_end 0.4 is Ape-X's setting."""
     samples: int = 64
     """N: implicit quantiles of each item that a gradient step moves. More make it less noisy, and cost more."""
     target_samples: int = 64
-    """N': implicit quantiles of what follows each item that they are moved towards. More make it less noisy, and cost
-    more."""
+    """N': implicit quantiles of each item's target. More make it less noisy, and cost more."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)
         for setting in ("epsilon_start", "epsilon_end", "epsilon_fraction"):
             if not 0 <= getattr(self, setting) <= 1:
-                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must lie between 0 and 1.")
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be between 0 and 1.")
         if self.epsilon_spread < 0:
             raise SettingsError(f"algorithm.epsilon_spread={self.epsilon_spread} must not be negative.")
         for setting in ("samples", "target_samples"):
@@ -71,10 +70,10 @@ class DQNConfig(OffPolicyConfig):
             )
 
     def warnings(self, setup: Setup) -> Iterator[str]:
-        """As the base class, and whether ε falls within the warm-up, whose actions are random anyway.
+        """As in the base class, and whether ε falls during the warm-up, whose actions are random anyway.
 
-        ε is counted from the first step, as Stable-Baselines3 and CleanRL do it, so that a published epsilon_fraction
-        means the same here; the code of Mnih et al. 2015 and Dopamine count it from the warm-up's end.
+        ε is counted from the first step, as in Stable-Baselines3 and CleanRL, so that a published epsilon_fraction
+        means the same here; the code of Mnih et al. 2015 and Dopamine count it from the end of the warm-up.
         """
         yield from super().warnings(setup)
         total, per_iteration = setup.total_steps, setup.samples_per_iteration
@@ -94,11 +93,11 @@ class DQNConfig(OffPolicyConfig):
         if not isinstance(setup.model, QModelConfig):
             raise SettingsError(
                 f"algorithm={self.name} needs a Q-network, but the model is {type(setup.model).__name__}: use "
-                "lockstep.models.QModelConfig, as the recipe dqn-atari does."
+                "lockstep.models.QModelConfig, as in the recipe dqn-atari."
             )
         if setup.model.uses_previous and not self.sequences:
             raise SettingsError(
-                f"algorithm={self.name} learns from single steps, which know no previous action and reward: use "
+                f"algorithm={self.name} learns from single steps, which have no previous action and reward: use "
                 "--model.no-previous-action-reward, or the recipes r2d2-atari and r2d2-memory, which learn from "
                 "sequences."
             )
@@ -111,7 +110,7 @@ DQNConfigT = TypeVar("DQNConfigT", bound=DQNConfig)
 
 
 class DQN(OffPolicy[DQNConfigT]):
-    """Moves the value of a remembered action towards its reward and the value of the best action that followed."""
+    """Moves the value of a replayed action towards its reward and the value of the best action that followed."""
 
     metric_names = ("loss/value", "value/mean", "value/target", "value/error")
 
@@ -132,8 +131,8 @@ class DQN(OffPolicy[DQNConfigT]):
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:
             target_dist = project(dist_t.softmax(-1), reward + discount * online.atoms, online.atoms)
-            # Less the entropy of the target, so that the smallest loss is 0: a priority should not be what no
-            # learning can remove.
+            # Subtract the entropy of the target, so that the smallest loss is 0: a priority should not contain what
+            # learning cannot remove.
             error = -(target_dist * dist_tm1.log_softmax(-1)).sum(-1) + torch.xlogy(target_dist, target_dist).sum(-1)
             priority, q_tm1, target_tm1 = (
                 error,
@@ -165,7 +164,7 @@ class DQN(OffPolicy[DQNConfigT]):
         return 2 * model.noise_numbers + items * samples
 
     def _draw(self, online: QModel, target: QModel, batch: Transitions) -> tuple[Tensor | None, Tensor | None]:
-        """Disturb noisy layers, and draw fractions of implicit quantiles [1, n, N] and [1, n, N']."""
+        """Set the noise of noisy layers, and draw fractions of implicit quantiles [1, n, N] and [1, n, N']."""
         if batch.noise is None:
             return None, None
         disturb(online, target, batch.noise)
@@ -199,7 +198,7 @@ class DQN(OffPolicy[DQNConfigT]):
 
 
 def disturb(online: QModel, target: QModel, noise: Tensor | None) -> None:
-    """Disturb the noisy layers of both by the first numbers of noise [Z], different ones."""
+    """Set the noise of noisy layers in both from the first numbers of noise [Z], different ones for each."""
     if noise is not None and online.noise_numbers:
         first, second = noise[: 2 * online.noise_numbers].chunk(2)
         online.set_noise(first)
@@ -207,13 +206,13 @@ def disturb(online: QModel, target: QModel, noise: Tensor | None) -> None:
 
 
 def project(probability: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
-    """A categorical distribution moved to other values, expressed on evenly spaced atoms again (Bellemare et al. 2017,
-    algorithm 1): each value's probability goes to its two neighbors, in proportion to how near they are.
+    """Project a categorical distribution over other values onto evenly spaced atoms (Bellemare et al. 2017, algorithm
+    1): each value's probability goes to its two neighbors, in proportion to how close they are.
 
     Args:
         probability: [..., K], of the values.
-        values: [..., K]; beyond the outermost atoms they count as those.
-        atoms: [K], rising.
+        values: [..., K]; values beyond the outermost atoms are clamped to them.
+        atoms: [K], increasing.
 
     Returns:
         [..., K]
@@ -231,7 +230,7 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None)
     Args:
         quantiles: [..., K]
         target: [..., K'], samples of the distribution that they should have.
-        tau: [..., K], their fractions; None are the midpoints of K equal parts.
+        tau: [..., K], their fractions; None means the midpoints of K equal parts.
 
     Returns:
         [...]
@@ -245,7 +244,7 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None)
 
 
 def _features(model: QModel, obs: Any) -> Tensor:
-    """[1, n, ...] -> what the head takes, [1, n, F], each item by itself."""
+    """[1, n, ...] -> the input of the head, [1, n, F], each item separately."""
     leaf = next(iter(obs.values())) if isinstance(obs, dict) else obs
     start = torch.ones(leaf.shape[:2], dtype=torch.bool, device=leaf.device)
     return model.features(obs, start, torch.zeros(leaf.shape[1], 0, device=leaf.device))[0]

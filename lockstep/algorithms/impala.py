@@ -29,8 +29,8 @@ class IMPALAConfig(OnPolicyConfig):
     rollout: int = 20
     """Steps per environment and iteration. Longer lets V-trace correct further back; shorter updates more often."""
     minibatches: int = 4
-    """Gradient steps per epoch, each on whole sequences of a part of the environments. The loss is a sum, so
-    fewer minibatches take larger steps."""
+    """Gradient steps per epoch, each on whole sequences from some of the environments. The loss is a sum, so fewer
+    minibatches take larger steps."""
     learning_rate: float = 6e-4
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=0.01, decay=0.99))
     max_grad_norm: float = 40.0
@@ -55,16 +55,16 @@ class IMPALAConfig(OnPolicyConfig):
 def validate_vtrace(lambda_: float, rho_clip: float, c_clip: float) -> None:
     """Raise SettingsError unless V-trace is a contraction (Espeholt et al. 2018, theorem 1)."""
     if not 0 <= lambda_ <= 1:
-        raise SettingsError(f"algorithm.vtrace_lambda={lambda_} must lie between 0 and 1.")
+        raise SettingsError(f"algorithm.vtrace_lambda={lambda_} must be between 0 and 1.")
     if not 0 < c_clip <= rho_clip:
         raise SettingsError(
-            f"algorithm.rho_clip={rho_clip} and algorithm.c_clip={c_clip}: V-trace converges for "
-            "rho_clip >= c_clip > 0 only. 1 and 1 is the usual choice."
+            f"algorithm.rho_clip={rho_clip} and algorithm.c_clip={c_clip}: V-trace only converges for "
+            "rho_clip >= c_clip > 0. The usual choice is 1 and 1."
         )
 
 
 class IMPALA(OnPolicy[IMPALAConfig]):
-    """One pass over each rollout; targets follow the learned version's values and policy at every gradient step."""
+    """One pass over each rollout; targets follow the learning version's values and policy at every gradient step."""
 
     metric_names = (
         "loss/policy",

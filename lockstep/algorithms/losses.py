@@ -1,4 +1,4 @@
-"""Terms that every actor-critic loss here shares. All of them are sums over valid samples."""
+"""Terms shared by all actor-critic losses. All of them are sums over valid samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 _LARGEST_LOG_RATIO = 80.0
 VALUE_METRICS = ("value/target", "value/target_squared", "value/error", "value/error_squared")
-"""Sums from which explained_variance is computed once they have been added up over shards and minibatches."""
+"""Sums that explained_variance is computed from after they were added up over shards and minibatches."""
 
 
 def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
@@ -16,8 +16,8 @@ def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
 
 
 def log_ratio(log_prob_t: Tensor, behavior_log_prob_t: Tensor, valid_t: Tensor) -> Tensor:
-    """log π/μ [T, B], at most 80, so that its exp is finite: clipped losses have NaN gradients of infinite ratios. 0 in
-    invalid slots, where the action meant nothing."""
+    """log π/μ [T, B], at most 80, so that its exp is finite: clipped losses have NaN gradients at infinite ratios. 0 in
+    invalid slots, whose actions mean nothing."""
     return torch.where(valid_t, log_prob_t - behavior_log_prob_t, 0.0).clamp(max=_LARGEST_LOG_RATIO)
 
 
@@ -31,7 +31,7 @@ def approximate_kl(log_ratio_t: Tensor, valid_t: Tensor) -> Tensor:
 
 def clipped_value_loss(value_t: Tensor, old_value_t: Tensor, target_t: Tensor, valid_t: Tensor, clip: float) -> Tensor:
     """Half the sum of squared errors of values [T, B]. A value that has moved towards its target by more than `clip`
-    counts as if it had stopped there, and learns no more. clip=0 switches this off."""
+    counts as if it had stopped there, and learns nothing more. clip=0 switches this off."""
     error_t = (value_t - target_t).square()
     if clip:
         move_t = (value_t - old_value_t).clamp(-clip, clip)
@@ -49,8 +49,8 @@ def value_metrics(value_t: Tensor, value_target_t: Tensor, valid_t: Tensor) -> d
 def explained_variance(metrics: dict[str, float]) -> dict[str, float]:
     """Replace the means VALUE_METRICS by `value/target` and `value/explained_variance`.
 
-    1 - Var[target - value] / Var[target]: 1 is perfect, 0 no better than a constant, negative worse than one. It
-    is 0 where all targets are equal.
+    1 - Var[target - value] / Var[target]: 1 is perfect, 0 no better than a constant, negative worse than one. It is 0
+    if all targets are equal.
     """
     rest = {name: mean for name, mean in metrics.items() if name not in VALUE_METRICS}
     target, target_squared, error, error_squared = (metrics[name] for name in VALUE_METRICS)

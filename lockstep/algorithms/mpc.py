@@ -1,7 +1,7 @@
 """Model-predictive control with learned dynamics (Nagabandi et al. 2018, https://arxiv.org/abs/1708.02596) and an
 ensemble of them (PETS, Chua et al. 2018, https://arxiv.org/abs/1805.12114).
 
-Learning is regression on replay: it predicts what an action does. Acting is a search over plans in the model.
+Learning is regression on replay: it predicts the effects of actions. Acting searches over plans in the model.
 
 Shape legend: E members, n items, O numbers of an observation.
 """
@@ -22,7 +22,7 @@ from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
 
 @dataclass(frozen=True)
 class MPCConfig(OffPolicyConfig):
-    """Learning of the dynamics with which model.planner plans."""
+    """Learning the dynamics with which model.planner plans."""
 
     name = "mpc"
 
@@ -34,8 +34,8 @@ class MPCConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     max_grad_norm: float = 100.0
     noise_std: float = 0.1
-    """Deviation of the normal noise that planned actions are disturbed by, where bounds are at -1 and 1. Higher shows
-    the model more of what its plans avoid."""
+    """Standard deviation of the normal noise on planned actions, where the bounds are -1 and 1. Higher shows the model
+    more of what its plans avoid."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -44,7 +44,7 @@ class MPCConfig(OffPolicyConfig):
             raise SettingsError(f"algorithm.noise_std={self.noise_std} must not be negative.")
         if self.n_step != 1 or self.replay.prioritized:
             raise SettingsError(
-                "algorithm=mpc learns what each single step does, from steps drawn uniformly: use --algorithm.n-step 1 "
+                "algorithm=mpc learns the effects of single steps, drawn uniformly: use --algorithm.n-step 1 "
                 "and --algorithm.replay.no-prioritized."
             )
 
@@ -54,19 +54,19 @@ class MPCConfig(OffPolicyConfig):
         if not isinstance(setup.model, DynamicsConfig):
             raise SettingsError(
                 f"algorithm=mpc needs a dynamics model, but the model is {type(setup.model).__name__}: use "
-                "lockstep.models.dynamics.DynamicsConfig, as the recipe mpc-pendulum does."
+                "lockstep.models.dynamics.DynamicsConfig, as in the recipe mpc-pendulum."
             )
         for setting in ("discount", "target_period", "target_rate"):
             if getattr(self, setting) != getattr(type(self), setting):
                 raise SettingsError(
-                    f"algorithm.{setting} is not used by algorithm=mpc, which has no values and no target network: "
-                    "leave it out. What discounts plans is model.discount."
+                    f"algorithm.{setting} has no effect with algorithm=mpc, which has no values and no target network: "
+                    "leave it out. model.discount discounts plans."
                 )
 
         if setup.normalize.clip != type(setup.normalize).clip:
             raise SettingsError(
-                f"normalize.clip={setup.normalize.clip:g} is not used by algorithm=mpc, whose models predict "
-                "observations and must tell all of them apart: leave it out."
+                f"normalize.clip={setup.normalize.clip:g} has no effect with algorithm=mpc, whose models predict "
+                "observations and must distinguish all of them: leave it out."
             )
 
     def build(self) -> MPC:
@@ -74,15 +74,15 @@ class MPCConfig(OffPolicyConfig):
 
 
 class MPC(OffPolicy[MPCConfig]):
-    """Maximum likelihood of observed transitions, for every member. Members differ only in their first weights."""
+    """Maximum likelihood of observed transitions, for every member. Members differ only in their initial weights."""
 
     metric_names = ("loss/model", "model/error", "model/reward_error")
     has_target: ClassVar[bool] = False
 
     def loss(self, model: DynamicsModel, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
-        """Negative log-likelihood of changes and rewards under normal distributions, whose variances weigh
-        different units; mean over members, summed over items. Each term is multiplied by its deviation, held constant:
-        otherwise badly predicted numbers are learned slowly (Seitzer et al. 2022, β = 0.5)."""
+        """Negative log-likelihood of changes and rewards under normal distributions, whose variances balance different
+        units; mean over members, summed over items. Each term is multiplied by its deviation, held constant: otherwise
+        badly predicted numbers are learned slowly (Seitzer et al. 2022, β = 0.5)."""
         x = model.normalize(batch.obs)
         target = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
         mean, log_variance = model.predict(x, model.actions.encode(batch.action))

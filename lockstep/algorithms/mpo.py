@@ -2,7 +2,7 @@
 region split into mean and deviation, each bounded in every dimension separately (arXiv:1812.02256, and Acme,
 https://arxiv.org/abs/2006.00979, section 4.4).
 
-Shape legend: n items, N sampled actions a state, D dimensions of an action.
+Shape legend: n items, N sampled actions per state, D dimensions of an action.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import DiagonalGaussian, normal_log_prob
 
 _LEAST = 1e-8
-"""Added to multipliers, so that none is 0."""
+"""Added to multipliers, so that none becomes 0."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MPOConfig(QPGConfig):
     actions: int = 20
     """N: actions that are sampled and weighted in each state. More estimate values better, and cost more."""
     dual_learning_rate: float = 1e-2
-    """Step size of the temperature and of the trust regions' multipliers. Higher holds the bounds more tightly, and
+    """Step size of the temperature and of the trust regions' multipliers. Higher enforces the bounds more tightly, but
     less steadily."""
     epsilon: float = 0.1
     """Bound on the KL divergence from the policy to its weighted actions. Higher is greedier."""
@@ -50,14 +50,14 @@ class MPOConfig(QPGConfig):
     """Bound on how far the mean moves between two target networks, as a KL divergence in each dimension. Higher is
     faster and less stable."""
     epsilon_std: float = 1e-6
-    """The same for the deviation. Higher lets exploration die sooner."""
+    """The same for the deviation. Higher lets exploration vanish sooner."""
     initial_temperature: float = 10.0
-    """η before it is learned: higher weights actions more equally."""
+    """Initial η: higher weights actions more equally."""
     initial_multiplier_mean: float = 10.0
-    """Weight of the mean's trust region before it is learned. Higher holds the policy back until it has fallen, lower
-    lets it leap at first."""
+    """Initial weight of the mean's trust region. Higher holds the policy back until the weight has fallen; lower allows
+    large first steps."""
     initial_multiplier_std: float = 1000.0
-    """The same for the deviation's trust region."""
+    """Initial weight of the deviation's trust region."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -145,7 +145,7 @@ class MPO(QPG[MPOConfig]):
         }
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `dual_learning_rate`."""
+        """The base class's hyperparameters, and `dual_learning_rate`."""
         rate = self.annealed(self.config.dual_learning_rate, progress)
         return {**super().hyperparameters(progress), "dual_learning_rate": rate}
 
@@ -166,8 +166,8 @@ def weigh(values: Tensor, temperature: Tensor, epsilon: float) -> tuple[Tensor, 
         epsilon: the bound.
 
     Returns:
-        Weights [N, n], without gradient, which sum to 1 over actions; and the temperature's dual [n], whose mean over
-        states η minimises (equation 9 of the paper).
+        Weights [N, n], without gradient, which sum to 1 over actions; and the temperature's dual [n]. η minimises its
+        mean over states (equation 9 of the paper).
     """
     scaled = values / temperature
     dual = temperature * (epsilon + scaled.logsumexp(0) - math.log(len(values)))

@@ -1,6 +1,6 @@
-"""What algorithms that learn from replay share: settings, and the interface to storage and collectors.
+"""The common parts of algorithms that learn from replay: settings, and the interface to storage and collectors.
 
-Shape legend: B environments, N parameters, X numbers that tell how an environment explores.
+Shape legend: B environments, N parameters, X numbers that control how an environment explores.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lockstep.models.distributions import standard_normal
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What replay stores, and what is drawn from it."""
+    """What replay stores, and which items are drawn from it."""
 
     capacity: Steps = 1_000_000
-    """Steps that are remembered, of all environments together. More remember rarer things, and cost memory."""
+    """Steps that are kept, of all environments together. More keep rarer experience, and cost memory."""
     prioritized: bool = False
-    """Draw items in proportion to what there still is to learn from them (Schaul et al. 2016) instead of uniformly.
-    On learns more from each sample where few say something new, and costs time."""
+    """Draw items in proportion to how much can still be learned from them (Schaul et al. 2016) instead of uniformly. On
+    learns more from each sample if only few are informative, and costs time."""
     alpha: float = 0.6
     """Exponent of priorities: 0 is uniform, 1 fully proportional. Higher repeats surprising items more often."""
     beta: float = 0.4
@@ -37,28 +37,28 @@ class ReplayConfig:
     """The same exponent at the end: it changes linearly from beta to this over total_steps. Higher has less bias and
     more variance."""
     store_frames: bool = True
-    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same stacks. In a
-    full memory the oldest few steps cannot be drawn, as their stacks are incomplete, so that draws differ from those
-    with this off."""
+    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same stacks. When
+    the memory is full, the oldest few steps cannot be drawn because their stacks are incomplete, so draws differ from
+    those with this off."""
 
     hindsight: int = 0
-    """k: of k + 1 items, k are given a goal that was reached later in their episode in place of the wanted one (HER,
-    Andrychowicz et al. 2017, whose k is 4). More learn from more successes, of which fewer are those that are wanted.
-    For environments that are told goals; 0 switches it off."""
+    """k: of k + 1 items, k get a goal that was reached later in their episode instead of the desired one (HER,
+    Andrychowicz et al. 2017, with k = 4). More learn from more successes, but from fewer with the desired goal. For
+    goal-conditioned environments; 0 switches it off."""
     recency: float = 1.0
-    """η of c_k = C η^(1000 k / K), the newest steps that update k of K in an iteration draws from, where C is the
-    capacity; η rises to 1 over total_steps (ERE, Wang and Ross 2019, whose η is 0.996). Lower learns more from what is
-    new."""
+    """η of c_k = C η^(1000 k / K), the number of newest steps that update k of K in an iteration draws from, where C is
+    the capacity; η rises to 1 over total_steps (ERE, Wang and Ross 2019, with η = 0.996). Lower learns more from new
+    steps."""
     recency_least: Steps = 5_000
-    """The smallest number of newest steps that recency narrows a draw to. Lower lets the last updates of an iteration
-    see only what is newest."""
+    """The smallest number of newest steps to which recency narrows a draw. Lower restricts the last updates of an
+    iteration to the newest steps."""
     slack: float = 0.5
-    """With lag async: gradient steps for each sample collected since the warm-up stay within a factor of 1 + slack of
-    what `updates` says. Higher lets collectors and learners wait less for each other, and hardware decide more of what
-    is learned; with 0 the ratio is exact."""
+    """With lag async: gradient steps per sample collected since the warm-up stay within a factor of 1 + slack of the
+    ratio set by `updates`. Higher makes collectors and learners wait less for each other, and lets hardware affect more
+    of the result; with 0 the ratio is exact."""
     checkpoint: bool = True
-    """Write what is remembered into checkpoints, so that a resumed run goes on exactly. Off saves disk and time;
-    a resumed run then begins with an empty memory, and fills it for as long as the warm-up took before it learns on
+    """Write the replay memory into checkpoints, so that a resumed run continues exactly. Off saves disk and time; a
+    resumed run then begins with an empty memory, which it fills for as long as the warm-up took before it learns again
     (another result, which can be neither verified nor replayed)."""
 
     def validate(self) -> None:
@@ -67,20 +67,20 @@ class ReplayConfig:
             raise SettingsError(f"algorithm.replay.capacity={self.capacity} must be at least 1, for example 100000.")
         for setting in ("alpha", "beta", "beta_end"):
             if not 0 <= getattr(self, setting) <= 1:
-                raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must lie between 0 and 1.")
+                raise SettingsError(f"algorithm.replay.{setting}={getattr(self, setting)} must be between 0 and 1.")
         if self.hindsight < 0:
             raise SettingsError(f"algorithm.replay.hindsight={self.hindsight} must be 0 (off) or more, for example 4.")
         if not self.slack >= 0:
             raise SettingsError(f"algorithm.replay.slack={self.slack} must be at least 0, for example 0.5.")
         if not 0 < self.recency <= 1 or self.recency_least < 1:
             raise SettingsError(
-                f"algorithm.replay.recency={self.recency} must lie above 0 and not above 1 (which is off), and "
+                f"algorithm.replay.recency={self.recency} must be above 0 and at most 1 (which is off), and "
                 f"recency_least={self.recency_least} must be at least 1. Wang and Ross used 0.996 and 5000."
             )
         if self.recency < 1 and self.prioritized:
             raise SettingsError(
-                f"algorithm.replay.recency={self.recency} draws uniformly from the newest steps, and "
-                "algorithm.replay.prioritized by priority from all: choose one of them."
+                f"algorithm.replay.recency={self.recency} draws uniformly from the newest steps, but "
+                "algorithm.replay.prioritized draws by priority from all: choose one of them."
             )
 
 
@@ -95,19 +95,18 @@ class OffPolicyConfig(AlgorithmConfig):
     batch_size: int = 32
     """Items of a gradient step. More make it less noisy, and cost more."""
     updates: int = 1
-    """Gradient steps per iteration, so that each step that is collected is learned from
-    updates * batch_size / (rollout * num_envs) times. More learn faster per sample, until they overfit what is
-    remembered."""
+    """Gradient steps per iteration, so that each collected step is used updates * batch_size / (rollout * num_envs)
+    times. More learn faster per sample, until they overfit the replay memory."""
     warmup: Steps = 10_000
     """Steps, of all environments together, that are collected with random actions before learning begins. More begin
     with more varied data."""
     n_step: int = 1
-    """Steps after which a return is bootstrapped from a value. More let rewards travel faster, with more variance and
-    with the bias of old actions."""
+    """Steps after which a return is bootstrapped from a value. More propagate rewards faster, but have more variance
+    and the bias of old actions."""
     target_period: int = 1
-    """Gradient steps after which the target network follows the model. More are more stable and slower."""
+    """Gradient steps between updates of the target network. More are more stable and slower."""
     target_rate: float = 1.0
-    """Share of the way that the target network moves towards the model at each target_period; 1 copies the model.
+    """Share of the distance that the target network moves towards the model at each target_period; 1 copies the model.
     Lower is more stable and slower."""
     replay: ReplayConfig = ReplayConfig()
 
@@ -120,7 +119,7 @@ class OffPolicyConfig(AlgorithmConfig):
         if self.warmup < 0:
             raise SettingsError(f"algorithm.warmup={self.warmup} must not be negative.")
         if not 0 < self.target_rate <= 1:
-            raise SettingsError(f"algorithm.target_rate={self.target_rate} must lie above 0 and not above 1.")
+            raise SettingsError(f"algorithm.target_rate={self.target_rate} must be above 0 and at most 1.")
         self.replay.validate()
 
     def validate_with(self, setup: Setup) -> None:
@@ -128,7 +127,7 @@ class OffPolicyConfig(AlgorithmConfig):
         shards, environments = setup.shards, setup.num_envs
         if self.batch_size % shards:
             raise SettingsError(
-                f"algorithm.batch_size={self.batch_size} does not divide over scheme.shards={shards}, each of which "
+                f"algorithm.batch_size={self.batch_size} cannot be divided over scheme.shards={shards}, each of which "
                 f"draws an equal share. Use --algorithm.batch-size {max(1, round(self.batch_size / shards)) * shards}."
             )
         least = environments * (self.rollout + self.item_steps + 8)
@@ -156,7 +155,7 @@ class OffPolicyConfig(AlgorithmConfig):
         collecting = self.build().warm_iterations(setup.samples_per_iteration)
         if collecting >= setup.iterations:
             raise SettingsError(
-                f"total_steps={setup.total_steps} leaves nothing to learn in: the first {collecting} of "
+                f"total_steps={setup.total_steps} leaves no time for learning: the first {collecting} of "
                 f"{setup.iterations} iterations only collect, for algorithm.warmup={self.warmup} and items of "
                 f"{self.item_steps} steps. Lower the warm-up, or raise --total-steps."
             )
@@ -167,12 +166,12 @@ class OffPolicyConfig(AlgorithmConfig):
             )
         if setup.preempt < 1:
             raise SettingsError(
-                f"scheme.preempt={setup.preempt:g} cuts rollouts, which replay needs in full. Leave it "
-                "out; with --scheme.lag async an iteration waits for no shard either."
+                f"scheme.preempt={setup.preempt:g} cuts rollouts, but replay needs whole ones. Leave it out; with "
+                "--scheme.lag async an iteration does not wait for shards either."
             )
         if setup.lag != "async" and self.replay.slack != ReplayConfig.slack:
             raise SettingsError(
-                f"algorithm.replay.slack={self.replay.slack} is for --scheme.lag async alone; with "
+                f"algorithm.replay.slack={self.replay.slack} only applies with --scheme.lag async; with "
                 f"scheme.lag={setup.lag} the ratio of gradient steps to samples is exact. Leave it out."
             )
 
@@ -211,14 +210,14 @@ def off_policy(config: AlgorithmConfig) -> OffPolicyConfig:
 
 
 def drifting(noise: Tensor, last: Tensor, theta: float) -> tuple[Tensor, Tensor]:
-    """Noise that drifts: x_t = (1 - θ) x_{t-1} + sqrt(1 - (1 - θ)²) n_t, where n_t are the normal quantiles of what is
-    given. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t is
+    """Drifting noise: x_t = (1 - θ) x_{t-1} + sqrt(1 - (1 - θ)²) n_t, where n_t are the normal quantiles of the given
+    noise. It is an Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930), scaled so that each x_t is
     standard normal for any θ.
 
     Args:
         noise: [T, B, N], uniform in (0, 1).
         last: [B, N], x before the first step.
-        theta: θ, above 0 and not above 1.
+        theta: θ, above 0 and at most 1.
 
     Returns:
         Uniform numbers [T, B, N] whose normal quantiles are x, and the last x.
@@ -243,7 +242,7 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         self.weighted = config.replay.prioritized
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `beta` and `recency` where they are used."""
+        """The base class's hyperparameters, and `beta` and `recency` if they are used."""
         replay = self.config.replay
         if replay.recency < 1:
             weights = {"recency": replay.recency + (1 - replay.recency) * progress}
@@ -256,7 +255,7 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         return 0
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """The iterations until the warm-up is over and a first item can be drawn."""
+        """The iterations until the warm-up is over and the first item can be drawn."""
         config = self.config
         return max(-(-config.item_steps // config.rollout), -(-config.warmup // samples_per_iteration))
 

@@ -40,11 +40,11 @@ class PPOConfig(OnPolicyConfig):
     """How far a value may move from the collected one before it stops learning; 0 switches it off. Lower slows
     the value function, in units of return."""
     target_kl: float = 0.0
-    """Skip an iteration's remaining gradient steps once a minibatch's approximate KL exceeds this; 0 switches it
-    off. Lower keeps the policy closer to its data (typical: 0.01 to 0.05)."""
+    """Skip an iteration's remaining gradient steps once a minibatch's approximate KL exceeds this; 0 switches it off.
+    Lower keeps the policy closer to its data (typical: 0.01 to 0.05)."""
     normalize_advantages: bool = True
-    """Standardize advantages over each global minibatch, which makes the step size independent of reward
-    scale; off, small advantages move the policy little."""
+    """Standardize advantages over each global minibatch, which makes the step size independent of the reward scale; if
+    off, small advantages move the policy little."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -52,7 +52,7 @@ class PPOConfig(OnPolicyConfig):
         if self.clip <= 0:
             raise SettingsError(f"algorithm.clip={self.clip} must be positive, for example 0.1 or 0.2.")
         if not 0 <= self.gae_lambda <= 1:
-            raise SettingsError(f"algorithm.gae_lambda={self.gae_lambda} must lie between 0 and 1.")
+            raise SettingsError(f"algorithm.gae_lambda={self.gae_lambda} must be between 0 and 1.")
         for setting in ("value_clip", "target_kl"):
             if getattr(self, setting) < 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive, or 0 for off.")
@@ -84,7 +84,7 @@ class PPO(OnPolicy[PPOConfig]):
         self.normalize_advantages = config.normalize_advantages
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `clip`, annealed if the config says so."""
+        """The base class's hyperparameters, and `clip`, annealed if the config says so."""
         clip = self.config.clip * (1.0 - progress if self.config.anneal_clip else 1.0)
         return {**super().hyperparameters(progress), "clip": clip}
 

@@ -1,7 +1,8 @@
-"""What Q-value policy gradient algorithms share: critics learned from replay, and a policy that climbs their values.
+"""The common parts of Q-value policy gradient algorithms: critics learned from replay, and a policy that maximizes
+them.
 
-All losses of a gradient step use the parameters before it. The policy climbs the critics as they were; sequential
-implementations let it climb those just updated. So a step is one sum over shards.
+All losses of a gradient step use the parameters before it. So the policy uses the critics before their update, whereas
+sequential implementations use the updated critics. This makes a step a single sum over shards.
 
 Shape legend: n items, C critics, D dimensions of an action.
 """
@@ -22,15 +23,15 @@ from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
 from lockstep.models.base import Networks
 
 _OPTIMIZER = OptimizerConfig(eps=1e-8)
-"""Adam as torch has it by default, which the sources use."""
+"""Torch's default Adam, which the papers use."""
 
 
 @dataclass(frozen=True)
 class QPGConfig(OffPolicyConfig):
-    """Settings of algorithms with critics of actions and a policy that climbs them."""
+    """Settings of algorithms with action-value critics and a policy that maximizes them."""
 
     policies: ClassVar[tuple[str, ...]] = ()
-    """Values of model.policy that they can learn."""
+    """Values of model.policy that the algorithm supports."""
 
     rollout: int = 16
     batch_size: int = 256
@@ -38,12 +39,12 @@ class QPGConfig(OffPolicyConfig):
     learning_rate: float = 3e-4
     """Step size of the critics. Higher learns faster until it becomes unstable."""
     actor_learning_rate: float = 3e-4
-    """Step size of the policy. Higher follows the critics faster, and into more of their errors."""
+    """Step size of the policy. Higher follows the critics faster, including their errors."""
     anneal_learning_rate: bool = False
     """Lower all learning rates linearly to zero over total_steps."""
     optimizer: OptimizerConfig = _OPTIMIZER
     max_grad_norm: float = 1e9
-    """Scale gradients of the critics, and of the policy, whose norm exceeds this. Lower is safer and slower."""
+    """Scale gradients of the critics and of the policy whose norm exceeds this. Lower is safer and slower."""
     target_rate: float = 0.005
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
@@ -75,7 +76,7 @@ QPGConfigT = TypeVar("QPGConfigT", bound=QPGConfig)
 
 
 class QPG(OffPolicy[QPGConfigT]):
-    """Critics and policy, each moved by its own loss and learning rate."""
+    """Critics and policy, each with its own loss and learning rate."""
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Those of the base class, and `actor_learning_rate`."""
@@ -91,7 +92,7 @@ class QPG(OffPolicy[QPGConfigT]):
         )
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        """Uniform in the warm-up, then as the policy samples."""
+        """Uniform in the warm-up, then sampled from the policy."""
         return Exploration(samples < self.config.warmup, torch.zeros(len(environments), 0))
 
 
@@ -103,7 +104,7 @@ def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
 
 
 def critic_error(q_tm1: Tensor, target_tm1: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared errors of critics, [C, 1, n] against [1, n]: their sum over critics [1, n], and the mean size of the
-    errors [n], as a priority."""
+    """Squared errors of critics, [C, 1, n] against [1, n]: their sum over critics [1, n], and the mean absolute error
+    [n], as a priority."""
     error = target_tm1 - q_tm1
     return error.square().sum(0), error.detach().abs().mean(0).flatten()

@@ -1,6 +1,6 @@
 """Recurrent deep Q-learning from replayed sequences (R2D2, Kapturowski et al. 2019,
-https://openreview.net/forum?id=r1lyTjAqYX): an LSTM whose state was stored with each sequence and follows the present
-parameters during a burn-in, n-step double Q-learning of rescaled values, sequences drawn by priority.
+https://openreview.net/forum?id=r1lyTjAqYX): each sequence is stored with the LSTM's state, which a burn-in updates to
+the current parameters; n-step double Q-learning of rescaled values; sequences drawn by priority.
 
 Shape legend: L steps of burn-in, M steps that are learned from, N steps of a return, n sequences, A actions.
 """
@@ -30,34 +30,35 @@ class R2D2Config(DQNConfig):
     name = "r2d2"
 
     rollout: int = 40
-    """Steps per environment and iteration. A sequence begins at the first step of every rollout, since there the core's
-    state is stored. Shorter than burn_in + unroll lets sequences overlap, so that each step is learned from in several
-    places of them, and stores more states; longer than unroll leaves steps out, which are never learned from."""
+    """Steps per environment and iteration. A sequence begins at the first step of every rollout, since the core's state
+    is stored there. If it is shorter than burn_in + unroll, sequences overlap: each step is learned from at several
+    positions, and more states are stored. If it is longer than unroll, some steps are never learned from."""
     batch_size: int = 32
-    """Sequences of a gradient step. More make it less noisy, and cost more."""
+    """Sequences per gradient step. More make it less noisy, and cost more."""
     warmup: Steps = 100_000
     burn_in: int = 40
-    """L: steps at a sequence's beginning from which only the core's state follows. More let it forget more of the stale
-    state that was stored, and cost time."""
+    """L: steps at the beginning of a sequence that only update the core's state. More remove more of the stale stored
+    state, and cost time."""
     unroll: int = 80
-    """M: steps that are learned from, over which gradients flow back. More learn longer dependencies, and cost time."""
+    """M: steps that are learned from, through which gradients flow back. More learn longer dependencies, and cost
+    time."""
     n_step: int = 5
     rescaling: float = 1e-3
-    """ε of the function by which values are rescaled, h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx. Higher compresses large
-    returns less."""
+    """ε of the function that rescales values, h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx. Higher compresses large returns
+    less."""
     priority_max: float = 0.9
-    """η: a sequence's priority is η times its largest error and 1 - η times its mean one. Higher prefers sequences with
-    one surprise to those with many small ones."""
+    """η: a sequence's priority is η times its largest error plus 1 - η times its mean error. Higher prefers sequences
+    with one surprise to those with many small ones."""
     max_grad_norm: float = 80.0
     discount: float = 0.997
     double: bool = True
     target_period: int = 2_500
     epsilon_end: float = 0.4
-    """ε once it has fallen, of the environment that explores most. Higher explores more for good."""
+    """Final ε of the environment that explores most. Higher keeps exploring more."""
     epsilon_fraction: float = 0.0
     epsilon_spread: float = 7.0
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
-    same. Higher lets environments explore more differently."""
+    same ε. Higher lets environments explore more differently."""
 
     @property
     def sequence_steps(self) -> tuple[int, int]:
@@ -79,14 +80,14 @@ class R2D2Config(DQNConfig):
         if not self.rescaling > 0:
             raise SettingsError(f"algorithm.rescaling={self.rescaling} must be positive, for example 0.001.")
         if not 0 <= self.priority_max <= 1:
-            raise SettingsError(f"algorithm.priority_max={self.priority_max} must lie between 0 and 1.")
+            raise SettingsError(f"algorithm.priority_max={self.priority_max} must be between 0 and 1.")
 
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
         if isinstance(setup.model, QModelConfig) and setup.model.returns != "expected":
             raise SettingsError(
-                f"algorithm=r2d2 rescales expected returns, but model.returns={setup.model.returns}: use "
+                f"algorithm=r2d2 rescales expected returns, but model.returns={setup.model.returns}. Use "
                 "--model.returns expected."
             )
 
@@ -95,7 +96,7 @@ class R2D2Config(DQNConfig):
 
 
 class R2D2(DQN[R2D2Config]):
-    """Moves the values of a remembered sequence's actions towards what followed each of them."""
+    """Moves the values of a replayed sequence's actions towards what followed each of them."""
 
     def loss(self, model: Networks, batch: Any, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of rescaled values, summed over the valid steps of Sequences."""
@@ -126,9 +127,9 @@ class R2D2(DQN[R2D2Config]):
 
 
 def rescale(x: Tensor, epsilon: float) -> Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx (Pohlen et al. 2018, arXiv:1805.11593): large returns come near small
-    ones, so that rewards need not be clipped."""
-    return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x  # the same, without a difference that cancels for small x
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx (Pohlen et al. 2018, arXiv:1805.11593): it compresses large returns, so
+    that rewards need not be clipped."""
+    return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x  # equivalent, without a difference that cancels for small x
 
 
 def unscale(y: Tensor, epsilon: float) -> Tensor:
@@ -140,11 +141,11 @@ def unscale(y: Tensor, epsilon: float) -> Tensor:
 
 
 def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
-    """Priorities of sequences (Kapturowski et al. 2019, section 2.3): share times the largest error and 1 - share
-    times the mean one, of valid steps.
+    """Priorities of sequences (Kapturowski et al. 2019, section 2.3): share times the largest error plus 1 - share
+    times the mean error, over valid steps.
 
     Args:
-        error: [M, n], not negative, 0 where not valid.
+        error: [M, n], not negative, 0 for invalid steps.
         valid: bool [M, n].
         share: η.
 

@@ -1,9 +1,9 @@
 """Returns and advantages: pure functions of one rollout.
 
 Shapes are [T, B]; `v_t` has T+1 rows, the last being the value of the observation after the last step. Slots follow
-next-step autoreset (lockstep/core/rollout.py): after an episode ended at t, slot t+1 shows its true final
-observation, so v_{t+1} is what a truncated episode bootstraps from. A terminated one bootstraps from nothing. In
-either case no trace reaches from t into t+1, so whatever an invalid slot holds never flows into a valid one.
+next-step autoreset (lockstep/core/rollout.py): after an episode ended at t, slot t+1 shows its true final observation,
+so a truncated episode bootstraps from v_{t+1}. A terminated episode does not bootstrap. In either case no trace reaches
+from t into t+1, so the contents of an invalid slot never flow into a valid one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class VTrace(NamedTuple):
 
     @property
     def pg_advantage(self) -> Tensor:
-        """ρ_t (r_t + γ q_{t+1} - v_t): what the policy gradient ∇ log π is multiplied by."""
+        """ρ_t (r_t + γ q_{t+1} - v_t): the factor of ∇ log π in the policy gradient."""
         return self.rho * self.advantage
 
 
@@ -97,14 +97,14 @@ def vtrace(
     vanish; after a truncation and after the last step vs_{t+1} = v_{t+1}.
 
     Args:
-        log_ratio_t: log π(a_t|x_t) - log μ(a_t|x_t), of the learned over the collecting policy [T, B].
+        log_ratio_t: log π(a_t|x_t) - log μ(a_t|x_t), of the learning over the collecting policy [T, B].
         r_t: rewards [T, B].
-        v_t: values under the learned version [T+1, B].
+        v_t: values under the learning version [T+1, B].
         terminated: bool [T, B].
         truncated: bool [T, B].
         discount: γ.
         lambda_: lower trusts the values more.
-        rho_clip: ρ̄ decides whose value function is learned: lower is closer to μ's, with less variance.
+        rho_clip: ρ̄ decides which policy's value function is learned: lower is closer to μ's, with less variance.
         c_clip: c̄ decides how fast corrections travel back in time: lower has less variance.
 
     Returns:
@@ -127,7 +127,7 @@ def vtrace(
 
 
 def _continues(terminated: Tensor, truncated: Tensor, like: Tensor) -> Tensor:
-    """1 where the episode goes on after t, else 0."""
+    """1 where the episode continues after t, else 0."""
     return (~(terminated | truncated)).to(like.dtype)
 
 

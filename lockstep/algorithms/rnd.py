@@ -1,7 +1,7 @@
 """Random network distillation (Burda et al. 2018, https://arxiv.org/abs/1810.12894) for any on-policy algorithm.
 
-A network predicts well what it has learned from, so its error on an observation says how new that is. This error is a
-second reward, with a separate value and discount, and its advantage is added to that of the task.
+A network predicts observations well that it has learned from, so its error measures novelty. This error is a second
+reward, with a separate value and discount, and its advantage is added to the task's.
 
 Shape legend: T time, B environments of a shard.
 """
@@ -23,14 +23,14 @@ from lockstep.models.rnd import Curiosity, RNDConfig
 
 
 def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
-    """The algorithm with random network distillation around it, if its settings ask for that."""
+    """The algorithm, wrapped in random network distillation if its settings ask for it."""
     if isinstance(algorithm, OnPolicy) and algorithm.config.rnd.coef:
         return RND(algorithm)
     return algorithm
 
 
 class RND(OnPolicy[OnPolicyConfig]):
-    """An on-policy algorithm with a reward for what is new. The networks for that are the model's `companion`.
+    """An on-policy algorithm with a reward for novelty. The networks for it are the model's `companion`.
 
     Args:
         inner: the algorithm.
@@ -65,7 +65,7 @@ class RND(OnPolicy[OnPolicyConfig]):
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The algorithm's loss, the predictor's, and half the squared error of the intrinsic value.
 
-        The last two count every step, resets too: only the reset step sees an episode's last observation.
+        The last two include all steps, even resets: only the reset step sees an episode's last observation.
         """
         assert batch.intrinsic is not None
         learned = self.inner.loss(model, batch, hyper)
@@ -83,7 +83,7 @@ class RND(OnPolicy[OnPolicyConfig]):
         return LossOutput(learned.total + error + self.config.rnd.value_coef * value_loss, metrics)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the algorithm, and `rnd_coef`."""
+        """The algorithm's hyperparameters, and `rnd_coef`."""
         return {**self.inner.hyperparameters(progress), "rnd_coef": self.config.rnd.coef}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -94,7 +94,7 @@ class RND(OnPolicy[OnPolicyConfig]):
 
 
 def curiosity_of(model: PolicyModel) -> Curiosity:
-    """The networks for intrinsic rewards that learn besides the model's."""
+    """The networks for intrinsic rewards, which learn in addition to the model's."""
     companion = model.get_submodule("companion")
     assert isinstance(companion, Curiosity)
     return companion
@@ -102,6 +102,6 @@ def curiosity_of(model: PolicyModel) -> Curiosity:
 
 def intrinsic_targets(reward: Tensor, value: Tensor, config: RNDConfig) -> Targets:
     """Advantages and value targets [T, B] of intrinsic rewards [T, B] with values [T+1, B], by GAE over one stream that
-    continues over the ends of episodes (Burda et al. 2018, section 2.3): what is new stays worth its risk."""
+    continues across the ends of episodes (Burda et al. 2018, section 2.3): novelty stays worth its risk."""
     never = torch.zeros_like(reward, dtype=torch.bool)
     return Targets(*gae(reward, value, never, never, config.discount, config.gae_lambda))

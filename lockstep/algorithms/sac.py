@@ -1,5 +1,5 @@
-"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905), and its form
-for discrete actions (Christodoulou 2019, https://arxiv.org/abs/1910.07207).
+"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905), and its
+version for discrete actions (Christodoulou 2019, https://arxiv.org/abs/1910.07207).
 
 Shape legend: n items, C critics, D dimensions of an action, A discrete actions.
 """
@@ -31,14 +31,14 @@ class SACConfig(QPGConfig):
     policies: ClassVar[tuple[str, ...]] = ("squashed",)
 
     initial_temperature: float = 1.0
-    """α before it is learned: the weight of entropy against reward. Higher explores more."""
+    """Initial α: the weight of entropy against reward. Higher explores more."""
     learn_temperature: bool = True
     """Raise α while the policy's entropy is below the target, and lower it while it is above."""
     temperature_learning_rate: float = 3e-4
-    """Step size of log α. Higher keeps the entropy nearer its target, and less steady."""
+    """Step size of log α. Higher keeps the entropy closer to its target, but less steady."""
     target_entropy: float | None = None
-    """Entropy that is aimed at, in nats. None takes minus the dimensions of the action, where bounds are at -1 and 1,
-    and 0.98 of the largest possible for discrete actions. Higher explores more for good."""
+    """Target entropy in nats. None takes minus the number of action dimensions, where the bounds are -1 and 1, and 0.98
+    of the maximum for discrete actions. Higher keeps exploring more."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -52,7 +52,8 @@ class SACConfig(QPGConfig):
 
 
 class SAC(QPG[SACConfig]):
-    """Critics learn the soft return of the policy, the policy climbs it, the temperature holds the entropy."""
+    """Critics learn the soft return of the policy, the policy maximizes it, and the temperature controls the
+    entropy."""
 
     metric_names = (
         "loss/critic",
@@ -66,7 +67,7 @@ class SAC(QPG[SACConfig]):
     )
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
-        """Equations 5, 7 and 18 of the paper, summed over items; the policy's and the temperature's with fixed
+        """Equations 5, 7 and 18 of the paper, summed over items; the losses of policy and temperature use fixed
         critics."""
         online, target = actor_critics(model)
         log_alpha = online.variables["log_temperature"]
@@ -108,7 +109,7 @@ class SAC(QPG[SACConfig]):
     def _discrete(
         self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same with expectations over all actions in place of samples."""
+        """The same, with expectations over all actions instead of samples."""
         log_p = online.actor(batch.obs).log_softmax(-1)
         all_values = online.q_all(batch.obs)
         smallest = all_values.detach().amin(0)
@@ -131,7 +132,7 @@ class SAC(QPG[SACConfig]):
         """The logarithm of the temperature.
 
         Raises:
-            SettingsError: no policy has so much entropy, so the temperature would rise without end.
+            SettingsError: no policy has that much entropy, so the temperature would rise without end.
         """
         distribution = model.distribution
         discrete = isinstance(distribution, Categorical)
@@ -149,7 +150,7 @@ class SAC(QPG[SACConfig]):
         return {**super().hyperparameters(progress), "temperature_learning_rate": rate}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
-        """Policy, critics and, if it is learned, the temperature."""
+        """Policy, critics and, if learned, the temperature."""
         temperature = ParameterGroup("variables.", hyper["temperature_learning_rate"])
         return (*super().groups(updates, hyper), *([temperature] if self.config.learn_temperature else []))
 

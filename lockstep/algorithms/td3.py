@@ -1,7 +1,7 @@
 """TD3: DDPG with less overestimation (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477).
 
-Three additions: the smaller of two critics is the target, the policy moves less often than the critics, and the target
-policy's action is smoothed by noise.
+Three additions: the smaller of two critics gives the target, the policy moves less often than the critics, and noise
+smooths the target policy's action.
 
 Shape legend: n items, D dimensions of an action.
 """
@@ -28,12 +28,14 @@ class TD3Config(DDPGConfig):
     name = "td3"
 
     policy_period: int = 2
-    """Gradient steps of the critics for each of the policy. More let the policy climb better values, more slowly."""
+    """Gradient steps of the critics per step of the policy. More let the policy use better values, but learn more
+    slowly."""
     target_period: int = 2
     smoothing_std: float = 0.2
-    """Deviation of the noise on the target policy's action. Higher smooths values over more of the neighborhood."""
+    """Standard deviation of the noise on the target policy's action. Higher smooths values over a larger
+    neighborhood."""
     smoothing_clip: float = 0.5
-    """Largest such noise. Lower keeps it to closer neighbors."""
+    """Bound on this noise. Lower keeps it to closer neighbors."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -49,7 +51,7 @@ class TD3Config(DDPGConfig):
 
 
 class TD3(DDPG[TD3Config]):
-    """DDPG's losses with a smoothed action in the target. The policy moves only at every policy_period-th gradient
+    """DDPG's losses with a smoothed action in the target. The policy only moves at every policy_period-th gradient
     step."""
 
     def __init__(self, config: TD3Config) -> None:

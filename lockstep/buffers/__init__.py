@@ -1,1 +1,1 @@
-"""Buffers of what was collected: rollouts, replay, and the batches that are learned from."""
+"""Buffers of collected data: rollouts, replay, and the batches to learn from."""

@@ -1,9 +1,9 @@
 """Rings of observations. Those of stacked images can store each frame once.
 
 An environment that shows its last K frames repeats K - 1 of them at every step. Only the newest frame is stored, and
-stacks are rebuilt exactly when they are drawn. A stack that does not continue the one before it began an episode. Its
-older frames (copies of the newest, zeros, or what happened before the agent could act) are in no other step, so they
-are kept aside.
+stacks are rebuilt exactly when they are drawn. A stack that does not continue the previous one began an episode. Its
+older frames (copies of the newest, zeros, or frames from before the agent could act) are in no other step, so they are
+kept aside.
 
 Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks kept aside, n items.
 """
@@ -22,7 +22,7 @@ _ASIDE = 32
 
 
 class Ring:
-    """Observations of C steps of B environments, kept as they are."""
+    """Observations of C steps of B environments, kept unchanged."""
 
     before = 0
     """How many earlier steps an observation needs."""
@@ -43,43 +43,43 @@ class Ring:
         return {"obs": self._obs[torch.arange(first, end) % len(self._obs)]}
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
-        """Restore what between returned."""
+        """Restore the result of between."""
         obs = tensors["obs"]
         self._obs[(first + torch.arange(len(obs))) % len(self._obs)] = obs
 
     def state(self) -> dict[str, Tensor]:
-        """The state that does not belong to single steps, by name."""
+        """The state that is not per step, by name."""
         return {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned."""
+        """Restore the result of state."""
         for name, tensor in self.state().items():
             tensor.copy_(tensors[name])
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """Its size in bytes."""
         return self._obs.nbytes
 
 
 class StackedFrames(Ring):
-    """Images uint8 [K, H, W]. Within an episode their first K - 1 frames are the last frames of the step before."""
+    """Images uint8 [K, H, W]. Within an episode, their first K - 1 frames are the last frames of the previous step."""
 
     def __init__(self, steps: int, example: Tensor) -> None:
         environments, self._stack, *image = example.shape
         self.before = self._stack - 1
         self._frames = torch.zeros(steps, environments, *image, dtype=torch.uint8)
         self._age = torch.zeros(steps, environments, dtype=torch.int64)
-        """Steps since the episode began, K - 1 at most: so many frames of the stack are those of steps before."""
+        """Steps since the episode began, at most K - 1: this many frames of the stack come from previous steps."""
         self._beginning = torch.zeros(steps, environments, dtype=torch.int64)
-        """Where the stack was kept that began the episode."""
+        """Where the stack that began the episode is kept."""
         aside = max(16 * environments, steps * environments // _ASIDE)
         self._aside = torch.zeros(aside, self.before, *image, dtype=torch.uint8)
         self._aside_step = torch.full((aside,), -steps, dtype=torch.int64)
-        """Number of the step that each was the observation of."""
+        """For each kept stack, the number of the step whose observation it was."""
         self._newest = torch.zeros_like(example)
         self._counts = torch.zeros(2, dtype=torch.int64)
-        """Steps put, and where the next stack is kept aside."""
+        """Steps stored, and where the next stack is kept aside."""
 
     def put(self, at: Tensor, obs: Tensor) -> None:
         steps, (puts, next_place) = len(self._frames), self._counts.tolist()
@@ -108,7 +108,7 @@ class StackedFrames(Ring):
         self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
 
     def _grow(self, aside: int) -> None:
-        """Make room for so many stacks that are kept aside. Those that are there do not move.
+        """Make room for this many stacks that are kept aside. Existing ones do not move.
 
         Raises:
             SettingsError: there is not enough memory.
@@ -118,10 +118,10 @@ class StackedFrames(Ring):
         needed, available = aside * self._aside[0].nbytes, available_bytes()
         if self._aside.device.type == "cpu" and available is not None and needed > available:
             raise SettingsError(
-                f"Episodes are so short that {aside:,} beginnings of them are to be kept, which takes "
-                f"{needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB of memory are available. Free some and resume, "
-                "or train anew with a smaller --algorithm.replay.capacity, or with --algorithm.replay.no-store-frames "
-                "if observations are no stacks of frames."
+                f"Episodes are so short that {aside:,} first stacks must be kept, which takes {needed / 1e9:.1f} GB, "
+                f"but only {available / 1e9:.1f} GB of memory are available. Free some and resume, or train again "
+                "with a smaller --algorithm.replay.capacity, or with --algorithm.replay.no-store-frames if "
+                "observations are not stacks of frames."
             )
         self._aside = torch.cat([self._aside, self._aside.new_zeros(more, *self._aside.shape[1:])])
         self._aside_step = torch.cat([self._aside_step, self._aside_step.new_full((more,), -len(self._frames))])
@@ -129,7 +129,7 @@ class StackedFrames(Ring):
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         steps, environments, *image = self._frames.shape
         age, beginning = self._age[at, environment], self._beginning[at, environment]
-        back = torch.arange(self._stack - 1, -1, -1)  # of each frame of a stack: how many steps ago it was the newest
+        back = torch.arange(self._stack - 1, -1, -1)  # for each frame of a stack: how many steps ago it was the newest
         rows = ((at.unsqueeze(1) - back) % steps) * environments + environment.unsqueeze(1)
         stacks = self._frames.flatten(0, 1).index_select(0, rows.flatten()).view(len(at), self._stack, *image)
         item, frame = (back > age.unsqueeze(1)).nonzero(as_tuple=True)
@@ -182,8 +182,8 @@ def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
 
 
 def ring_like(ring: Ring, kept: dict[str, Tensor]) -> Ring:
-    """The ring, or an empty one of the other kind if `kept`, which between returned, is of that kind: a rollout that is
-    mostly resets does not show which kind fits."""
+    """The ring, or an empty one of the other kind if `kept`, a result of between, is of that kind: a rollout of mostly
+    resets does not show which kind fits."""
     if isinstance(ring, StackedFrames):
         return Ring(len(ring._frames), ring._newest) if "obs" in kept else ring
     return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0])

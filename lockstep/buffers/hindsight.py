@@ -14,13 +14,13 @@ from lockstep.envs.goals import ACHIEVED, DESIRED, Goals
 
 
 class Hindsight:
-    """Gives items of one shard's replay goals that were reached later in their episode. What failed the desired goal is
-    still an example of how to reach those.
+    """Gives items of one shard's replay goals that were reached later in their episode: an episode that missed its own
+    goal still shows how to reach those.
 
     Args:
-        replay: whose items they are.
-        goals: computes what they would have earned.
-        later: k: k of k + 1 items get another goal.
+        replay: holds the items.
+        goals: computes the rewards that they would have earned.
+        later: k: of k + 1 items, k get another goal.
         discount: γ.
     """
 
@@ -29,7 +29,7 @@ class Hindsight:
         self._first, self._ends = 0, np.zeros((0, replay.size), np.int64)
 
     def follow(self) -> None:
-        """Note where the episodes end that are in replay now."""
+        """Record where the episodes in replay end now."""
         self._first, self._ends = self._replay.episode_ends()
 
     def relabel(
@@ -43,14 +43,14 @@ class Hindsight:
         """The items, each of one step, with new goals, rewards and ends.
 
         Args:
-            batch: the items as replay stores them.
+            batch: the items as stored in replay.
             times: the numbers of their steps [n].
             environments: their environments [n].
             chance: [n], uniform in [0, 1), decides which of them get another goal.
             place: [n], uniform in [0, 1), decides which goal.
         """
         chosen = torch.from_numpy(chance < self._share)
-        left = self._ends[times - self._first, environments] - times  # steps of the episode behind this one
+        left = self._ends[times - self._first, environments] - times  # steps of the episode after this one
         later = times + 1 + (place * (left + 1)).astype(np.int64)
         wanted = batch.obs[DESIRED][0]
         reached = self._replay.observed(ACHIEVED, later, environments).to(wanted.dtype)

@@ -1,9 +1,9 @@
 """Replay in checkpoints: each step is written once, and checkpoints share the files that they have in common.
 
 A shard's steps are cut into segments of equal length. Each is a separate part, such as `replay-000-00000007`. A
-complete segment never changes again: later checkpoints link to its file, which takes no time and no space, and the file
-system deletes it with the last checkpoint that needs it. A checkpoint writes only the segments that were not complete
-before, and, in `replay-000`, the state that does not belong to single steps, such as priorities.
+complete segment never changes again: later checkpoints link to its file, which takes no time or space, and the file
+system deletes it with the last checkpoint that needs it. A checkpoint only writes the segments that were not complete
+before, and, in `replay-000`, the state that is not per step, such as priorities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.run.checkpoint import Checkpoint, checkpoint_path, link_part, write_part
 
 _SEGMENTS = 64
-"""The least number of segments that a full replay is cut into."""
+"""The least number of segments in a full replay."""
 _LEAST = 16
 """The least number of steps of a segment."""
 
@@ -30,11 +30,11 @@ class Remembering(Protocol):
     """Steps inserted so far. A step no longer changes once two others follow it."""
 
     def state(self) -> dict[str, Tensor]:
-        """All that is not step by step, by name."""
+        """All state that is not per step, by name."""
         ...
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned, after the steps."""
+        """Restore the result of state, after the steps."""
         ...
 
     def between(self, first: int, end: int) -> dict[str, Tensor]:
@@ -42,22 +42,22 @@ class Remembering(Protocol):
         ...
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
-        """Restore what between returned."""
+        """Restore the result of between."""
         ...
 
 
 class History:
-    """The replay of one batch slot in checkpoints."""
+    """The replay memory of one batch slot in checkpoints."""
 
     def __init__(self, slot: int) -> None:
         self._name = f"replay-{slot:03d}"
         self._final: dict[int, dict[str, Any]] = {}
-        """By complete segment: its record for run.checkpoint.finish."""
+        """By complete segment: its record for lockstep.run.checkpoint.finish."""
         self._origin = Path()
         """The checkpoint that holds them."""
 
     def save(self, directory: Path, iteration: int, memory: Remembering) -> list[dict[str, Any]]:
-        """Write a checkpoint's parts. Returns a record of each for run.checkpoint.finish."""
+        """Write a checkpoint's parts. Returns a record of each for lockstep.run.checkpoint.finish."""
         length, count = _length(memory), memory.count
         oldest = max(0, count - memory.steps + 1)
         parts = [write_part(directory, iteration, self._name, memory.state(), {"count": count})]
@@ -76,7 +76,7 @@ class History:
         return parts
 
     def restore(self, saved: Checkpoint, memory: Remembering) -> bool:
-        """Restore what save wrote under any layout. Returns whether there was anything."""
+        """Restore what save wrote under any layout. Returns whether it found anything."""
         if self._name not in saved.parts:
             return False
         tensors, meta = saved.part(self._name)

@@ -1,4 +1,4 @@
-"""Minibatches with the advantages of intrinsic rewards, which are computed when an iteration begins.
+"""Minibatches with the advantages of intrinsic rewards, which are computed at the start of an iteration.
 
 Shape legend: T time, B environments of a shard, D numbers of an observation.
 """
@@ -25,8 +25,8 @@ from lockstep.run.checkpoint import Checkpoint, write_part
 
 
 class CuriousBatches(FreshBatches):
-    """Epochs of minibatches over an iteration's rollouts, with the intrinsic rewards that the networks give before the
-    iteration.
+    """Epochs of minibatches over an iteration's rollouts, with intrinsic rewards from the networks as they are before
+    the iteration.
 
     The statistics already contain these rollouts, so that learning need not wait for earlier ones. They are sums over
     all shards in tree order, the same in every process.
@@ -39,9 +39,9 @@ class CuriousBatches(FreshBatches):
         self._observations = RunningMoments.empty(self._curiosity.size)
         self._returns = RunningMoments.empty(1)
         self._carry: dict[int, Tensor] = {}
-        """By slot, fp32 [B]: the discounted intrinsic return so far. Where timing decides, a slot takes rollouts of any
-        shards. That is harmless: this only gives the deviation of returns, for which the order of shards hardly
-        matters."""
+        """By slot, fp32 [B]: the discounted intrinsic return so far. If timing decides, a slot takes rollouts of any
+        shards. That is harmless: this only gives the deviation of returns, which hardly depends on the order of
+        shards."""
         self._novelty: dict[int, tuple[Tensor, Tensor]] = {}
         """By slot: intrinsic rewards [T, B] before normalization, and intrinsic values [T+1, B]."""
         self._iteration = 0
@@ -59,7 +59,7 @@ class CuriousBatches(FreshBatches):
         return super().begin(iteration, rollouts, hyper)
 
     def _observation_sums(self, rollout: Rollout) -> Tensor:
-        """What a rollout adds to the moments of observations: the observations after its actions."""
+        """A rollout's contribution to the moments of observations: the observations after its actions."""
         total = torch.zeros(1 + 2 * self._curiosity.size, dtype=torch.float64)
         every = torch.ones_like(rollout.valid[:1])
         for t in range(1, len(rollout.reward) + 1):  # float64 pixels of a whole rollout fill memory
@@ -72,7 +72,7 @@ class CuriousBatches(FreshBatches):
         return error[1:].cpu(), value.cpu()
 
     def _return_sums(self, slot: int) -> Tensor:
-        """What a rollout adds to the moments of intrinsic returns."""
+        """A rollout's contribution to the moments of intrinsic returns."""
         reward, _ = self._novelty[slot]
         never = torch.zeros_like(reward, dtype=torch.bool)
         carry = self._carry.get(slot, torch.zeros_like(reward[0]))

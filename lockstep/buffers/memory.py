@@ -1,4 +1,4 @@
-"""How much memory replay and rollouts take. It is asked before any of it is allocated."""
+"""How much memory replay and rollouts take, computed before it is allocated."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from lockstep.models.distributions import make_distribution
 from lockstep.system.memory import available_bytes
 
 _LARGE = 4 * 2**20
-"""More bytes than any step takes. If rollouts of such steps fit, they need no exact size, which takes an
-environment."""
+"""More bytes than any step takes. If rollouts of such steps fit, their exact size is not needed, for which an
+environment would have to be made."""
 
 
 def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
     """Bytes that one shard's replay takes; 0 if the algorithm does not replay.
 
     Args:
-        rollout: an example of what will be inserted. Without one, images of several channels are assumed to be stacks
-            of frames, and each frame to be stored once (if algorithm.replay.store_frames).
-    """
+        rollout: an example of the rollouts to be inserted. Without one, images of several channels are assumed to be
+        stacks of frames, with each frame stored once (if algorithm.replay.store_frames)."""
     if not experiment.algorithm.replays:
         return 0
     rollout = rollout or _example(experiment)
@@ -46,10 +45,10 @@ def rollout_bytes(experiment: Experiment) -> int:
 
 
 def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
-    """Raise SettingsError if the rollouts of so many shards do not fit into memory.
+    """Raise SettingsError if the rollouts of this many shards do not fit into memory.
 
     Args:
-        held: rollouts of a shard that exist at a time.
+        held: rollouts of a shard that exist at the same time.
     """
     available = available_bytes()
     steps = shards * held * experiment.samples_per_rollout
@@ -78,7 +77,7 @@ def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
 
 
 def require(experiment: Experiment, shards: int, rollout: Rollout | None = None) -> None:
-    """Raise SettingsError if the replay of so many shards does not fit into memory."""
+    """Raise SettingsError if the replay of this many shards does not fit into memory."""
     needed, available = shards * replay_bytes(experiment, rollout), available_bytes()
     if available is None or needed <= available:
         return
@@ -94,13 +93,13 @@ def require(experiment: Experiment, shards: int, rollout: Rollout | None = None)
 
 
 def _round(count: int) -> int:
-    """Down to two digits."""
+    """Round down to two digits."""
     digits = max(0, len(str(count)) - 2)
     return count // 10**digits * 10**digits
 
 
 def _example(experiment: Experiment) -> Rollout:
-    """A rollout of one shard, of zeros."""
+    """A rollout of one shard, filled with zeros."""
     observation, action = envs.spaces(experiment.env)
     steps, size = experiment.algorithm.rollout, experiment.envs_per_shard
     discrete = isinstance(action, (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete))

@@ -1,4 +1,4 @@
-"""Minibatches of on-policy algorithms, from the rollouts of this iteration alone.
+"""Minibatches of on-policy algorithms, from the rollouts of the current iteration.
 
 Shape legend: T time, B environments of a shard, n items of a shard's slice of a minibatch.
 """
@@ -94,7 +94,7 @@ class FreshBatches:
 
     def _plan(self, slot: int, iteration: int) -> list[Tensor | None]:
         """The items of the rollout that each gradient step takes: indices of environments if sequences stay whole, else
-        of single samples, t * B + b. None means all of them, in order."""
+        indices of single samples, t * B + b. None means all of them, in order."""
         config = self._config
         if config.minibatches == 1:
             return [None] * config.epochs
@@ -116,7 +116,7 @@ class FreshBatches:
         t, b = index // environments, index % environments
 
         def gather(leaf: Tensor) -> Tensor:
-            # A shard's rows may lie between other rows of its acting batch. index_select over all rows copies whole
+            # A shard's rows may be between other rows of its acting batch. index_select over all rows copies whole
             # samples; indexing with two tensors does not.
             between = leaf.stride(0) // leaf.stride(1)
             rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
@@ -126,7 +126,7 @@ class FreshBatches:
         return whole.replace(state=None).map(gather).replace(state=state)
 
     def _advantage_moments(self) -> list[tuple[float, float]]:
-        """The mean and deviation of valid advantages in every global minibatch, by one reduction for all of them."""
+        """The mean and deviation of valid advantages in every global minibatch, with one reduction for all of them."""
         sums = {}
         for slot, batch in self._whole.items():
             assert batch.advantage is not None

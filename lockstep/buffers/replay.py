@@ -1,4 +1,4 @@
-"""Replay: the latest steps of a shard's environments, and how minibatches are drawn from them.
+"""Replay: the latest steps of a shard's environments, from which minibatches are drawn.
 
 Shape legend: C steps of the ring, T steps of a rollout, B environments of a shard, n items of a slice.
 """
@@ -30,12 +30,12 @@ class Replay:
     """One shard's steps, in a ring over time that all its environments share.
 
     Steps are numbered from the beginning of the run, and step t is at place t mod C. The observation after it is that
-    of step t + 1. If step t ended an episode, that is the true last observation, since the step that an environment
-    spends on its reset is stored, too. Such steps are never drawn.
+    of step t + 1. If step t ended an episode, that is the true last observation, since an environment's reset steps are
+    stored, too. Reset steps are never drawn.
 
     Args:
-        experiment: whose settings it follows.
-        rollout: an example of what will be inserted.
+        experiment: whose settings apply.
+        rollout: an example of the rollouts to be inserted.
     """
 
     single_steps: ClassVar[bool] = True
@@ -131,7 +131,7 @@ class Replay:
         Args:
             items: how many.
             generator: what draws them.
-            newest: draw uniformly from so many of the newest steps of every environment.
+            newest: draw uniformly from this many of the newest steps of every environment.
 
         Returns:
             The numbers of their steps [n], their environments [n], and the probability [n] of each.
@@ -158,7 +158,7 @@ class Replay:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Places [n], environments [n], and the probability [n] of each."""
         total = tree.total
-        # One item from each of n equal parts of the sum, so that a minibatch is spread over all priorities.
+        # One item from each of n equal parts of the sum, which spreads a minibatch over all priorities.
         sums = (np.arange(items) + generator.random(items)) * (total / items)
         found = tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
         return found // self.size, found % self.size, tree[found] / total
@@ -169,7 +169,7 @@ class Replay:
 
     def episode_ends(self) -> tuple[int, np.ndarray]:
         """The number of the oldest step that can be drawn. From there on, [N, B]: the number of the last step of each
-        step's episode, which is the newest step while the episode goes on."""
+        step's episode, which is the newest step while the episode continues."""
         numbers = np.arange(self._oldest(), self.count)
         at = torch.from_numpy(numbers % self.steps)
         ended = (self._terminated[at] | self._truncated[at]).numpy()
@@ -236,7 +236,7 @@ class Replay:
         return {**rings, **{name: tensor[at] for name, tensor in self._by_step().items()}}
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
-        """Restore what between returned."""
+        """Restore the result of between."""
         for name, ring in self._rings.items():
             kept = below(f"obs.{name}.", tensors)
             self._rings[name] = ring_like(ring, kept)
@@ -255,7 +255,7 @@ class Replay:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """The state that does not belong to single steps, by name."""
+        """The state that is not per step, by name."""
         rings = {f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.state().items()}
         tree = {} if self._tree is None else {"priorities": torch.from_numpy(self._tree.priorities)}
         return {
@@ -267,7 +267,7 @@ class Replay:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned, after the steps."""
+        """Restore the result of state, after the steps."""
         for name, ring in self._rings.items():
             ring.load(below(f"obs.{name}.", tensors))
         if self._tree is not None:
@@ -277,14 +277,14 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """Its size in bytes."""
         rings = sum(ring.nbytes for ring in self._rings.values())
         tree = 0 if self._tree is None else self._tree.nbytes
         return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
 
 
 def ring_steps(experiment: Experiment) -> int:
-    """How many steps of every environment are stored."""
+    """Steps of every environment that are stored."""
     return off_policy(experiment.algorithm).replay.capacity // experiment.env.num_envs
 
 

@@ -1,4 +1,4 @@
-"""Minibatches of algorithms that replay, with an equal share from each shard's replay.
+"""Minibatches of algorithms that replay, with an equal share from every shard.
 
 Shape legend: n items of a slice, Z numbers of noise.
 """
@@ -26,7 +26,7 @@ from lockstep.envs.goals import Goals
 from lockstep.run.checkpoint import Checkpoint
 
 _AT_ONCE = 16 << 20
-"""Bytes of observations that are read at once, for several gradient steps: that is cheaper per item."""
+"""Bytes of observations to read at once, for several gradient steps: that is cheaper per item."""
 
 
 class _Taken(NamedTuple):
@@ -55,7 +55,7 @@ class ReplayBatches:
         self._steps = 0
         """Gradient steps of the iteration."""
         self._began = 0 if config.replay.checkpoint else None
-        """The iteration that replay began with. None: not known yet, since checkpoints do not hold replay."""
+        """The iteration at which the replay memory began. None: not known yet, since checkpoints do not hold replay."""
         self._taken: dict[int, _Taken] = {}
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -126,7 +126,7 @@ class ReplayBatches:
         return math.ceil(max(wanted, replay.recency_least) / self._agent.experiment.env.num_envs)
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
-        """Write a slot's replay into a checkpoint, if the settings say so."""
+        """Write a slot's replay into a checkpoint, if the settings ask for it."""
         if not self._config.replay.checkpoint:
             return []
         return self._histories[slot].save(directory, iteration, self._replays[slot])
@@ -136,7 +136,7 @@ class ReplayBatches:
         self._saved[slot] = saved
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Set the priorities of the items that were drawn last."""
+        """Set the priorities of the last drawn items."""
         if self._algorithm.weighted:
             assert priorities is not None and self._drawn is not None
             self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())

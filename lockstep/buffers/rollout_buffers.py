@@ -1,6 +1,6 @@
 """Rollout buffers: the preallocated memory that collectors write rollouts into, private or shared with learners.
 
-A rollout buffer holds one rollout of an acting batch, that is of one or more shards. Where collecting runs ahead of
+A rollout buffer holds one rollout of an acting batch, that is, of one or more shards. If collecting runs ahead of
 learning with a policy lag of k, k + 1 buffers are used in turn, so that no rollout is overwritten before it was learned
 from. Repeating a free-running run takes as many; otherwise there is one.
 
@@ -41,7 +41,7 @@ class ActingGroup:
 
 
 def acting_groups(experiment: Experiment, shards: range) -> list[ActingGroup]:
-    """How the shards of one collector are served, by scheme.acting_batch."""
+    """The acting groups of one collector's shards, according to scheme.acting_batch."""
     per_shard = experiment.envs_per_shard
     size = experiment.scheme.acting_batch or per_shard
     groups: dict[int, list[int]] = {}
@@ -70,7 +70,7 @@ class RolloutBuffers:
     Args:
         agent: determines the shapes.
         shards: the collector's shards.
-        count: rollouts of a shard that are held at a time.
+        count: rollouts of a shard that are held at the same time.
         arena: allocates the memory.
     """
 
@@ -83,7 +83,7 @@ class RolloutBuffers:
         self._by_shard = {shard: buffers for group, buffers in self.groups for shard in group.shards}
 
     def rollout(self, shard: int, number: int) -> Rollout:
-        """A shard's rollout, until its buffer's turn comes again."""
+        """A shard's rollout, valid until its buffer is reused."""
         buffers = self._by_shard[shard]
         return buffers[number % len(buffers)].shards[shard]
 
@@ -108,7 +108,7 @@ def allocate(
     size: int,
     arena: Arena,
 ) -> tuple[Rollout, Tensor, Tensor]:
-    """One rollout of so many environments, and its actions and rewards with those before it."""
+    """One rollout of this many environments, and its actions and rewards with the previous ones."""
     steps = experiment.algorithm.rollout
     actions = arena.zeros((steps + 1, size, *distribution.action_shape), distribution.action_dtype)
     rewards = arena.zeros((steps + 1, size))

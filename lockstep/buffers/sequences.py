@@ -17,16 +17,16 @@ from lockstep.experiment import Experiment
 
 
 class SequenceReplay(Replay):
-    """One shard's steps, drawn as sequences of L + M + N observations. Each sequence begins where a rollout did, since
-    the core's state is known there. Sequences longer than R overlap.
+    """One shard's steps, drawn as sequences of L + M + N observations. Each sequence begins at the start of a rollout,
+    where the core's state is known. Sequences longer than R overlap.
 
-    Each step is stored once, as in Replay, however many sequences it belongs to. Sequences continue over the ends of
-    episodes: `start` says where the core's state is reset, returns end with their episode, and steps spent on resets
-    are not valid. The times that draw returns are numbers of rollouts here.
+    Each step is stored once, as in Replay, however many sequences contain it. Sequences continue across the ends of
+    episodes: `start` says where the core's state is reset, returns end with their episode, and reset steps are not
+    valid. The times that draw returns are numbers of rollouts here.
 
     Args:
-        experiment: whose settings it follows.
-        rollout: an example of what will be inserted.
+        experiment: whose settings apply.
+        rollout: an example of the rollouts to be inserted.
         burn_in: L.
         unroll: M.
     """
@@ -34,7 +34,7 @@ class SequenceReplay(Replay):
     single_steps = False
 
     def __init__(self, experiment: Experiment, rollout: Rollout, burn_in: int, unroll: int) -> None:
-        # One more than fit, so that a rollout's place is reused only when all of its steps have been overwritten.
+        # One more than fits, so that a rollout's place is reused only when all of its steps have been overwritten.
         self._beginnings = ring_steps(experiment) // len(rollout.reward) + 1
         super().__init__(experiment, rollout)
         self._burn_in, self._unroll = burn_in, unroll
@@ -44,11 +44,11 @@ class SequenceReplay(Replay):
         self._first = torch.full((self._beginnings,), -self.steps, dtype=torch.int64)
         """The number of each rollout's first step."""
         self._state = torch.zeros(self._beginnings, *rollout.core_state.shape)
-        """The core's state before it."""
+        """The core's state before this step."""
         self._rollouts = 0
         """Rollouts inserted so far."""
         self._ready = np.zeros(self._beginnings, bool)
-        """Which of them begin a sequence that is complete."""
+        """Which of them begin a complete sequence."""
 
     def _places(self) -> int:
         return self._beginnings
@@ -59,7 +59,7 @@ class SequenceReplay(Replay):
         assert not self._ready[place]
         self._start[(self.count - steps + torch.arange(steps + 1)) % self.steps] = rollout.start
         self._first[place], self._state[place] = self.count - steps, rollout.core_state
-        if self._previous and not self._rollouts:  # a run that was resumed without replay has no earlier steps
+        if self._previous and not self._rollouts:  # a run resumed without replay has no earlier steps
             place_before = (self.count - steps - 1) % self.steps
             self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
         self._rollouts += 1
@@ -124,7 +124,7 @@ class SequenceReplay(Replay):
         return {**super()._by_step(), "start": self._start}
 
     def state(self) -> dict[str, Tensor]:
-        """The state that does not belong to single steps, by name."""
+        """The state that is not per step, by name."""
         return {
             **super().state(),
             "first": self._first,
@@ -133,7 +133,7 @@ class SequenceReplay(Replay):
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what state returned, after the steps."""
+        """Restore the result of state, after the steps."""
         super().load(tensors)
         self._first.copy_(tensors["first"])
         self._state.copy_(tensors["core_state"])
@@ -142,5 +142,5 @@ class SequenceReplay(Replay):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """Its size in bytes."""
         return super().nbytes + self._state.nbytes

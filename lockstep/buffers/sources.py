@@ -1,4 +1,4 @@
-"""Where minibatches come from: the source that the algorithm brings, or the one for algorithms of its kind."""
+"""Where minibatches come from: the algorithm's own source, or the one for its kind of algorithm."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lockstep.distributed.tree import TreeSum
 
 @runtime_checkable
 class BringsBatches(Protocol):
-    """An algorithm with a source of minibatches of its own."""
+    """An algorithm with its own source of minibatches."""
 
     def batches(self, agent: Agent, slots: range, tree: TreeSum) -> Batches:
         """The source for one learner.
 
         Args:
-            agent: what learns.
+            agent: the one that learns.
             slots: the learner's batch slots.
-            tree: adds up what all slots of all learners have.
+            tree: adds up numbers over all slots of all learners.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Which storage a shard replays from: the one that the algorithm brings, or the one that its settings ask for."""
+"""Which storage a shard replays from: the algorithm's own, or the one that its settings ask for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lockstep.experiment import Experiment
 
 @runtime_checkable
 class BringsStorage(Protocol):
-    """An off-policy algorithm with a storage of its own."""
+    """An off-policy algorithm with its own storage."""
 
     def memory(self, experiment: Experiment, rollout: Rollout) -> Replay:
         """The storage of one shard.
 
         Args:
-            experiment: whose settings it follows.
-            rollout: an example of what will be inserted.
+            experiment: whose settings apply.
+            rollout: an example of the rollouts to be inserted.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""A sum tree: draws items in proportion to their priorities, and changes many priorities at once.
+"""A sum tree: draws items in proportion to their priorities, and updates many priorities at once.
 
-Every inner node is the sum of its children, recomputed whenever one changes. So the sums depend on the present
-priorities alone and not on the order of changes, and rounding errors do not accumulate.
+Every inner node is the sum of its children, recomputed whenever one changes. So the sums depend on the current
+priorities alone, not on the order of changes, and rounding errors do not accumulate.
 
 Shape legend: n items, F children of a node.
 """
@@ -13,14 +13,14 @@ from itertools import pairwise
 import numpy as np
 
 _FANOUT = 16
-"""F. A level costs a few calls of numpy, however many children its nodes have, so few levels are faster."""
+"""F. A level costs a few calls of numpy, regardless of its nodes' children, so few levels are faster."""
 
 
 class SumTree:
     """Priorities of a fixed number of items, in float64.
 
     Args:
-        size: number of items, which have priority 0 at first.
+        size: number of items, whose initial priority is 0.
     """
 
     def __init__(self, size: int) -> None:
@@ -40,12 +40,12 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """Its size in bytes."""
         return self._nodes.nbytes
 
     @property
     def priorities(self) -> np.ndarray:
-        """Of all items [size]."""
+        """Priorities of all items [size]."""
         return self._levels[0].reshape(-1)[: self.size].copy()
 
     def __getitem__(self, items: np.ndarray) -> np.ndarray:
@@ -71,7 +71,7 @@ class SumTree:
         for level in reversed(self._levels):
             children = level[nodes]
             running = children.cumsum(1)
-            # Rounding may leave more than all children hold. Then take the last child that is not empty.
+            # Rounding may leave more than the sum of all children. Then take the last child that is not empty.
             last = _FANOUT - 1 - (children[:, ::-1] > 0).argmax(1)
             child = np.minimum((running <= left[:, None]).sum(1), last)
             left = left - np.where(child > 0, running[rows, child - 1], 0.0)

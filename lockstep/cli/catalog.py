@@ -31,7 +31,7 @@ class RecipesArguments:
 
 @dataclass(frozen=True)
 class SchemesArguments:
-    """Draw the presets that train takes: well-known schemes, and who waits for whom in them."""
+    """Draw the presets that train takes: well-known schemes, and which processes wait in them."""
 
     preset: tyro.conf.Positional[str] = ""
     """Draw only this one."""
@@ -94,5 +94,5 @@ def schemes(arguments: list[str]) -> int:
         names.setdefault(text, []).append(name)
     for text, called in names.items():
         say(f"{', '.join(called)}\n{textwrap.indent(text, '    ')}\n")
-    say("lockstep train RECIPE --preset NAME sets scheme and layout, which further flags change (docs/schemes.md).")
+    say("lockstep train RECIPE --preset NAME sets scheme and layout; further flags change them (docs/schemes.md).")
     return 0

@@ -22,7 +22,7 @@ class VerifyArguments:
     run: tyro.conf.Positional[str]
     """The run's folder."""
     layout: str = "inline"
-    """Layout of the repetition: any but torchrun."""
+    """Layout of the repetition; any except torchrun."""
     iterations: int | Literal["all"] | None = None
     """Iterations to repeat, or all. Default: 3. More prove more but take longer."""
     seed: int | None = None
@@ -33,13 +33,13 @@ class VerifyArguments:
 
 @dataclass(frozen=True)
 class ReplayArguments:
-    """Repeat a run with every decision that timing made in it, and compare every digest with its ledger."""
+    """Repeat a run with every recorded decision of timing, and compare every digest with its ledger."""
 
     recorded: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The folder of the run to repeat."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
-    """Layout of the repetition: inline, or split as in cpu:a2-l1. It need not be that of the run."""
+    """Layout of the repetition: inline, or split as in cpu:a2-l1. It may differ from the run's."""
     json: bool = False
     """Print JSON."""
 
@@ -58,10 +58,10 @@ class DiffArguments:
 
 @dataclass(frozen=True)
 class CheckEnvArguments:
-    """Play an environment with random actions, several times over: do equal seeds and actions give equal bits?"""
+    """Play an environment with random actions, several times, to check that equal seeds and actions give equal bits."""
 
     id: tyro.conf.Positional[str] = ""
-    """The environment, as --env.id of train has it: my_file.py:MyEnv, CartPole-v1, Breakout."""
+    """The environment, as in --env.id of train: my_file.py:MyEnv, CartPole-v1, Breakout."""
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="", num_envs=4))
     steps: Steps = 1_000
     """Steps of each environment. More find differences that occur late, but take longer."""
@@ -89,7 +89,7 @@ def verify(arguments: list[str]) -> int:
 
 
 def replay(arguments: list[str]) -> int:
-    """Run `lockstep replay`; 0 if every bit came out again, 1 if not, 130 if interrupted."""
+    """Run `lockstep replay`; 0 if every bit was reproduced, 1 if not, 130 if interrupted."""
     given = parse(ReplayArguments, "replay", arguments)
     layout = Layout.parse(given.layout)
     from lockstep.reproducibility.replay import replay as repeat
@@ -104,10 +104,10 @@ def replay(arguments: list[str]) -> int:
     if found.warning:
         say(f"warning: {found.warning}")
     if found.difference is not None:
-        say(f"The replay is not what {given.recorded} recorded. {found.difference}")
+        say(f"The replay differs from {given.recorded}. {found.difference}")
     elif found.stopped:
-        say(f"stopped after {found.iterations:,} iterations, which gave the same bits as those of {given.recorded}")
-        return code  # the digest is not the run's
+        say(f"stopped after {found.iterations:,} iterations, which gave the same bits as {given.recorded}")
+        return code  # a stopped replay's digest is not the run's
     else:
         say(f"Replayed: all {found.iterations:,} recorded iterations of {given.recorded} gave the same bits.")
     say(f"digest: {found.digest}")
@@ -128,7 +128,7 @@ def diff(arguments: list[str]) -> int:
 
 
 def check_env(arguments: list[str]) -> int:
-    """Run `lockstep check-env`; 0 if the environment may be trusted, else 1."""
+    """Run `lockstep check-env`; 0 if the environment passes, else 1."""
     given = parse(CheckEnvArguments, "check-env", arguments)
     if bool(given.id) == bool(given.env.id):
         raise SettingsError("Name one environment, as in: lockstep check-env my_file.py:MyEnv")

@@ -1,4 +1,4 @@
-"""What several verbs share."""
+"""Functions that several verbs share."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
-"""Flags that say as much together as they say one by one."""
+"""Flags whose repetitions add up."""
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
-    """Read typed flags, or give the help that they ask for.
+    """Parse typed flags, or print the help that they ask for.
 
     Raises:
-        SettingsError: a flag does not exist, or has a value that it does not take.
+        SettingsError: a flag does not exist, or its value is not valid.
     """
     settings = arguments_type if default is None else default
     if help.asks(arguments):
@@ -57,7 +57,7 @@ def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T |
 
 @contextlib.contextmanager
 def advising(advice: str) -> Iterator[None]:
-    """Say this after what is said of a value that a flag does not take."""
+    """Append this advice to an error about a flag's value."""
     try:
         yield
     except Unreadable as error:
@@ -65,7 +65,7 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def _options_together(arguments: list[str]) -> list[str]:
-    """The arguments with each of these flags named once: --env.options a=1 --env.options b=2 gives both."""
+    """The arguments with each of these flags named once: --env.options a=1 --env.options b=2 sets both."""
     groups: list[list[str]] = []
     merged: dict[str, list[str]] = {}
     for first, *values in with_values(arguments):
@@ -98,7 +98,7 @@ def is_of(flag: str, *classes: Any) -> bool:
 
 
 def is_main_process() -> bool:
-    """Whether this process speaks to the user: under torchrun, only rank 0 does."""
+    """Whether this process prints for the user: under torchrun, only rank 0 does."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -109,7 +109,7 @@ def say(text: str = "") -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON document to standard output; numbers that are not finite become null, as JSON has none."""
+    """Print one JSON document to standard output; numbers that are not finite become null, which JSON requires."""
     say(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -128,7 +128,7 @@ def complain(error: Exception | str) -> None:
 
 
 def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> SettingsError:
-    """The error for a name that does not exist: close matches, and all that exist where they are few."""
+    """The error for a name that does not exist: close matches, and all names if they are few."""
     names = {name.lower(): name for name in known}
     close = [names[match] for match in difflib.get_close_matches(given.lower(), names, n=3, cutoff=0.5)]
     meant = f" Did you mean {' or '.join(close)}?" if close else ""
@@ -138,7 +138,7 @@ def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> Setting
 
 @contextlib.contextmanager
 def progress_to_stderr(when: bool = True) -> Iterator[None]:
-    """Send everything that is printed, here and by worker processes, to standard error: --json leaves only JSON."""
+    """Redirect all output, including that of worker processes, to standard error: --json leaves only JSON."""
     if not when:
         with keeping_streams():
             yield
@@ -157,13 +157,13 @@ def progress_to_stderr(when: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """Have SIGTERM, and a terminal that is closed, end a command as Ctrl-C does: with nothing left behind."""
+    """Make SIGTERM, and a closed terminal, end a command like Ctrl-C, with a complete cleanup."""
     requests, ended = children.Requests(), False
 
     def end(number: int) -> None:
         nonlocal ended
         insists = requests.insists(number)
-        if insists or not ended:  # else cleaning up is not to be interrupted
+        if insists or not ended:  # otherwise do not interrupt the cleanup
             ended = True
             raise Explained(128 + number)
 
@@ -172,11 +172,11 @@ def clean_end() -> Iterator[None]:
 
 
 def with_preset(experiment: Experiment, flags: list[str], layout: str = "inline") -> tuple[Experiment, str]:
-    """The experiment, and the layout by default, as the preset that the flags name composes them, if they name one.
-    Other flags can change both.
+    """The experiment and the default layout, with the preset applied if the flags name one. Other flags can change
+    both.
 
     Raises:
-        SettingsError: there is no such preset, or the experiment does not go with it.
+        SettingsError: the preset does not exist, or does not fit the experiment.
     """
     words = [word for flag in flags for word in flag.split("=", 1)]
     names = [name for flag, name in itertools.pairwise(words) if flag == "--preset"]

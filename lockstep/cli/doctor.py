@@ -1,4 +1,4 @@
-"""`lockstep doctor`: what this machine and installation are, and how fast."""
+"""`lockstep doctor`: describes this machine and installation, and measures their speed."""
 
 from __future__ import annotations
 
@@ -103,13 +103,14 @@ def examine() -> dict[str, Any]:
 
 
 def measure(seconds: float) -> dict[str, float]:
-    """Environment steps, actions and trained samples a second, on one core, of what the recipes use."""
+    """Environment steps, actions and trained samples per second on one core, for the environments and networks of
+    recipes."""
     from lockstep.system.numerics import settled
 
     with settled(1):
         speed = {"CartPole-v1 environment steps": _env_speed(EnvConfig(id="CartPole-v1"), seconds)}
         atari = EnvConfig(id="Breakout", protocol="machado")
-        with contextlib.suppress(SettingsError):  # the list of extras says what is missing
+        with contextlib.suppress(SettingsError):  # the list of extras shows what is missing
             speed["Atari environment steps"] = _env_speed(atari, seconds)
         return speed | _network_speed(seconds)
 
@@ -138,7 +139,7 @@ def _env_speed(config: EnvConfig, seconds: float) -> float:
 
 
 def _network_speed(seconds: float) -> dict[str, float]:
-    """The Nature CNN that ppo-atari uses by default, in both precisions."""
+    """The speed of ppo-atari's default network, the Nature CNN, in both precisions."""
     from lockstep.recipes import RECIPES
 
     recipe = RECIPES["ppo-atari"]()

@@ -20,7 +20,7 @@ class EvalArguments:
     episodes: int = 10
     """Episodes to play. More narrow the confidence interval."""
     greedy: bool = False
-    """Take the most likely action, as an exported policy does. By default actions are drawn from the policy."""
+    """Take the most likely action, like an exported policy. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
@@ -30,9 +30,10 @@ class EvalArguments:
     levels: Literal["train", "test"] = "train"
     """Levels to play if the run was trained on some of them (env.num_levels): the same, or all others."""
     max_steps: int | None = None
-    """The most environment steps of an episode with gymnasium, whose tasks may never end. Default: 27,000."""
+    """The maximum number of environment steps of an episode with gymnasium, whose tasks may never end. Default:
+    27,000."""
     opponents: tuple[str, ...] = ()
-    """Who plays the other agents of matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
+    """Players of the other agents in matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
     json: bool = False
     """Print JSON."""
 
@@ -48,13 +49,13 @@ class RecordArguments:
     episodes: int = 1
     """Episodes to show."""
     greedy: bool = False
-    """Take the most likely action, as an exported policy does. By default actions are drawn from the policy."""
+    """Take the most likely action, like an exported policy. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     seed: int | None = None
     """Seed of the environment and of action noise. Default: the experiment's."""
     max_steps: int = 10_000
-    """The most environment steps of the video."""
+    """The maximum number of environment steps in the video."""
     fps: int | None = None
     """Frames per second. Default: real time for Atari, 30 elsewhere."""
     json: bool = False
@@ -63,16 +64,16 @@ class RecordArguments:
 
 @dataclass(frozen=True)
 class PlotArguments:
-    """Draw learning curves. Runs that differ only in their seed become one line with a band."""
+    """Plot learning curves. Runs that differ only in their seed become one line with a band."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs, or of sweeps, which stand for all their runs."""
+    """Folders of runs, or of sweeps with all their runs."""
     out: str | None = None
-    """Picture to write: .png, .svg or .pdf. Default: learning-curve.png in the only folder given, or here."""
+    """Image to write: .png, .svg or .pdf. Default: learning-curve.png in the only folder given, or here."""
     x: Literal["samples", "frames", "updates", "time"] = "samples"
-    """The horizontal axis."""
+    """The x axis."""
     metric: str = "score/mean"
-    """A name in metrics.jsonl; docs/metrics.md defines them."""
+    """A metric in metrics.jsonl; docs/metrics.md defines them."""
     json: bool = False
     """Print JSON."""
 

@@ -1,4 +1,4 @@
-"""What `--help`, `--help GROUP` and `--help-all` print."""
+"""The output of `--help`, `--help GROUP` and `--help-all`."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ _FIRST = {
     "eval_every": "iterations between evaluations",
     "dry_run": "print all settings, train nothing",
 }
-"""The settings of a recipe that matter first, in a few words each."""
+"""The most important settings of recipes, with short descriptions."""
 
 
 _POSITIONAL: Any = tyro.conf.Positional
 _NO_VALUE = (None, "", (), {}, tyro.MISSING, dataclasses.MISSING)
 _NAMES = {int: "INT", float: "FLOAT", str: "STR"}
 _WIDEST = 38
-"""Characters of the first column of what matters first: so the second one holds a few words in 80 columns."""
+"""Width of the first column of the short help, so that the second one fits into 80 columns."""
 _SHORT = 12
-"""Flags that are explained in full without being asked for."""
+"""Flags that the short help explains in full."""
 
 
 class Row(NamedTuple):
@@ -70,22 +70,22 @@ class Row(NamedTuple):
     path: str
     """The setting's path, such as algorithm.learning_rate."""
     group: str
-    """The part of the settings that it belongs to; empty for the verb's own."""
+    """The group of settings that it belongs to; empty for the verb's own flags."""
     value: str
-    """What it takes, as in INT; empty for a switch."""
+    """The kind of its value, such as INT; empty for a switch."""
     default: Any
     positional: bool
     owner: type[Any]
-    """The class that has it as a field."""
+    """The class of which it is a field."""
 
     @property
     def text(self) -> str:
-        """What the docstring under the field says."""
+        """The docstring under the field."""
         return _docstrings(self.owner).get(self.path.rpartition(".")[2], "")
 
     @property
     def left(self) -> str:
-        """The flag with what it takes."""
+        """The flag with the kind of its value."""
         if self.positional:
             return self.value
         part, dot, name = self.path.replace("_", "-").rpartition(".")
@@ -98,7 +98,7 @@ class Row(NamedTuple):
 
     @property
     def given(self) -> str:
-        """The default as one would write it; empty for none."""
+        """The default as a user would write it; empty for none."""
         value = self.default
         if any(value is each or (type(value) is type(each) and value == each) for each in _NO_VALUE):
             return ""
@@ -118,12 +118,12 @@ def asks(arguments: list[str]) -> bool:
 
 
 def text(verb: str, arguments: list[str], settings: Any) -> str:
-    """The help that arguments ask for.
+    """The help text that the arguments ask for.
 
     Args:
-        verb: with the recipe, if it has one.
+        verb: with the recipe, if there is one.
         arguments: as the user wrote them.
-        settings: what they change: an instance, or the class if everything has its default.
+        settings: that the flags change: an instance, or the class if every field has a default.
 
     Raises:
         SettingsError: they ask about something that does not exist.
@@ -145,7 +145,7 @@ def text(verb: str, arguments: list[str], settings: Any) -> str:
     if "algorithm" in groups:
         known = {row.path: row for row in flags}
         first = [(_example(known[path]), short) for path, short in _FIRST.items() if path in known]
-        parts.append("What matters first, with this recipe's values:\n" + columns(first, width))
+        parts.append("The most important flags, with this recipe's values:\n" + columns(first, width))
     parts.append(columns([(_flag(row), _sentence(row.text)) for row in own], width))
     listed = ", ".join(f"{group} ({len(each)})" for group, each in groups.items() if group)
     by_group = f"{command} --help GROUP explains one group of settings: {listed}. " if listed else ""
@@ -154,12 +154,12 @@ def text(verb: str, arguments: list[str], settings: Any) -> str:
 
 
 def width_of_terminal() -> int:
-    """Characters of a line of help."""
+    """Characters in a line of help."""
     return max(60, min(shutil.get_terminal_size().columns, 120))
 
 
 def rows(settings: Any, prefix: str = "", group: str = "") -> Iterator[Row]:
-    """Every flag and argument of a dataclass: of an instance, or of the class if everything has its default."""
+    """Every flag and argument of a dataclass: of an instance, or of the class if every field has a default."""
     kind = settings if isinstance(settings, type) else type(settings)
     for field in dataclasses.fields(kind):
         value = default_of(field) if isinstance(settings, type) else getattr(settings, field.name)
@@ -182,14 +182,14 @@ def _flag(row: Row) -> str:
 
 
 def _example(row: Row) -> str:
-    """The flag with the value that it has by default."""
+    """The flag with its default value."""
     value = "" if isinstance(row.default, bool) else row.given or {"run": "FOLDER"}.get(row.path, row.value)
     room = _WIDEST - len(_flag(row)) - 1
     return f"{_flag(row)} {value if len(value) <= room else '…' + value[1 - room :]}".rstrip()
 
 
 def _topic(arguments: list[str]) -> str:
-    """What help is asked about; empty for all."""
+    """The topic that help is asked about; empty for everything."""
     for word, following in zip(arguments, [*arguments[1:], ""]):
         flag, _, topic = word.partition("=")
         if flag in WORDS and (topic or not following.startswith("-")):
@@ -198,7 +198,7 @@ def _topic(arguments: list[str]) -> str:
 
 
 def _about(topic: str, flags: list[Row], command: str) -> list[Row]:
-    """The flags of a group, or of a part of one, or those whose name holds the topic."""
+    """The flags of a group, of a part of a group, or with the topic in their names."""
     path = topic.removeprefix("--").replace("-", "_")
     found = [row for row in flags if row.group.replace("-", "_") == path or f"{row.path}.".startswith(f"{path}.")]
     found = found or [row for row in flags if path in row.path]
@@ -215,7 +215,7 @@ def _about(topic: str, flags: list[Row], command: str) -> list[Row]:
 
 
 def _table(shown: list[Row], width: int) -> str:
-    """Flags with their whole texts."""
+    """Flags with their full texts."""
     return columns([(row.left, " ".join([*row.text.split(), *_default(row)])) for row in shown], width)
 
 
@@ -226,7 +226,7 @@ def _default(row: Row) -> list[str]:
 
 
 def columns(pairs: list[tuple[str, str]], width: int) -> str:
-    """Two columns, of which the second is wrapped; below the first one if that is wide."""
+    """Two columns, the second one wrapped; it goes below the first if that is too wide."""
     longest = max(len(left) for left, _ in pairs) + 4
     indent = longest if longest <= width - 36 else 8
     lines = []
@@ -245,7 +245,7 @@ def _filled(paragraph: str, width: int) -> str:
 
 
 def _sentence(paragraph: str) -> str:
-    """The first one, or the beginning of it if that says enough."""
+    """The first sentence, or its beginning if that is enough."""
     first = re.split(r"(?<=\.) (?=[A-Z])", " ".join(paragraph.split()), maxsplit=1)[0]
     return re.sub(r"^([^;:]{24,60})[;:] .*", r"\1", first) if len(first) > 60 else first
 
@@ -254,7 +254,7 @@ def _sentence(paragraph: str) -> str:
 
 
 def _value(hint: Any) -> str:
-    """What a flag of this type takes."""
+    """The kind of value that a flag of this type takes."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return next((each.metavar for each in args[1:] if getattr(each, "metavar", None)), _value(args[0]))
@@ -271,18 +271,18 @@ def _value(hint: Any) -> str:
 def _hints(kind: type[Any]) -> dict[str, Any]:
     try:
         return get_type_hints(kind, include_extras=True)
-    except Exception:  # names that only a type checker sees, and whatever a text raises that is no annotation
+    except Exception:  # for names that only a type checker sees, or a text that is not an annotation
         return {}
 
 
 @functools.cache
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """The text under each field, a subclass's own before that of its bases."""
+    """The text under each field; a subclass takes precedence over its bases."""
     found: dict[str, str] = {}
     for cls in reversed(kind.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        except (OSError, TypeError, SyntaxError):  # classes of the interpreter, or made without a file
+        except (OSError, TypeError, SyntaxError):  # classes of the interpreter, or classes made without a file
             continue
         body = getattr(tree, "body", [])
         for field, below in itertools.pairwise(body):

@@ -1,6 +1,6 @@
-"""`lockstep VERB …`: finds the verb, and turns every user's mistake into one paragraph and an exit code.
+"""`lockstep VERB …`: finds the verb, and turns users' mistakes into one paragraph and an exit code.
 
-Exit codes: 0 what was asked for holds; 1 it does not, or something broke; 2 a user's mistake; 130 interrupted.
+Exit codes: 0 success; 1 a check or the program failed; 2 a mistake in the command; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import lockstep
 
 BEGAN = time.perf_counter()
-"""When this process began: taken before the slow imports."""
+"""When this process began, before the slow imports."""
 VERBS = {
     "train": ("lockstep.cli.train", "train an agent from a recipe: lockstep train ppo-cartpole"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
@@ -32,27 +32,27 @@ VERBS = {
     "report": ("lockstep.cli.report", "write a web page about runs"),
     "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
     "verify": ("lockstep.cli.check", "repeat the beginning of a run and compare every bit"),
-    "replay": ("lockstep.cli.check", "repeat a run with every decision that timing made in it"),
+    "replay": ("lockstep.cli.check", "repeat a run with every recorded decision of timing"),
     "diff": ("lockstep.cli.check", "find the first iteration and tensor in which two runs differ"),
     "check-env": ("lockstep.cli.check", "test whether an environment repeats bit for bit"),
     "bench": ("lockstep.cli.speed", "measure how close training comes to this machine's limit"),
     "tune": ("lockstep.cli.speed", "find the fastest layout for an experiment on this machine"),
     "envs": ("lockstep.cli.catalog", "list environments that this installation can run"),
     "recipes": ("lockstep.cli.catalog", "list recipes"),
-    "schemes": ("lockstep.cli.catalog", "list presets of schemes, and draw who waits for whom"),
+    "schemes": ("lockstep.cli.catalog", "list presets of schemes, and draw which processes wait"),
     "doctor": ("lockstep.cli.doctor", "check this machine and installation, and measure its speed"),
 }
-"""Each verb's module, whose function of that name (`eval` is `evaluate`) runs it, and what it does."""
+"""Each verb's module and description. The module's function of that name (`eval`: `evaluate`) runs the verb."""
 
 _NO_SPACE = (
-    "There is no space left on the disk. Make room, and repeat the command; a run that has begun goes on with "
-    "lockstep resume, from its newest checkpoint."
+    "The disk is full. Make room and repeat the command; a run that has begun continues from its newest checkpoint "
+    "with lockstep resume."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
+    atexit.register(gc.freeze)  # with torch loaded, the garbage collection at exit takes half a second
     from lockstep.system.output import Explained, own_streams, reader_gone, reserve_streams, silence, tell
 
     reserve_streams()
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # what an encoding lacks ends nothing
+            stream.reconfigure(errors="replace")  # a character that the encoding lacks must not end the program
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -68,13 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         if not reader_gone():
-            raise  # it is somebody else's pipe, such as that of a user's simulator
-        silence(sys.stdout)  # the reader, such as head, has seen enough
+            raise  # it is another pipe, for example of a user's simulator
+        silence(sys.stdout)  # the reader, for example head, has closed the pipe
         return 1
     except Explained as done:
         return int(done.code or 0)
     except SystemExit:
-        tell(traceback.format_exc(), sys.stderr)  # of a user's file: no run that it ends has finished
+        tell(traceback.format_exc(), sys.stderr)  # from a user's file: a run that it ends is not finished
         return 1
 
 
@@ -109,7 +109,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _show_cursor() -> None:
-    """The live display, ended at once or with a worker that was killed, could not show the cursor again."""
+    """Show the cursor again, which a killed live display could not do."""
     from lockstep.system.output import tell
 
     if sys.stdout is not None and sys.stdout.isatty():
@@ -121,7 +121,7 @@ def _usage() -> str:
     verbs = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
     return (
         "usage: lockstep VERB ...\n\n"
-        "Distributed deep reinforcement learning: hardware changes the speed, never the\nresult.\n\n"
+        "Distributed deep reinforcement learning: the same bits in one process, in many,\nor on a cluster.\n\n"
         f"{verbs}\n\n"
         "To begin:  lockstep recipes                what can be trained\n"
         "           lockstep train ppo-cartpole     an agent that learns within a minute\n"

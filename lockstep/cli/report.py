@@ -18,12 +18,11 @@ class ReportArguments:
     """Write an HTML page about runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs, or of sweeps, which stand for all their runs. Runs that differ only in seed and task are one
-    method."""
+    """Folders of runs, or of sweeps with all their runs. Runs that differ only in seed and task are one method."""
     out: str | None = None
     """The .html file to write. Default: report.html in the only folder given, or here."""
     metric: str = "score/mean"
-    """The name in metrics.jsonl that counts as the score, such as eval/score where evaluations were made."""
+    """The metric in metrics.jsonl that counts as the score, such as eval/score for runs with evaluations."""
     verify: int = 0
     """Iterations of each run to repeat and compare with its ledger. More prove more but take longer."""
     json: bool = False
@@ -39,11 +38,11 @@ class CompareArguments:
     against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="B")] = ()
     """Folders of the second set's runs, or of a sweep; a bare -- means the same."""
     metric: str = "score/mean"
-    """The name in metrics.jsonl that counts as the score; higher is better."""
+    """The metric in metrics.jsonl that counts as the score; higher is better."""
     x: Literal["samples", "frames", "updates", "time"] = "samples"
-    """What is equal: runs are compared at the largest value that all runs of a task reached."""
+    """The budget: runs are compared at the largest value that all runs of a task reached."""
     out: str | None = None
-    """An .html file to write, with the curves of both and all that report shows."""
+    """An .html file to write, with the curves of both sets and all parts of a report."""
     json: bool = False
     """Print JSON."""
 
@@ -76,7 +75,9 @@ def compare(arguments: list[str]) -> int:
     """Run `lockstep compare`."""
     arguments = ["--against" if each == "--" else each for each in arguments]
     if arguments.count("--against") > 1:
-        raise SettingsError("compare takes two sets of runs, with one -- between them. lockstep report shows several.")
+        raise SettingsError(
+            "compare takes two sets of runs, separated by one --. To show several sets, use lockstep report."
+        )
     given = parse(CompareArguments, "compare", arguments)
     from lockstep.reports.compare import compare as contrast
     from lockstep.reports.runs import listed

@@ -18,16 +18,16 @@ class ExportArguments:
     run: tyro.conf.Positional[str]
     """The run's folder."""
     format: Literal["torch", "torchscript", "onnx"] = "torch"
-    """torch is torch.export's program for PyTorch; torchscript is for older PyTorch and C++; onnx for everything else
-    (needs the extra export)."""
+    """torch writes a torch.export program for PyTorch; torchscript is for older PyTorch and C++; onnx is for everything
+    else (needs the extra export)."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
     out: str | None = None
     """File to write. Default: policy.pt2, policy.ts or policy.onnx in the run's folder."""
     observations: int = 1000
-    """Observations on which to compare actions. More find rarer differences but take longer."""
+    """Number of observations to compare actions on. More find rarer differences but take longer."""
     sample: bool = False
-    """Draw actions from the policy, as eval does without --greedy. The file then takes random numbers as one more
+    """Draw actions from the policy, like eval without --greedy. The file then takes random numbers as an additional
     input. By default it takes the most likely action."""
     json: bool = False
     """Print JSON."""
@@ -35,17 +35,17 @@ class ExportArguments:
 
 @dataclass(frozen=True)
 class PushArguments:
-    """Upload a run to the Hugging Face Hub, with a model card that says what it scores and how to repeat it."""
+    """Upload a run to the Hugging Face Hub, with a model card that shows its score and how to repeat it."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
     repo: tyro.conf.Positional[str]
     """NAME/REPOSITORY on the Hub; it is created if it does not exist."""
     checkpoint: str | None = None
-    """The checkpoint that the card's score is of: latest, best, or an iteration. Default: latest. The latest and
-    the best are uploaded in any case."""
+    """The checkpoint whose score the card shows: latest, best, or an iteration. Default: latest. The latest and the
+    best are always uploaded."""
     episodes: int = 10
-    """Episodes of the card's score. More narrow its confidence interval."""
+    """Episodes to play for the card's score. More narrow its confidence interval."""
     greedy: bool = False
     """Score the most likely actions. By default actions are drawn from the policy (docs/evaluation.md)."""
     record: bool = False
@@ -58,16 +58,16 @@ class PushArguments:
 
 @dataclass(frozen=True)
 class PullArguments:
-    """Download a run from the Hugging Face Hub into a folder that eval, record, verify and resume take."""
+    """Download a run from the Hugging Face Hub into a folder that eval, record, verify and resume accept."""
 
     repo: tyro.conf.Positional[str]
     """NAME/REPOSITORY on the Hub."""
     to: str | None = None
-    """Folder to make; it must not exist yet. Default: runs/REPOSITORY."""
+    """Folder to create; it must not exist yet. Default: runs/REPOSITORY."""
     revision: str | None = None
     """Branch, tag or commit. Default: the newest."""
     trust: bool = False
-    """Accept a run whose settings name code from outside lockstep, which would be run here."""
+    """Accept a run whose settings name code from outside lockstep, which would run on this machine."""
     json: bool = False
     """Print JSON."""
 

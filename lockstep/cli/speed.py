@@ -29,7 +29,7 @@ class BenchArguments:
     seconds: float = 3.0
     """Seconds to measure each part in each round. Training takes twice as long, and at least three iterations."""
     random_actions: bool = False
-    """Short for --env.random-actions: environments get random actions instead of the policy's."""
+    """Short for --env.random-actions: environments receive random actions instead of the policy's."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -67,7 +67,7 @@ class TuneArguments:
     preset: str | None = None
     """As for train, but without its layout."""
     budget: float = 120.0
-    """Seconds that the whole command may take. More time tries more layouts and compares them better."""
+    """Maximum number of seconds for the whole command. More time tries more layouts and compares them better."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -96,7 +96,7 @@ def tune(arguments: list[str]) -> int:
         rate = f"{each.rate:>12,.0f} samples/s in {len(each.rates)} turn{'s' * (len(each.rates) != 1)}"
         say(f"{each.layout!s:<{width}}  {rate if each.rates else each.note.splitlines()[0]}")
     say(
-        "Timing decides part of what is learned here (an async lag, or --scheme.preempt): another layout may change it."
+        "Timing affects the result here (an async lag, or --scheme.preempt): another layout may change it."
         if timing
         else "The layout cannot change the result, only the speed."
     )

@@ -25,43 +25,43 @@ from lockstep.run.folder import RunFolder, is_run, require_empty
 
 @dataclass(frozen=True)
 class SubmitArguments:
-    """Hand one run to Slurm: lockstep submit ppo-atari --nodes 2 --tasks-per-node 4 --run runs/pong
+    """Submit one run to Slurm: lockstep submit ppo-atari --nodes 2 --tasks-per-node 4 --run runs/pong
 
-    The job trains, or goes on if the run exists already.
+    The job trains the run, or continues it if it exists already.
     """
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "torchrun"
-    """torchrun: every task is a process that collects and learns. Or any layout of a single task, such as processes:8.
-    Options follow, as in torchrun,env_threads=2."""
+    """torchrun: every task is a process that collects and learns. Any other layout runs in a single task, such as
+    processes:8. Options follow, as in torchrun,env_threads=2."""
     preset: str | None = None
     """As for train."""
     nodes: int = 1
-    """Nodes of the job. More than one need --layout torchrun."""
+    """Nodes of the job. More than one needs --layout torchrun."""
     tasks_per_node: int = 1
-    """Processes on each node. In all there can be as many as there are shards."""
+    """Processes on each node. The total can be at most the number of shards."""
     slurm_options: Options = field(default_factory=dict)
     """Further options of the job, by sbatch's names: partition=cpu time=600 (minutes) mem=16GB. "setup=module load
-    cuda" runs a line of the shell before the program starts."""
+    cuda" runs a shell command before the program starts."""
     dry_run: bool = False
-    """Print the batch script, and submit nothing."""
+    """Print the batch script without submitting it."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
 
 @dataclass
 class RunJob:
-    """What every task of the job does. Short before its time is up, submitit queues it again, to go on from the newest
+    """The task of the job. Shortly before its time limit, submitit requeues the job, to continue from the newest
     checkpoint."""
 
     experiment: dict[str, Any]
     layout: str
     options: dict[str, Any]
     directory: str
-    """Where it was submitted: what the paths of files and of the run begin from."""
+    """The folder where it was submitted, which the paths of files and of the run are relative to."""
     command: list[str]
-    """What the run records as its command."""
+    """The command that the run records."""
 
     def __call__(self) -> str:
         from lockstep.launchers.launch import resume, train
@@ -72,7 +72,7 @@ class RunJob:
         os.chdir(self.directory)
         look_for_files_in(self.directory)
         sys.argv[:] = self.command
-        # The others follow learner 0, which alone looks into the folder: it may have changed until they do.
+        # The others follow learner 0, which alone inspects the folder: it may change before they do.
         if is_main_process() and is_run(Path(str(options.run))):
             result = resume(str(options.run), layout, options)
         else:
@@ -113,7 +113,7 @@ def submit(arguments: list[str]) -> int:
 
 
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
-    """The job, after checking all that can be checked before it runs."""
+    """The job, after all checks that are possible before it runs."""
     from lockstep.training.prepare import prepare
 
     processes = given.nodes * given.tasks_per_node
@@ -121,14 +121,14 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
         raise SettingsError(f"--nodes {given.nodes} and --tasks-per-node {given.tasks_per_node} must be at least 1.")
     if processes > 1 and not layout.launcher.started_externally:
         raise SettingsError(
-            f"--layout {layout} starts its processes itself, on one machine, so that --nodes {given.nodes} "
+            f"--layout {layout} starts its processes itself, on one machine, so --nodes {given.nodes} "
             f"--tasks-per-node {given.tasks_per_node} would start it {processes} times. Use --layout torchrun, or "
             "leave them out."
         )
     if given.options.run is None:
         raise SettingsError(
             "submit needs --run FOLDER, on a file system that all nodes share: the job's processes meet there, and a "
-            "job that is queued again goes on there."
+            "requeued job continues there."
         )
     given.options.validate()
     workers = processes if layout.launcher.started_externally else layout.workers
@@ -142,7 +142,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
 
 
 def _settings(given: SubmitArguments, layout: Layout) -> dict[str, Any]:
-    """What the job needs, by sbatch's names."""
+    """The job's requirements, by sbatch's names."""
     from lockstep.sweep.slots import needs
 
     wanted = needs(layout, given.experiment.torch_threads)

@@ -1,4 +1,4 @@
-"""What may have been meant by a flag or a recipe that does not exist."""
+"""Suggestions for flags and recipes that do not exist."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lockstep.config.settings import SettingsError
 
 
 def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
-    """Refuse flags that do not exist, and say what may have been meant.
+    """Reject flags that do not exist, and suggest what may have been meant.
 
     Args:
-        verb: with the recipe, if it has one.
+        verb: with the recipe, if there is one.
         groups: each flag with its values.
-        arguments: what the flags change: an instance, or the class if everything has its default.
+        arguments: that the flags change: an instance, or the class if every field has a default.
 
     Raises:
-        SettingsError: there is such a flag.
+        SettingsError: a flag does not exist.
     """
     known = list(rows(arguments))
     positional = {row.path: row for row in known if row.positional}
-    flags = {row.path: row for row in known if not row.positional}  # resume has a RUN and a --run
+    flags = {row.path: row for row in known if not row.positional}  # resume has both RUN and --run
     settings = {path: row.default for path, row in flags.items()}
     needed = [row.value for row in positional.values() if not row.optional]
     if needed and all(word.startswith("--") for group in groups for word in group):
@@ -34,7 +34,7 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
     if groups and not groups[0][0].startswith("--") and not positional:
         word = groups[0][0]
         written = f"--{word.lstrip('-')}" if word.startswith("-") else f"--env.id {word}"
-        raise SettingsError(f"{word} is no flag. Flags begin with two dashes, as in {written} or --total-steps 1M.")
+        raise SettingsError(f"{word} is not a flag. Flags begin with two dashes, as in {written} or --total-steps 1M.")
     for first, *values in groups:
         flag = first.partition("=")[0]
         path = flag.removeprefix("--").replace("-", "_")
@@ -44,13 +44,11 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
             value = first.partition("=")[2] or " ".join(values) or positional[path].value
             raise SettingsError(f"There is no flag {flag}: write {value} alone, before all flags.")
         meant = _meant(path, settings) or _spelled_alike(path, list(flags.values()))
-        raise SettingsError(
-            f"There is no setting {flag}{meant or f'. lockstep {verb} --help-all shows all that there are.'}"
-        )
+        raise SettingsError(f"There is no setting {flag}{meant or f'. lockstep {verb} --help-all lists all settings.'}")
 
 
 def _spelled_alike(path: str, known: list[Row]) -> str:
-    """How the sentence goes on if a setting's name is nearly this one."""
+    """The continuation of the sentence if a setting has a similar name."""
     whole = {row.path: row.left for row in known}
     last = {row.path.rpartition(".")[2]: row.left for row in known}
     close = [whole[name] for name in difflib.get_close_matches(path, whole, 2, 0.75)]
@@ -59,11 +57,11 @@ def _spelled_alike(path: str, known: list[Row]) -> str:
 
 
 def _meant(path: str, settings: dict[str, Any]) -> str:
-    """How the sentence goes on if the name is known to stand for something; empty if not."""
+    """The continuation of the sentence if the name is a known synonym; empty if not."""
     found = meaning_of(path, settings)
     if not found:
         elsewhere = [each.setting for each in synonyms(path)]
-        known = "env.id" in settings and elsewhere  # else it is not about what is learned
+        known = "env.id" in settings and elsewhere  # otherwise it is not a setting of the experiment
         return f" for this recipe; those of other algorithms have {_flag(elsewhere[0])}." if known else ""
     flags = [_flag(each.setting) for each in found if each.setting]
     told = [f". Did you mean {' or '.join(flags)}?"] if flags else ["."]
@@ -74,7 +72,7 @@ def _meant(path: str, settings: dict[str, Any]) -> str:
         elif value not in (None, (), {}):
             told.append(f"It is {' '.join(map(str, value)) if isinstance(value, tuple) else value} by default.")
     for each in found:
-        with contextlib.suppress(KeyError):  # a note may be about settings that this algorithm does not have
+        with contextlib.suppress(KeyError):  # a note may name settings that this algorithm does not have
             told += [each.note.format_map(_facts(settings))] if each.note else []
     return " ".join(told)
 
@@ -85,14 +83,14 @@ def _flag(setting: str, *, off: bool = False) -> str:
 
 
 def _facts(settings: dict[str, Any]) -> dict[str, Any]:
-    """What notes name of a recipe."""
+    """Values of a recipe that notes mention."""
     short = {path.rpartition(".")[2]: value for path, value in settings.items() if path.count(".") == 1}
     samples = short.get("rollout", 0) * short.get("num_envs", 0)
     return {**short, "samples": f"{samples:,}", "batch": f"{samples // short.get('minibatches', 1):,}"}
 
 
 def recipes_like(name: str) -> str:
-    """A sentence on the recipes for an algorithm, a task or an environment of this name; empty if there are none."""
+    """A sentence about the recipes for an algorithm, task or environment of this name; empty if there are none."""
     from lockstep.recipes import RECIPES
 
     word = name.lower()
@@ -104,7 +102,7 @@ def recipes_like(name: str) -> str:
 
 
 def _for_environment(name: str) -> str:
-    """The same for an environment: the recipes for its kind of observations and actions."""
+    """The same for an environment: the recipes for its kinds of observations and actions."""
     import gymnasium
 
     from lockstep import envs
@@ -112,7 +110,7 @@ def _for_environment(name: str) -> str:
     from lockstep.recipes import RECIPES
 
     game, other = envs.atari_game(name), ""
-    if game:  # whose emulator is noisy
+    if game:  # Atari's emulator is noisy
         kind = "atari"
     else:
         try:

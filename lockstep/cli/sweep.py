@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 class SweepArguments:
     """Run many experiments as one durable queue: lockstep sweep runs/cartpole ppo-cartpole --seed 1..5
 
-    Whatever ends it, the same command, or lockstep sweep FOLDER alone, goes on where it was.
+    Repeat the same command, or lockstep sweep FOLDER alone, to continue a sweep that ended for any reason.
     """
 
     folder: tyro.conf.Positional[str]
     """The sweep's folder. Its runs are below FOLDER/runs."""
     what: tyro.conf.Positional[str] = ""
-    """What to add to it: recipes with commas between, whose settings are then flags that may have several values, or
-    FILE.py:NAME, a list of runs, a search or a population. Default: nothing."""
+    """What to add: recipes separated by commas, whose settings become flags that accept several values; or
+    FILE.py:NAME, which gives a list of runs, a search or a population. Default: nothing."""
     options: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
 
 
@@ -53,11 +53,11 @@ def sweep(arguments: list[str]) -> int:
     folder, runs, search, options = _read(arguments)
     options.validate()
     if options.status and not options.dry_run:
-        runs, search = [], None  # it tells of what is there, and adds nothing
+        runs, search = [], None  # it shows the folder and adds nothing
     searched = search is not None or _is_searched(folder)
     population = _is_population(folder, search)
     if (runs or (search and not population)) and (folder / "population.json").exists():
-        raise SettingsError(f"{folder} holds a population, which nothing else goes with. Choose another folder.")
+        raise SettingsError(f"{folder} holds a population, to which nothing can be added. Choose another folder.")
     _check(folder, searched, population, options)
     with progress_to_stderr(options.json):
         if search is not None:
@@ -90,7 +90,7 @@ def _is_searched(folder: Path) -> bool:
 
 
 def _is_population(folder: Path, search: Search | Population | None) -> bool:
-    if search is None:  # before anything is imported that takes a while: --status is often asked for
+    if search is None:  # before slow imports: --status is used often
         return (folder / "population.json").exists()
     from lockstep.sweep.population import Population
 
@@ -98,19 +98,18 @@ def _is_population(folder: Path, search: Search | Population | None) -> bool:
 
 
 def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | None, SweepOptions]:
-    """The folder, the runs that are added to it, or a search or a population, and how."""
+    """The folder, the runs to add or a search or a population, and the options."""
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     defaults = _defaults(Path(words[0])) if words else SweepOptions()
     found: Any = []
     if len(words) == 1 and not Path(words[0]).exists() and _is_recipe(words[0]):
         raise SettingsError(
-            f"lockstep sweep begins with the folder of the set: lockstep sweep runs/set {' '.join(arguments)}"
+            f"lockstep sweep begins with the sweep's folder: lockstep sweep runs/set {' '.join(arguments)}"
         )
     if len(words) > 2:
         raise SettingsError(
-            f"{words[2]} is a second thing to run, beside {words[1]}. Give recipes with commas between, as in lockstep "
-            f"sweep {shlex.quote(words[0])} ppo-cartpole,dqn-cartpole, and a list of runs alone, by a command of its "
-            "own: it joins what the folder holds."
+            f"{words[2]} is a second thing to run, after {words[1]}. Separate recipes by commas, as in lockstep sweep "
+            f"{shlex.quote(words[0])} ppo-cartpole,dqn-cartpole, and add a list of runs with a separate command."
         )
     if len(words) > 1:
         from lockstep.cli.sweep_flags import runs_of, search_of
@@ -122,13 +121,15 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
         path, _, name = what.rpartition(":")
         names = [what] if "," in path and Path(path).is_file() and "," not in name else what.split(",")
         if "" in names:
-            raise SettingsError(f"{what!r} lacks a recipe beside a comma: write them as in ppo-cartpole,my.py:recipe.")
+            raise SettingsError(
+                f"{what!r} lacks a recipe next to a comma: write ppo-cartpole,my.py:recipe, for example."
+            )
         named = {name: from_file(name) if ":" in name else load_recipe(name) for name in names}
         recipes = {name: each for name, each in named.items() if isinstance(each, Experiment)}
         if len(recipes) < len(named) > 1:
             other = next(name for name in names if name not in recipes)
             raise SettingsError(
-                f"{other} is no recipe, but a list of runs, a search or a population: give it to the sweep alone."
+                f"{other} is not a recipe, but a list of runs, a search or a population: give it to the sweep alone."
             )
         found = recipes or named[names[0]]
         if recipes:
@@ -144,11 +145,11 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
         given = parse(SweepArguments, "sweep", arguments, SweepArguments(tyro.MISSING, options=kept))
     if given.what and not found:
         folder = shlex.quote(given.folder)
-        raise SettingsError(f"What to run stands before all flags: lockstep sweep {folder} {given.what} [FLAGS].")
+        raise SettingsError(f"Name what to run before all flags: lockstep sweep {folder} {given.what} [FLAGS].")
     if given.options.search:
         raise SettingsError(
-            "--search goes with a recipe: lockstep sweep FOLDER RECIPE --search SETTING=VALUES. In a Python file, "
-            "write a lockstep.sweep.Search, or a Population; what a folder holds goes on without the flag."
+            "--search needs a recipe: lockstep sweep FOLDER RECIPE --search SETTING=VALUES. In a Python file, write a "
+            "lockstep.sweep.Search or Population. To continue what a folder holds, leave out the flag."
         )
     if isinstance(found, list):
         return Path(given.folder), found, None, given.options
@@ -156,16 +157,16 @@ def _read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | 
 
 
 def _refuse_settings(arguments: list[str], words: list[str]) -> None:
-    """Raise SettingsError for flags of recipes where there is none."""
+    """Raise SettingsError for flags of recipes without a recipe."""
     flags = [flag.partition("=")[0] for flag, *_ in with_values(arguments) if flag.startswith("--")]
     others = [flag for flag in flags if not is_of(flag, SweepOptions)]
-    if not others or asks(arguments):  # else it is not worth imports that take a while
+    if not others or asks(arguments):  # otherwise the slow imports are not worth it
         return
     from lockstep.config.options import RunOptions
     from lockstep.experiment import Experiment
 
     for flag in (flag for flag in others if is_of(flag, Experiment, RunOptions) or flag in ("--layout", "--preset")):
-        here = "what the folder holds. What to run stands before all flags"
+        here = "what the folder holds. Name what to run before all flags"
         held = f"what {words[1]} gives: set it in that file" if len(words) > 1 else here
         raise SettingsError(
             f"{flag} is for recipes, as in lockstep sweep FOLDER ppo-cartpole {flag} ..., and cannot change {held}."
@@ -179,7 +180,7 @@ def _is_recipe(word: str) -> bool:
 
 
 def _defaults(folder: Path) -> SweepOptions:
-    """The options that a sweep was started with, as far as they are for its continuation too."""
+    """The options that the sweep was started with, as far as they also apply to its continuation."""
     path = folder / "sweep.json"
     kept = read_json(path) if path.exists() else {}
     kept = kept if isinstance(kept, dict) else {}
@@ -188,7 +189,7 @@ def _defaults(folder: Path) -> SweepOptions:
 
 
 def _trials(queue: Queue, search: Search | Population | None, options: SweepOptions) -> Proposals[Any] | None:
-    """The search or the population that begins, or goes on, in the folder, if there is one."""
+    """The search or the population that begins or continues in the folder, if there is one."""
     if search is None and not _is_searched(queue.folder):
         return None
     kind: type[Proposals[Any]]
@@ -201,18 +202,18 @@ def _trials(queue: Queue, search: Search | Population | None, options: SweepOpti
     assert search is not None
     wanted = {
         kind.parts: getattr(options, kind.parts),
-        "members": options.population,  # which nothing but a population may be given
+        "members": options.population,  # only a population accepts this option
         "rivals": options.rivals or None,
         "objective": options.objective,
     }
     changes = {name: value for name, value in wanted.items() if value is not None}
-    if before and options.search:  # which says nothing of these
+    if before and options.search:  # continuing without --search leaves these options out
         changes = {name: getattr(before.search, name) for name in (kind.parts, "objective")} | changes
     return kind.make(queue, dataclasses.replace(search, **changes))
 
 
 def _check(folder: Path, searched: bool, population: bool, options: SweepOptions) -> None:
-    """Raise SettingsError for options that do not go with a search or a population, or do with nothing else."""
+    """Raise SettingsError for options that a search or a population does not accept, or that only they accept."""
     alone = {"--trials": options.trials, "--objective": options.objective}
     if useless := [name for name, value in alone.items() if value is not None and not searched]:
         raise SettingsError(f"{useless[0]} is for searches, and {folder} has none. Add --search, or leave it out.")
@@ -225,27 +226,30 @@ def _check(folder: Path, searched: bool, population: bool, options: SweepOptions
         add = "--search SETTING=VALUES" if options.population else "--search SETTING=VALUES --population N"
         raise SettingsError(f"{useless[0]} is for populations, and {folder} has none. Add {add}, or leave it out.")
     if population and options.trials is not None:
-        raise SettingsError(f"--trials {options.trials} is for searches. Give a population --generations.")
+        raise SettingsError(f"--trials {options.trials} is for searches. For a population, use --generations.")
     if population and options.stop_early:
         raise SettingsError(
-            f"--stop-early {options.stop_early} would end members of a population, which gives up the worst itself. "
+            f"--stop-early {options.stop_early} would end members of a population, which replaces the worst itself. "
             "Leave it out."
         )
     if population and options.retry_stopped:
         raise SettingsError(
-            f"--retry-stopped: what {folder}, a population, has given up is part of its result, and others succeed it. "
-            "Leave it out."
+            f"--retry-stopped: the members that {folder}, a population, has given up are part of its result, and "
+            "others have replaced them. Leave it out."
         )
     if options.slurm_options and not options.slurm:
-        raise SettingsError("--slurm-options describes jobs of Slurm's. Add --slurm, or leave it out.")
+        raise SettingsError("--slurm-options is for Slurm jobs. Add --slurm, or leave it out.")
     if (options.retry_failed or options.retry_stopped) and (options.status or options.dry_run):
-        raise SettingsError("--retry-failed and --retry-stopped change the queue, --status and --dry-run only look.")
+        raise SettingsError(
+            "--retry-failed and --retry-stopped change the queue, but --status and --dry-run only "
+            "show it. Leave one out."
+        )
     if options.drop and searched and not population:
-        raise SettingsError(f"{folder} holds a search, whose trials have to keep their runs. Leave out --drop.")
+        raise SettingsError(f"{folder} holds a search, whose trials must keep their runs. Leave out --drop.")
     if options.slurm and options.stop_early and not searched:
         raise SettingsError(
-            f"--stop-early {options.stop_early} needs a sweep that watches its runs, which --slurm leaves to Slurm. "
-            'Leave one of them out; if the sweep was begun with it, add --stop-early "".'
+            f"--stop-early {options.stop_early} needs a sweep that watches its runs, but with --slurm only Slurm does. "
+            'Leave one of them out; if the sweep was started with it, add --stop-early "".'
         )
 
 
@@ -254,13 +258,13 @@ def _refuse_second_job(queue: Queue) -> None:
 
     if job := searching(queue):
         raise SettingsError(
-            f"Job {job} works in {queue.folder} already, or waits to. Watch it with: {queue.command} "
-            f"--status. To change anything, such as --trials or --generations, first end it: scancel {job}"
+            f"Job {job} already works in {queue.folder}, or waits to. Watch it with: {queue.command} "
+            f"--status. To change anything, such as --trials or --generations, end it first: scancel {job}"
         )
 
 
 def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> None:
-    """Raise SettingsError if a run that waits on Ray would itself want Ray."""
+    """Raise SettingsError if a waiting run would use Ray within a sweep on Ray."""
     asked: dict[State, bool] = {"failed": options.retry_failed, "stopped": options.retry_stopped}
     again: list[State] = [state for state, wanted in asked.items() if wanted]
     outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs, again=again))
@@ -268,20 +272,20 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None,
     layouts += [run.layout for run in (trials.search.runs if trials else ())]
     if nested := next((layout for layout in layouts if not Layout.parse(layout).launcher.one_machine), None):
         raise SettingsError(
-            f"A run of this sweep has --layout {nested}, which would wait for what the sweep itself has taken of "
-            "the cluster. With --ray, give the runs --layout inline or processes:N: each is on one node, and "
-            "the sweep spreads them."
+            f"A run of this sweep has --layout {nested}, which would wait for resources of the cluster that the sweep "
+            "itself has taken. With --ray, give the runs --layout inline or processes:N: each uses one node, and the "
+            "sweep spreads them."
         )
 
 
 def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> int:
-    """Add runs, and run what waits, here, on Ray or on Slurm."""
+    """Add runs, and run the waiting ones: here, on Ray or on Slurm."""
     if options.drop:
         drop = queue.drop if trials is None else cast("Generations", trials).give_up
         say(f"dropped {', '.join(drop(options.drop))}")
     if options.ray:
         _refuse_nested(queue, runs, trials, options)
-    if options.retry_failed:  # before they are added, which gives those that wait the layout and options of now
+    if options.retry_failed:  # before queue.add, which gives waiting runs the current layout and options
         say(f"{queue.retry('failed')} failed runs wait again")
     if options.retry_stopped:
         say(f"{queue.retry('stopped')} stopped runs wait again")
@@ -301,7 +305,7 @@ def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: 
         from lockstep.sweep.slurm import submit
 
         count = submit(queue, entries, options, say)
-        say(f"{count} jobs submitted; {queue.command} --status shows what becomes of them")
+        say(f"{count} jobs submitted; {queue.command} --status shows their state")
         return 0
     needed = [*map(needs_of, entries), *([trials.needs] if trials else [])]
     with _place(needed, options) as place:
@@ -317,15 +321,15 @@ def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: 
     again = f"{queue.command}{' --ray' if options.ray else ''}"
     failed = sum(queue.state(entry.name) == "failed" for entry in queue.entries())
     if failed:
-        say(f"go on from the checkpoints of the failed runs with: {again} --retry-failed")
+        say(f"to continue the failed runs from their checkpoints: {again} --retry-failed")
     elif not complete:
-        say(f"go on with: {again}")
+        say(f"to continue: {again}")
     return 130 if runner.interrupted else 0 if complete else 1
 
 
 @contextlib.contextmanager
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
-    """Where the runs go."""
+    """The place that the runs go to."""
     if not options.ray:
         with CoreLocks() as core_locks:
             yield Machine.here(
@@ -342,7 +346,7 @@ def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
 
 
 def _show(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None, options: SweepOptions) -> None:
-    """What has become of each run, or would be done with it."""
+    """Show the state of each run, or what would happen to it."""
     gone = _gone(queue)
     for document in (_document(queue, entry, gone) for entry in entries):
         score = "" if document["score"] is None else f"{document['score']:.2f}"
@@ -367,13 +371,13 @@ def _show(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None, opt
 
 
 def _gist(reason: str) -> str:
-    """The line of a reason that says most: the last of a traceback, the first of what else tells of an end."""
+    """The most informative line of a reason: the last of a traceback, otherwise the first."""
     lines = reason.splitlines()
     return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
 
 
 def _submit_search(queue: Queue, trials: Proposals[Any], options: SweepOptions) -> None:
-    """Hand over what is left of a search, and what else waits in its folder."""
+    """Submit the rest of a search, and other waiting runs of its folder."""
     from lockstep.sweep.slurm import submit_search
 
     waiting = [needs_of(entry) for entry in queue.entries() if queue.state(entry.name) == "waiting"]
@@ -384,7 +388,7 @@ def _submit_search(queue: Queue, trials: Proposals[Any], options: SweepOptions) 
 
 
 def _gone(queue: Queue) -> dict[str, str]:
-    """What to say of those whose Slurm jobs are gone."""
+    """Messages about runs whose Slurm jobs are gone."""
     if not (queue.folder / "jobs").exists():
         return {}
     from lockstep.sweep.slurm import abandoned
@@ -393,7 +397,7 @@ def _gone(queue: Queue) -> dict[str, str]:
 
 
 def _document(queue: Queue, entry: Entry, gone: dict[str, str]) -> dict[str, Any]:
-    """A run for people and programs; gone: what to say of those whose Slurm jobs are."""
+    """A run for people and programs; gone: messages about runs whose Slurm jobs are gone."""
     outcome, state = queue.outcome(entry.name), queue.state(entry.name)
     curve = Curve(queue.metrics(entry.name))
     curve.read(end=True)

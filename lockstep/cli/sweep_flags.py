@@ -1,4 +1,4 @@
-"""Flags that have several values: `--seed 1..5 --algorithm.learning-rate 1e-3,3e-4` is ten runs."""
+"""Flags with several values: `--seed 1..5 --algorithm.learning-rate 1e-3,3e-4` gives ten runs."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ from lockstep.system.output import tell
 
 @dataclass(frozen=True)
 class RecipeArguments:
-    """Run a recipe, or several with commas between, with every combination of settings as one durable queue. Any
-    setting may have several values: 1e-3,3e-4 (no space after a comma that separates) or, of whole numbers, 1..5.
-    """
+    """Run one or several recipes, separated by commas, with every combination of settings, as one durable queue. Any
+    setting may have several values: 1e-3,3e-4 (no space after a separating comma) or, for whole numbers, 1..5."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
-    """Of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy."""
+    """The layout of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy."""
     preset: str | None = None
-    """As for train. Presets that differ in their layouts alone are one run."""
+    """As for train. Presets that differ only in their layouts are one run."""
     sweep: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
 
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _LEARNED = {"--preset", *("--" + f.name.replace("_", "-") for f in dataclasses.fields(Experiment))}
-"""Flags without a dot whose commas are between values: the others say nothing of what is learned."""
+"""Flags without a dot whose commas separate values: all others do not affect what is learned."""
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """A flag and what it may be: the words of each alternative, the flag included."""
+    """A flag and its alternatives: the words of each, including the flag."""
 
     flag: str
     alternatives: list[list[str]]
@@ -62,18 +61,18 @@ class _Axis:
 def runs_of(
     recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions, advice: str = ""
 ) -> tuple[list[Run], SweepOptions]:
-    """The runs that recipes and flags stand for, and the sweep's own options among the flags.
+    """The runs described by recipes and flags, and the sweep's own options among the flags.
 
-    Args:
-        recipes: by how they were named.
+    recipes: by the names that the user gave.
+        flags: of lockstep train and of the sweep.
         flags: of lockstep train and of the sweep.
         folder: of the sweep, for the help.
-        defaults: what the sweep's options are without flags.
-        advice: on a flag with a wrong value; default: how several values are written, if that may be the mistake.
+        defaults: the sweep's options without flags.
+        advice: about a flag with a wrong value; by default, how to write several values, if that may be the mistake.
 
     Raises:
-        SettingsError: a flag is unknown, or its value or list of values cannot be read.
-        SystemExit: help was asked for, and given.
+        SettingsError: a flag is unknown, or its value or list of values is not valid.
+        SystemExit: help was requested and printed.
     """
     groups = [each for group in _groups(flags) for each in _by_name(group)]
     axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in groups]
@@ -81,10 +80,10 @@ def runs_of(
     counts = Counter(axis.flag for axis in settings if len(axis.alternatives[0]) > 1)
     if twice := [flag for flag, count in counts.items() if count > 1]:
         raise SettingsError(
-            f"{twice[0]} is given twice, and would be what it was last, whatever names say. Write several values as "
-            f"one list, {twice[0]} 1,2,3."
+            f"{twice[0]} is given twice, but only the last one would count. Write several values as one list, "
+            f"{twice[0]} 1,2,3."
         )
-    # The seed, which sweeps vary most, is set without reading all other flags again, which takes longer.
+    # Set the seed, which sweeps vary most, without parsing all other flags again, which takes longer.
     seeds = [
         _whole(" ".join(words[1:]))
         for axis in axes
@@ -110,7 +109,7 @@ def runs_of(
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
-    if not options.search:  # what is searched may need it
+    if not options.search:  # the searched settings may need it
         _tell_idle(axes, [run.experiment for run in runs[:: len(seeds) or 1]])
     return runs, options
 
@@ -118,12 +117,12 @@ def runs_of(
 def search_of(
     recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
 ) -> tuple[Search | Population, SweepOptions]:
-    """The search that recipes and flags, with --search among them, stand for, with --population the population, and the
-    sweep's own options.
+    """The search described by recipes and flags with --search, or the population with --population, and the sweep's own
+    options.
 
     Raises:
-        SettingsError: what is searched cannot be read, or is no setting.
-        SystemExit: as runs_of.
+        SettingsError: a searched setting does not exist, or its values are not valid.
+        SystemExit: see runs_of.
     """
     runs, options = runs_of(recipes, flags, folder, defaults)
 
@@ -131,7 +130,7 @@ def search_of(
         flag = "--" + _normal(name)
         others = [word for group in _groups(flags) if _normal(group[0]) != flag for word in group]
         given = [*others, flag, *values.split()]
-        advice = f"--search {name}={values} is no range and no list of values of {flag}. {HOW_TO_SEARCH}"
+        advice = f"--search {name}={values} is neither a range nor a list of values of {flag}. {HOW_TO_SEARCH}"
         return [run.experiment for run in runs_of(recipes, given, folder, defaults, advice)[0]]
 
     space: dict[str, Between | OneOf] = {}
@@ -144,14 +143,14 @@ def search_of(
         return Search(tuple(runs), space), options
     if len(runs) > 1:
         raise SettingsError(
-            f"A population is of one task, and its members' seeds follow from one: {len(runs)} experiments were given. "
-            "Give --env.id, --seed and all else one value, and each population a folder."
+            f"A population has one task, and its members' seeds follow from one seed, but {len(runs)} experiments "
+            "were given. Give --env.id, --seed and all other flags one value, and each population its own folder."
         )
     return Population(runs[0], space, options.population), options
 
 
 def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
-    """Say which flags do nothing in any of the experiments."""
+    """Report flags that have no effect in any of the experiments."""
     lacking = [idle(experiment) for experiment in experiments]
     named = {axis.flag[2:].replace("-", "_") for axis in axes}
     for name, what in lacking[0].items():
@@ -160,21 +159,22 @@ def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
 
 
 def _how_to_list(recipe: Experiment, groups: list[list[str]]) -> str:
-    """What to say if the parser refuses flags of which one may have been meant to have several values."""
+    """Advice if the parser rejects flags, of which one may have been meant to have several values."""
     for flag, *values in groups:
         text = " ".join(values)
         if len(values) < 2 and not re.fullmatch(r"\d+-\d+", text):
             continue
-        with contextlib.suppress(SettingsError):  # of what is no setting, as the parser says
+        with contextlib.suppress(SettingsError):  # a setting that does not exist, which the parser reports
             if not isinstance(setting(recipe, flag[2:]), (tuple, list, dict)):
                 return (
-                    f"If {flag} {text} is to be several values, write them with commas, 1e-3,3e-4, or as a range, 1..3."
+                    f"If {flag} {text} means several values, separate them with commas, 1e-3,3e-4, or write a range, "
+                    "1..3."
                 )
     return ""
 
 
 def _value(words: list[str]) -> str:
-    """An alternative in a run's name."""
+    """An alternative as shown in a run's name."""
     return "+".join(words[1:]) or str(not words[0].rpartition(".")[2].startswith("no-"))
 
 
@@ -192,12 +192,12 @@ def _normal(flag: str) -> str:
 
 
 def _is_single(flag: str) -> bool:
-    """Whether a flag, if there is such a one, says nothing of what is learned, so that its commas are its own."""
+    """Whether a flag does not affect what is learned, so that its commas belong to its value."""
     return "." not in flag and _normal(flag) not in _LEARNED
 
 
 def _by_name(group: list[str]) -> list[list[str]]:
-    """A flag of several NAME=VALUE as one flag for each, whose values may be several: NAME=1,2."""
+    """Split a flag with several NAME=VALUE into one flag for each, whose values may be several: NAME=1,2."""
     flag, text = group[0], " ".join(group[1:])
     if _normal(flag) not in MERGED or _is_single(flag):
         return [group]
@@ -216,7 +216,7 @@ def _alternatives(group: list[str]) -> list[list[str]]:
         numbers = _RANGE.fullmatch(value)
         begin, end = map(int, numbers.groups()) if numbers else (0, 0)
         if not part or begin > end:
-            what = f"the range {part} is empty" if part else "a value is missing beside a comma"
+            what = f"the range {part} is empty" if part else "a value is missing next to a comma"
             raise SettingsError(f"{flag} {text}: {what}. Write a list as 1,2,3 or whole numbers as 1..3.")
         values = [str(number) for number in range(begin, end + 1)] if numbers else [value]
         if merged and not equals and found:  # NAME=1,2
@@ -227,13 +227,13 @@ def _alternatives(group: list[str]) -> list[list[str]]:
         elif part.lower() in ("true", "false"):
             found.append([_switch(flag, on=part.lower() == "true")])
         else:
-            # A path, or an option's value, may hold spaces.
+            # A path, or an option's value, may contain spaces.
             found.append([flag, *([part] if merged or ".py:" in part else part.split())])
     return found
 
 
 def _split(separator: str, text: str) -> list[str]:
-    """A text, divided at what matches a pattern outside of brackets and quotes."""
+    """Split a text at matches of a pattern outside of brackets and quotes."""
     hidden, depth, quote = list(text), 0, ""
     for i, char in enumerate(text):
         opens = char in "'\"" and (depth > 0 or text[i - 1 : i] in ("", "=", ",", " "))

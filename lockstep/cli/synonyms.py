@@ -1,4 +1,4 @@
-"""What other libraries (Stable-Baselines3, CleanRL, skrl, RLlib, Sample Factory, …) call lockstep's settings."""
+"""The names of lockstep's settings in other libraries (Stable-Baselines3, CleanRL, skrl, RLlib, …)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Meaning(NamedTuple):
-    """What a name of another library stands for."""
+    """The meaning of another library's name."""
 
     setting: str
-    """The setting's path, such as algorithm.discount. Empty if no setting is like it; then the note explains."""
+    """The setting's path, such as algorithm.discount. Empty if there is no such setting; then the note explains."""
     note: str = ""
-    """How the two differ. Without one, the setting takes the same value."""
+    """How the two differ. Empty if the setting takes the same value."""
 
 
 _SPLIT = (
@@ -24,8 +24,8 @@ _UPDATES = (
     "An iteration takes --algorithm.rollout {rollout} steps in each of {num_envs} environments, and then "
     "--algorithm.updates {updates} gradient steps."
 )
-_DEVICE = "inline,device=0 and processes:2,device=0 compute on the first GPU; without it, all is computed on the CPU."
-_PROCESSES = "The processes are a part of it, as in --layout processes:4; --env.num-envs is the number of environments."
+_DEVICE = "inline,device=0 and processes:2,device=0 compute on the first GPU; without it, everything runs on the CPU."
+_PROCESSES = "It includes the number of processes, as in --layout processes:4; --env.num-envs counts environments."
 _FOLDER = "It names the run's folder."
 _ARGUMENT = "It takes arguments of the environment's constructor as NAME=VALUE."
 
@@ -39,11 +39,11 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "algorithm.anneal_learning_rate",
         "anneal_lr lr_schedule learning_rate_schedule use_linear_lr_decay lr_decay linear_decay_learning_rate "
         "learning_rate_scheduler",
-        "On, it falls to zero over total_steps.",
+        "If on, the rate falls to zero over total_steps.",
     ),
     ("algorithm.gae_lambda", "lam lambda gae td_lambda gae_lam lmbda"),
     ("algorithm.vtrace_lambda", "lam lambda gae td_lambda gae_lam lmbda"),
-    ("algorithm.vtrace_lambda", "gae_lambda", "V-trace has it in the place of GAE's λ."),
+    ("algorithm.vtrace_lambda", "gae_lambda", "It is V-trace's counterpart of GAE's λ."),
     (
         "algorithm.entropy_coef",
         "ent_coef ent_coeff entropy_coeff entropy_coefficient entropy_loss_scale entropy_weight entropy_cost "
@@ -53,7 +53,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "algorithm.initial_temperature",
         "ent_coef ent_coeff entropy_coeff entropy_coefficient entropy_loss_scale entropy_weight entropy_cost "
         "exploration_loss_coeff entropy entropy_beta entropy_bonus",
-        "--algorithm.no-learn-temperature keeps it as it begins.",
+        "--algorithm.no-learn-temperature keeps its initial value.",
     ),
     ("algorithm.initial_temperature", "alpha"),
     ("algorithm.learn_temperature", "autotune auto_entropy automatic_entropy_tuning auto_alpha learn_entropy"),
@@ -213,13 +213,13 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("", "torch_deterministic cudnn_deterministic", "Leave it out: every run is repeatable, bit for bit."),
     ("", "algo algorithm policy trainer agent", "The recipe chooses it: lockstep recipes lists them."),
 )
-"""A setting, its names, and how the two differ. An algorithm takes a name for the first row whose setting it has."""
+"""A setting, its other names, and how the two differ. A name means the first row whose setting the algorithm has."""
 
 _MEANINGS: dict[str, list[Meaning]] = {}
 
 
 def _plain(name: str) -> str:
-    """The last part of a name as --batch-size, batch_size and batchSize have it alike."""
+    """The last part of a name, spelled uniformly: --batch-size, batch_size and batchSize are equal."""
     return name.rpartition(".")[2].replace("-", "").replace("_", "").lower()
 
 
@@ -229,15 +229,15 @@ for _setting, _names, *_note in _ROWS:
 
 
 def synonyms(name: str) -> list[Meaning]:
-    """What other libraries call so, best first: an algorithm need not have all of these settings."""
+    """The settings that other libraries call so, best first: an algorithm need not have all of them."""
     return _MEANINGS.get(_plain(name), [])
 
 
 def meaning_of(name: str, settings: Iterable[str]) -> list[Meaning]:
-    """What a name that is no setting may stand for, among these settings by their paths.
+    """The possible meanings of an unknown name among these settings, given by their paths.
 
-    That is a setting that ends in this name, as algorithm.epochs does in epochs, or the one that other libraries call
-    so. Several if the name does not say which; none if nothing is known.
+    The result holds a setting whose path ends with the name (algorithm.epochs for epochs), or one that other libraries
+    call so. It holds several if the name is ambiguous, and none if nothing is known.
     """
     known = list(settings)
     ending = [path for path in known if _plain(path) == _plain(name)]

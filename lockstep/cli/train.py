@@ -41,20 +41,20 @@ class TrainArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "inline"
-    """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray
-    cluster) or torchrun, with options as in processes:2,env_threads=2. Changes the result only where timing decides
+    """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster)
+    or torchrun, with options as in processes:2,env_threads=2. It changes the result only if timing decides
     (--scheme.lag async, …)."""
     preset: str | None = None
-    """A well-known scheme with the layout for it: impala, ddppo, … (lockstep schemes). Further flags change both."""
+    """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes). Further flags change both."""
     dry_run: bool = False
-    """Print the settings and what follows from them, and do nothing."""
+    """Print the settings and the values derived from them without training."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
 
 @dataclass(frozen=True)
 class ResumeArguments:
-    """Continue a stopped or killed run exactly: it ends with the bits it would have had without the stop."""
+    """Continue a stopped or killed run exactly: it ends with the same bits as without the stop."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
@@ -95,7 +95,7 @@ def resume(arguments: list[str]) -> int:
     if all(argument.startswith("-") for argument in arguments) and not asks(arguments):
         raise SettingsError("resume needs the folder of a run, as in: lockstep resume runs/breakout")
     _refuse_settings(arguments)
-    # Read twice, since the folder, wherever it stands among the flags, holds what the flags are by default.
+    # Parse twice, since the folder, wherever it is among the flags, provides the flags' defaults.
     given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=RunOptions()))
     defaults = RunFolder.open(given.run).options()
     given = parse(ResumeArguments, "resume", arguments, ResumeArguments(run=tyro.MISSING, options=defaults))
@@ -103,7 +103,7 @@ def resume(arguments: list[str]) -> int:
     given.options.validate()
     if given.options.run != defaults.run:
         raise SettingsError(
-            f"--run {given.options.run} is a flag of train: resume continues the run where it is, in {given.run}. "
+            f"--run {given.options.run} is a flag of train: resume continues the run in its folder, {given.run}. "
             "Leave --run out."
         )
     with progress_to_stderr(given.json):
@@ -118,30 +118,30 @@ def _refuse_settings(arguments: list[str]) -> None:
         names = [flag, *(each.setting for each in synonyms(flag))]
         if flag.startswith("--") and any(is_of(name, Experiment) for name in names):
             raise SettingsError(
-                f"{flag} would change what is learned, and resume continues a run exactly. A run with other settings, "
-                f"a longer one too, is another one: lockstep train RUN {flag} ... takes the other settings from RUN, "
-                "and with --warm-start.run RUN begins with what that has learned."
+                f"{flag} would change what is learned, but resume continues a run exactly. A run with other settings, "
+                f"even just a longer one, is a different run: lockstep train RUN {flag} ... takes the other settings "
+                "from RUN, and --warm-start.run RUN begins with what RUN has learned."
             )
 
 
 def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
     """The recipe that the arguments of train, bench, tune or submit begin with, and the rest; None if they asked for
-    help, which is given.
+    help, which is printed.
 
     Raises:
-        SettingsError: there is no recipe.
+        SettingsError: the recipe does not exist.
     """
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     from lockstep.recipes import RECIPES
 
     if asks(arguments[:1]):
-        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nRECIPE is one of these, which lockstep recipes describes:\n")
+        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nRECIPE is one of these (lockstep recipes describes them):\n")
         kinds = dict.fromkeys(name.partition("-")[0] for name in RECIPES)
         listed = [(kind, " ".join(name for name in RECIPES if name.startswith(f"{kind}-"))) for kind in kinds]
         say(columns(listed, width_of_terminal()))
-        say("\nor FILE.py:FUNCTION, a recipe of your own, or a run's folder, for its settings.\n")
-        say(f"lockstep {verb} RECIPE --help shows the flags that matter first, for example")
+        say("\nor FILE.py:FUNCTION for your own recipe, or a run's folder for its settings.\n")
+        say(f"lockstep {verb} RECIPE --help shows the most important flags, for example")
         say(f"    lockstep {verb} ppo-cartpole --help")
         return None, []
     raise SettingsError(
@@ -155,19 +155,19 @@ def _of_run(name: str) -> Experiment:
     """A run's settings.
 
     Raises:
-        SettingsError: it is no run, or one that needs files that the current folder does not have.
+        SettingsError: it is not a run, or its settings need files that the current folder does not have.
     """
     run = RunFolder.open(name)
     experiment, home = run.experiment(), run.facts().get("directory", "")
     texts = [text for text in flat(to_json(experiment)).values() if isinstance(text, str)]
     files = [text for text in texts if re.search(r"^(?!/|pettingzoo//)[^:]*\.py:", text)]
     if files and home and os.path.realpath(home) != os.path.realpath(os.curdir):
-        raise SettingsError(f"The settings of {name} name {files[0]}, which is looked for from {home}: begin there.")
+        raise SettingsError(f"The settings of {name} name {files[0]}, which is relative to {home}: start there.")
     return experiment
 
 
 def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
-    """Without what belongs to the warm start of a run that serves as a recipe, if there is another one."""
+    """The experiment without the settings of a recipe run's warm start, if another one is given."""
     start, before, default = experiment.warm_start, recipe.warm_start, WarmStart()
     if start.run == before.run or not before.digest:
         return experiment
@@ -177,10 +177,10 @@ def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
 
 
 def load_recipe(name: str) -> Experiment:
-    """The experiment that a recipe's name, a run's folder, or a reference to a user's function stands for.
+    """The experiment that a recipe's name, a run's folder, or a reference to a user's function refers to.
 
     Raises:
-        SettingsError: there is no such recipe, or the function returns something else.
+        SettingsError: the recipe does not exist, or the function returns something else.
     """
     from lockstep.recipes import RECIPES
 
@@ -193,7 +193,8 @@ def load_recipe(name: str) -> Experiment:
             "recipe",
             name,
             RECIPES,
-            "lockstep recipes lists all. For your own, write FILE.py:FUNCTION; for a run's, its folder.",
+            "lockstep recipes lists all. For your own recipe, write FILE.py:FUNCTION; for a run's settings, its "
+            "folder.",
         )
     experiment = RECIPES[name]() if name in RECIPES else load_value(name)
     if isinstance(experiment, gymnasium.Env):
@@ -206,12 +207,12 @@ def load_recipe(name: str) -> Experiment:
             f"{name} gives a {type(experiment).__name__}, not an Experiment. A recipe is a function that can be "
             "called without arguments and returns a lockstep.Experiment."
         )
-    check_values(experiment)  # which the parser of flags would only warn of
+    check_values(experiment)  # the flags' parser would only warn about these
     return experiment
 
 
 def derived_facts(experiment: Experiment) -> dict[str, Any]:
-    """What follows from the settings of a resolved experiment."""
+    """Values derived from the settings of a resolved experiment."""
     scheme = experiment.scheme
     updates, step = experiment.gradient_steps
     return {
@@ -230,7 +231,7 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def _replay_facts(experiment: Experiment) -> dict[str, Any]:
-    """What replay needs and what there is, if anything is remembered."""
+    """The memory that replay needs and the memory available, if the experiment replays."""
     from lockstep.buffers.memory import replay_bytes
     from lockstep.system.memory import available_bytes
 
@@ -242,7 +243,7 @@ def _replay_facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def _rollout_bytes(experiment: Experiment) -> int:
-    """Bytes that the rollouts of one iteration take: observations, actions and a dozen numbers per sample."""
+    """Bytes of one iteration's rollouts: observations, actions and a dozen numbers per sample."""
     from lockstep import envs
 
     observation, action = envs.spaces(experiment.env)
@@ -285,7 +286,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
 def report(result: Result, *, json: bool) -> int:
     code = 130 if result.stopped else 0
     if reader_gone():
-        return code  # as after Ctrl-C, which ends `tee` too: what became of the run stands all the same
+        return code  # after Ctrl-C, which also ends `tee`; what became of the run is known anyway
     if json:
         say_json({**dataclasses.asdict(result), "run": str(result.run)})
     else:
@@ -293,11 +294,11 @@ def report(result: Result, *, json: bool) -> int:
         if result.score is not None:
             say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
         if lost := RunFolder(result.run).diverged():
-            say(f"diverged: {', '.join(lost)} ended as NaN or infinity, and the policy probably did, too")
+            say(f"diverged: {', '.join(lost)} ended as NaN or infinity, and probably the policy, too")
             code = code or 1
         if result.stopped:
             command = f"lockstep resume {shlex.quote(str(result.run))}"
-            say(f"stopped after {result.iterations:,} iterations; go on with: {command}")
+            say(f"stopped after {result.iterations:,} iterations; to continue: {command}")
         else:
             say(f"digest: {result.digest}")
     return code

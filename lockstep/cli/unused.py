@@ -1,4 +1,4 @@
-"""Settings that do nothing beside the others."""
+"""Finds settings that have no effect in combination with the others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lockstep.experiment import Experiment
 
 
 class _Need(NamedTuple):
-    """What some settings need to have an effect: a certain value of another setting."""
+    """What some settings need to have an effect: certain values of other settings."""
 
     of: tuple[str, ...]
     what: str
     """The flags that would give them an effect."""
     met: dict[str, Callable[[Any], bool]]
-    """The other settings, each with a test of its value. One that passes is enough."""
+    """The other settings, each with a test of its value. One passing test is enough."""
 
 
 def _replay(*names: str) -> tuple[str, ...]:
@@ -91,22 +91,21 @@ _NEEDS = (
 
 
 def idle(experiment: Experiment) -> dict[str, str]:
-    """The settings that have no effect in an experiment, each with the flags that it lacks."""
+    """The settings without effect in an experiment, each with the flags that it needs."""
     given = flat(to_json(experiment))
     lacking = [need for need in _NEEDS if not any(n not in given or met(given[n]) for n, met in need.met.items())]
     return {name: need.what for need in lacking for name in need.of if name in given}
 
 
 def unused(experiment: Experiment, base: Experiment) -> list[str]:
-    """A sentence for each setting that differs from that of base, and does nothing beside the others, or leaves steps
-    out."""
+    """A sentence for each setting that differs from base and has no effect with the others, or leaves out steps."""
     before, after = flat(to_json(base, whole=True)), flat(to_json(experiment, whole=True))
     changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
     told = [sentence(name, what) for name, what in changed.items()]
     rollout, learned = "algorithm.rollout", "algorithm.unroll"
     if after.get(learned, math.inf) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
         told.append(
-            f"Sequences learn from {after[learned]} (--{learned}) of the {after[rollout]} steps of a rollout "
+            f"Sequences learn from {after[learned]} (--{learned}) of a rollout's {after[rollout]} steps "
             f"(--{rollout}), and never from the others."
         )
     return told
@@ -114,4 +113,4 @@ def unused(experiment: Experiment, base: Experiment) -> list[str]:
 
 def sentence(name: str, what: str) -> str:
     """The sentence about a setting without effect."""
-    return f"--{name.replace('_', '-')} does nothing without {what}."
+    return f"--{name.replace('_', '-')} has no effect without {what}."

@@ -1,4 +1,4 @@
-"""What to say of a flag's value that the parser refuses."""
+"""Errors for values of flags that the parser rejects."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from lockstep.cli.help import Row, rows
 from lockstep.config.settings import SettingsError
 
 _WANTED = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "COUNT": "a whole number, such as 10M"}
-"""What is meant by the names that help has for kinds of values."""
+"""The meanings of help's names for kinds of values."""
 _OF_PYTHON = ("invalid literal for", "could not convert", "Could not find valid parse")
-"""How reasons begin that only repeat that a value is of the wrong kind."""
+"""Beginnings of reasons that only say that a value has the wrong kind."""
 
 
 class Unreadable(SettingsError):
-    """A flag has a value that it does not take."""
+    """A flag has a value that is not valid."""
 
 
 def unreadable(verb: str, groups: list[list[str]], settings: Any, box: str) -> Unreadable:
-    """The error for a value that the parser refused.
+    """The error for a value that the parser rejected.
 
     Args:
-        verb: with the recipe, if it has one.
+        verb: with the recipe, if there is one.
         groups: each flag with its values.
-        settings: what the flags change: an instance, or the class if everything has its default.
-        box: what the parser printed.
+        settings: that the flags change: an instance, or the class if every field has a default.
+        box: the parser's output.
     """
     said = _unboxed(box)
     known = {row.path: row for row in rows(settings)}
@@ -34,15 +34,15 @@ def unreadable(verb: str, groups: list[list[str]], settings: Any, box: str) -> U
         words = rest.split()
         flag, *given = next((each for each in groups if set(words) & set(each)), words)
     else:
-        closely = said.replace(" ", "")  # a narrow box breaks names
+        closely = said.replace(" ", "")  # a narrow box splits names
         named = [group for group in groups if (name := group[0].partition("=")[0]).startswith("--") and name in closely]
         flag, *given = max(named, key=lambda group: len(group[0].partition("=")[0]), default=[""])
     flag, equals, value = flag.partition("=")
     given = [value, *given] if equals else given
     row = known.get(flag.removeprefix("--").replace("-", "_")) or known.get(_switched_on(flag))
     if row is None or row.positional or not flag.startswith("--"):
-        said = f"{rest} is more than {verb} takes." if kind == "Unrecognized options" else said
-        return Unreadable(f"{said.rstrip('.')}. lockstep {verb} --help says what it takes.")
+        said = f"{rest} is an extra argument that {verb} does not take." if kind == "Unrecognized options" else said
+        return Unreadable(f"{said.rstrip('.')}. lockstep {verb} --help shows its arguments.")
     if kind.startswith("Error parsing") and not rest.startswith(_OF_PYTHON):
         told = f"{flag}: {rest.rstrip('.')}."
     elif not row.value:
@@ -55,12 +55,12 @@ def unreadable(verb: str, groups: list[list[str]], settings: Any, box: str) -> U
 
 
 def _unboxed(box: str) -> str:
-    """The first paragraph of a box, without its frame and title, as one line."""
+    """The first paragraph of a box, without frame and title, as one line."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     paragraphs = [""]
     for line in plain.splitlines():
         inside = line.strip("│|+ ")
-        if not inside.strip("─-╭╮╰╯") or line.startswith("╭"):  # a rule, or the frame
+        if not inside.strip("─-╭╮╰╯") or line.startswith("╭"):  # a rule or the frame
             paragraphs.append("")
         else:
             paragraphs[-1] += f" {inside}"
@@ -85,5 +85,5 @@ def _wanted(row: Row) -> str:
     words = row.value.split()
     one = _WANTED.get(words[0], words[0])
     if words[1:] == ["..."]:
-        return f"values of which each is {one}"
-    return one if len(words) == 1 else f"{len(words)} values of which each is {one}"
+        return f"several values, each {one}"
+    return one if len(words) == 1 else f"{len(words)} values, each {one}"

@@ -1,1 +1,1 @@
-"""Settings: how they are written, checked, named and kept, and the layout and options of a run."""
+"""Settings: their values, checks, names and files, and the layout and options of a run."""

@@ -31,14 +31,14 @@ EXTRAS = {
     "export": ("onnxruntime", "policies as ONNX files"),
     "hub": ("huggingface_hub", "runs on the Hugging Face Hub"),
 }
-"""Each extra's importable module, and what it is for."""
+"""Each extra's importable module and purpose."""
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra, or several with commas between, into this Python.
+    """The command that installs an extra, or several separated by commas, into this Python.
 
-    lockstep is on no package index, and the package of this name on PyPI is another project. So pip must be given the
-    folder or the address of the repository that lockstep was installed from.
+    lockstep is not on a package index, and the PyPI package of this name is another project. So pip needs the folder or
+    the address of the repository that lockstep was installed from.
     """
     checkout = Path(__file__).parents[2]
     if _is_repository(checkout):
@@ -54,9 +54,9 @@ def install_command(extra: str) -> str:
 
 
 def _pip_install() -> str:
-    """How packages get into this Python, whichever pip comes first on the path."""
+    """The command that installs packages into this Python, whichever pip comes first on the path."""
     python = shlex.quote(sys.executable or "python")
-    if importlib.util.find_spec("pip") is None:  # as in virtual environments that uv makes
+    if importlib.util.find_spec("pip") is None:  # for example in virtual environments made by uv
         return f"uv pip install --python {python}"
     first = shutil.which("pip")
     ours = first is not None and os.path.dirname(first) == os.path.dirname(sys.executable)
@@ -72,7 +72,7 @@ def _in_folder(folder: Path, extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Where the installed lockstep came from, as installers record it (PEP 610)."""
+    """The origin of the installed lockstep, as recorded by installers (PEP 610)."""
     try:
         return json.loads(importlib.metadata.distribution("lockstep").read_text("direct_url.json") or "{}")
     except (importlib.metadata.PackageNotFoundError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The launchers: what starts a run's processes, and what each of them can do.
+"""The launchers: each starts a run's processes, and declares what it can do.
 
 A launcher is a line in this table, or a `Launcher` in a user's file that a layout names: `my_file.py:NAME`.
 """
@@ -21,23 +21,23 @@ REFERENCE = re.compile(r"(?P<name>[^:]*\.[^:]*:[^\W\d]\w*)(:(?P<processes>.*))?"
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts the processes of a run, and what they can do."""
+    """Starts the processes of a run, and declares what they can do."""
 
     start: str | Callable[[Any, Any], Any]
-    """A function, or `module:name` of one, which is imported when it is used. It is called with `work` and `job`, has
-    every process call `work(job, context, stop)` (lockstep.training.context), and returns learner 0's Result."""
+    """A function, or its `module:name`, which is imported on use. It is called with `work` and `job`, makes every
+    process call `work(job, context, stop)` (lockstep.training.context), and returns learner 0's Result."""
     starts_processes: bool = False
     """Whether it starts processes. Their number follows its name in a layout: NAME:2 or NAME:a2-l1."""
     started_externally: bool = False
-    """Whether something else starts the processes, as torchrun does, and calls train or resume in each of them."""
+    """Whether another program, such as torchrun, starts the processes and calls train or resume in each of them."""
     one_machine: bool = True
     """Whether all processes run on this machine."""
     shares_memory: bool = True
     """Whether processes share memory, which asynchronous schemes and preemption need."""
     options: tuple[str, ...] = ("device",)
-    """Which of the layout's options `device`, `pin`, `restarts` and `compress` it heeds."""
+    """Which of the layout's options `device`, `pin`, `restarts` and `compress` it supports."""
     package: str = ""
-    """An optional package that it needs. The extra of lockstep that installs it has the same name."""
+    """An optional package that it needs. lockstep's extra for it has the same name."""
 
     @property
     def one_process(self) -> bool:
@@ -46,12 +46,12 @@ class Launcher:
 
     @property
     def leads(self) -> bool:
-        """Whether this process prepares the run's folder. With torchrun that is rank 0 alone."""
+        """Whether this process prepares the run's folder. With torchrun, only rank 0 does."""
         return not self.started_externally or os.environ.get("RANK", "0") == "0"
 
     @property
     def computes_here(self) -> bool:
-        """Whether this machine is certain to compute a part of the run."""
+        """Whether this machine certainly computes a part of the run."""
         return self.one_machine or self.started_externally
 
     def function(self) -> Callable[[Any, Any], Any]:
@@ -79,14 +79,14 @@ LAUNCHERS = {
         package="ray",
     ),
 }
-"""By the name that a layout begins with."""
+"""Launchers by the name that a layout begins with."""
 
 
 def launcher_named(name: str) -> Launcher:
-    """The launcher of the table, or of a user's file.
+    """A launcher from the table or from a user's file.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: the launcher does not exist.
     """
     if name in LAUNCHERS:
         return LAUNCHERS[name]
@@ -94,5 +94,5 @@ def launcher_named(name: str) -> Launcher:
         raise SettingsError(f"There is no Layout backend {name!r}. Use Layout.parse({name!r}).")
     launcher = load_object(name)
     if not isinstance(launcher, Launcher):
-        raise SettingsError(f"{name} is {launcher!r}, and must be a lockstep.config.launchers.Launcher.")
+        raise SettingsError(f"{name} is {launcher!r}, but must be a lockstep.config.launchers.Launcher.")
     return launcher

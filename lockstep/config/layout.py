@@ -1,4 +1,4 @@
-"""How fast it is learned: settings that may never change one bit of the result."""
+"""How fast it is learned: settings that never change a bit of the result."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ _OPTIONS = {
     "compress": int,
 }
 _ONLY = {
-    "device": "its launcher decides where processes compute, on the CPU, so leave device= out. On the GPUs of one "
-    "machine use a0-l1.",
+    "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
     "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
-    "numactl keep a process to some cores.",
-    "restarts": "restarts is for ray:N and ray:aC-lL, where lost processes are replaced: leave it out.",
-    "compress": "compress is for ray:N and ray:aC-lL, where rollouts are sent over a network. Elsewhere they stay in "
+    "numactl pin a process to cores.",
+    "restarts": "restarts is for ray:N and ray:aC-lL, which replace lost processes: leave it out.",
+    "compress": "compress is for ray:N and ray:aC-lL, which send rollouts over a network. Elsewhere they stay in "
     "memory: leave it out.",
 }
-"""What to say of options that only some launchers heed."""
+"""Advice about options that only some launchers support."""
 _DEVICES = "processes"
-"""The launcher of layouts that name devices (a0-l1), or cpu:."""
+"""The launcher of layouts that name devices (a0-l1) or cpu:."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
@@ -57,38 +56,39 @@ class Layout:
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
     device: str = "cpu"
-    """Where processes compute that collect and learn: cpu, or a number for a GPU."""
+    """Devices of processes that collect and learn: cpu, or a number for a GPU."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
     env_processes: int = 0
     """Processes of each collector that step its Python environments; 0 steps them in the collector itself."""
     pin: int = 0
-    """1 keeps every process, with its threads and children, on cores of its own, neighbors in order: caches and, on
-    machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves it to the system."""
+    """1 pins every process, with its threads and children, to separate neighboring cores, so that caches and, on
+    machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves placement to the
+    system."""
     graphs: int = 0
-    """1 has GPUs run acting, and the learning of feed-forward on-policy models, as CUDA graphs: one launch in place of
-    one for each kernel, which pays where kernels are small. It takes memory for one more copy of what they compute."""
+    """1 makes GPUs run acting, and the learning of feed-forward on-policy models, as CUDA graphs: one launch instead of
+    one per kernel, which pays off for small kernels. It takes memory for another copy of their tensors."""
     stall_timeout: float = 300.0
-    """Seconds without any progress after which a run is ended with an error instead of waiting on."""
+    """Seconds without any progress after which a run ends with an error instead of waiting longer."""
     jitter: float = 0.0
-    """Every process sleeps for a random time of up to so many seconds at each of its steps: to try out that timing
-    decides nothing, or what it decides."""
+    """Every process sleeps for a random time of up to this many seconds at each of its steps: to test that timing does
+    not affect the result, or how it does."""
     learner_delay: float = 0.0
-    """Seconds that learners sleep before each iteration: to see what slower hardware would do."""
+    """Seconds that learners sleep before each iteration, to simulate slower hardware."""
     restarts: int = 3
     """On Ray: processes that a run may lose, with their nodes or alone, before it gives up. More suit long runs on
-    machines that come and go; 0 ends the run with the first."""
+    unreliable machines; 0 ends the run at the first loss."""
     compress: int = 0
-    """On Ray: 1 compresses rollouts on their way to learners. It takes time of both sides, and pays where the network
-    is slow and observations are images; 0 sends them as they are."""
+    """On Ray: 1 compresses rollouts on their way to learners. It takes time on both sides, and pays off with a slow
+    network and image observations; 0 sends them uncompressed."""
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Read `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each with
+        """Parse `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each with
         options as in `processes:2,env_threads=2`.
 
         Raises:
-            SettingsError: the text is none of these.
+            SettingsError: the text has none of these forms.
         """
         parts = text.strip().split(",")
         options = [part for part in parts if "=" in part]
@@ -107,11 +107,11 @@ class Layout:
 
     @staticmethod
     def of(given: Layout | str | None) -> Layout:
-        """A layout, or what a text such as "processes:2" says; None is inline."""
+        """A layout from a layout or a text such as "processes:2"; None is inline."""
         if given is None:
             return Layout()
         if not isinstance(given, (Layout, str)):
-            raise SettingsError(f"{given!r} is no layout. {_HELP}")
+            raise SettingsError(f"{given!r} is not a layout. {_HELP}")
         return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class Layout:
 
     @property
     def launcher(self) -> Launcher:
-        """What starts the processes, and what they can do."""
+        """The launcher, which starts the processes and declares what they can do."""
         return launcher_named(self.backend)
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
@@ -144,7 +144,7 @@ class Layout:
 
     @property
     def split(self) -> bool:
-        """Whether collectors and learners have processes of their own."""
+        """Whether collectors and learners are separate processes."""
         return bool(self.collectors)
 
     @property
@@ -159,11 +159,11 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """Processes that this layout starts, beside the one that watches them."""
+        """Processes that this layout starts, in addition to the one that watches them."""
         return len(self.collectors) + len(self.learners) if self.split else self.workers
 
     def anywhere(self) -> Layout:
-        """The same for a machine whose GPUs are not these, and so on the CPU: what can be checked of it here."""
+        """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
         return dataclasses.replace(
             self,
             collectors=("cpu",) * len(self.collectors),
@@ -207,7 +207,7 @@ class Layout:
             raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
 
     def check(self, shards: int) -> None:
-        """Raise SettingsError if this layout cannot hold an experiment of that many shards, or this machine it."""
+        """Raise SettingsError if this layout cannot hold this many shards, or this machine cannot hold the layout."""
         self.validate()
         if package := self.launcher.package:
             otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
@@ -229,13 +229,13 @@ class Layout:
             if max(gpus) >= cuda.device_count():
                 raise SettingsError(
                     f"Layout {self} needs GPU {max(gpus)}, but this machine has {cuda.device_count()} that torch can "
-                    "use (numbers start at 0; see lockstep doctor). On the CPU the same is cpu:aC-lL, with C "
+                    "use (numbers start at 0; see lockstep doctor). On the CPU, use cpu:aC-lL, with C "
                     "collectors and L learners."
                 )
 
 
 def _head(head: str, text: str) -> Layout:
-    """What stands before the options: a launcher and its processes, or devices."""
+    """The part before the options: a launcher and its processes, or devices."""
     own = REFERENCE.fullmatch(head)
     name, processes = (own["name"], own["processes"] or "") if own else head.partition(":")[::2]
     known = bool(own) or name in LAUNCHERS
@@ -265,19 +265,17 @@ def _head(head: str, text: str) -> Layout:
 
 
 def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
-    """`2` behind `cpu:` or `ray:` is a count; elsewhere `0,1,cpu` are devices."""
+    """`2` after `cpu:` or `ray:` is a number of processes; otherwise `0,1,cpu` are devices."""
     if counted:
         if not listed.isdecimal() or not int(listed):
-            raise SettingsError(
-                f"Layout {text!r}: behind cpu: and ray: stand numbers of processes, as in cpu:a2-l2. {_HELP}"
-            )
+            raise SettingsError(f"Layout {text!r}: numbers of processes follow cpu: and ray:, as in cpu:a2-l2. {_HELP}")
         return ("cpu",) * int(listed)
     devices = tuple(listed.split(","))
     if not all(device == "cpu" or device.isdecimal() for device in devices):
-        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, with commas between. {_HELP}")
+        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, separated by commas. {_HELP}")
     return devices
 
 
 def _shifted(device: str, by: int) -> str:
-    """The same place in a further copy, which has GPUs of its own."""
+    """The corresponding device of another copy, which has other GPUs."""
     return device if device == "cpu" else str(int(device) + by)

@@ -1,4 +1,4 @@
-"""Names of settings' classes in files and identities. A class may move to another module; its name stays."""
+"""Names of settings' classes in files and identities. A class may move to another module, but its name stays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLASSES = {
     "MPO": "lockstep.algorithms.mpo:MPOConfig",
     "MPC": "lockstep.algorithms.mpc:MPCConfig",
 }
-"""Where each class is now. Names are hashed into identities, so none may change."""
+"""The current module of each class. Names are hashed into identities, so none may change."""
 FORMER = {
     "Experiment": "lockstep.experiment:Experiment",
     "Normalize": "lockstep.experiment:NormalizeConfig",
@@ -55,27 +55,28 @@ FORMER = {
     "MPO": "lockstep.algorithms.mpo:MPOConfig",
     "MPC": "lockstep.algorithms.mpc:MPCConfig",
 }
-"""Where the classes were when files and identities named them so. Never changes, and new classes have no place here."""
+"""The modules of the classes when files and identities used them as names. Never change this; new classes do not belong
+here."""
 _NAMES = {where: name for name, where in _CLASSES.items()}
 _SINCE = {where: name for name, where in FORMER.items()}
 
 
 def name_of(cls: type) -> str:
-    """What a settings class is called in files: a short name, or `file.py:Name` for a user's class."""
+    """The name of a settings class in files: a short name, or `file.py:Name` for a user's class."""
     reference = reference_to(cls)
     return _NAMES.get(reference, reference)
 
 
 def current_name(name: str) -> str:
-    """The name that a class has today, from the one that a file of any version gives it."""
+    """The current name for the name that a file of any version uses."""
     return _SINCE.get(name, name)
 
 
 def is_registered(name: str) -> bool:
-    """Whether this is the name, of today or of an earlier version, of one of lockstep's own classes."""
+    """Whether this is a current or earlier name of one of lockstep's own classes."""
     return current_name(name) in _CLASSES
 
 
 def reference_of(name: str) -> str:
-    """Where the class with this name is, as `module:Name` or `file.py:Name`."""
+    """The location of the class with this name, as `module:Name` or `file.py:Name`."""
     return _CLASSES.get(current_name(name), name)

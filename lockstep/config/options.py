@@ -10,7 +10,7 @@ from typing import Literal
 from lockstep.config.settings import SettingsError, check_values, require
 
 _MOST_EPISODES = 1_000_000
-"""The most episodes of an evaluation."""
+"""The maximum number of episodes of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class RunOptions:
     eval_episodes: int = 10
     """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
     eval_greedy: bool = False
-    """Have evaluations take the most likely action, as published scores of SAC and MPO do, instead of drawing one."""
+    """Take the most likely action in evaluations, as in published scores of SAC and MPO, instead of drawing one."""
     eval_opponents: tuple[str, ...] = ()
-    """Who plays the other agents in evaluations, in the form of env.opponents. Default: as in training."""
+    """Players of the other agents in evaluations, in the form of env.opponents. Default: as in training."""
     on_nonfinite: Literal["stop", "continue"] = "stop"
     """What to do when an environment returns NaN or an infinity, or when learning diverges: parameters are not finite,
     or losses have not been finite for 5 iterations. stop ends the run with exit code 1 and names the environment or the
@@ -48,12 +48,12 @@ class RunOptions:
     """trackio project to send the metrics to as well (needs the extra trackio)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.eval_opponents, list):  # as JSON has it
+        if isinstance(self.eval_opponents, list):  # from JSON
             object.__setattr__(self, "eval_opponents", tuple(self.eval_opponents))
 
     @staticmethod
     def of(given: RunOptions | str | Path | None) -> RunOptions:
-        """Options, or those of a run in the folder that is given; None is the default."""
+        """Options, or those of a run in the given folder; None is the default."""
         if isinstance(given, (str, Path)):
             return RunOptions(run=str(given))
         if not (given is None or isinstance(given, RunOptions)):
@@ -70,11 +70,11 @@ class RunOptions:
         check_episodes(self.eval_episodes, "--eval-episodes")
         for tracker in ("wandb", "trackio"):
             if project := getattr(self, tracker):
-                otherwise = f"Or leave --{tracker} out: metrics.jsonl and TensorBoard are written in any case."
+                otherwise = f"Or leave --{tracker} out: metrics.jsonl and TensorBoard are always written."
                 require(tracker, tracker, f"--{tracker} {project}", otherwise)
 
 
 def check_episodes(episodes: int, flag: str) -> None:
-    """Raise SettingsError for a number of episodes that no evaluation has; flag: by which it was given."""
+    """Raise SettingsError for an invalid number of an evaluation's episodes; flag: the one that set it."""
     if not 1 <= episodes <= _MOST_EPISODES:
         raise SettingsError(f"{flag} {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")

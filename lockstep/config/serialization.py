@@ -1,4 +1,4 @@
-"""Settings, which are frozen dataclasses, to JSON and back."""
+"""Converts settings, which are frozen dataclasses, to JSON and back."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lockstep.config.settings import SettingsError, default_of
 from lockstep.config.user_code import load_object
 
 _TYPE = "$type"
-"""Key of a dataclass's type in JSON; no setting, and no argument of an environment, can have this name."""
+"""Key of a dataclass's type in JSON; no setting or argument of an environment can have this name."""
 _TUPLE = "$tuple"
-"""Key under which JSON has the elements of a tuple, where lists and tuples have to be kept apart."""
+"""Key of a tuple's elements in JSON, for values in which lists and tuples must be distinguished."""
 
 
 def to_json(value: Any, *, whole: bool = False) -> Any:
-    """Turn nested dataclasses into JSON values; each dataclass states its type, so that from_json can rebuild it.
+    """Convert nested dataclasses to JSON values; each dataclass states its type, so that from_json can rebuild it.
 
-    Settings that a class lists as `later` are left out while they have their default value: they came when there were
-    runs already, whose experiments stay what they were. Those that it lists as `free` hold values for code that is not
-    ours, so that lists and tuples are kept apart in them.
+    Settings that a class lists as `later` are left out if they have their default value: they were added when runs
+    already existed, whose identities must stay. Settings listed as `free` hold values for other people's code, so lists
+    and tuples are distinguished in them.
 
     Args:
         whole: leave out none.
 
     Raises:
-        SettingsError: a value is of a type that JSON does not have.
+        SettingsError: JSON cannot represent the type of a value.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         later = getattr(type(value), "later", frozenset())
@@ -44,14 +44,14 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
         return [to_json(item, whole=whole) for item in value]
     if not (value is None or isinstance(value, (str, int, float, bool))):
         raise SettingsError(
-            f"{value!r} of the type {type(value).__name__} is among the settings, which are texts, numbers, True, "
-            "False, None, and tuples, dicts and dataclasses of these: convert it, as by int() or str()."
+            f"{value!r} of the type {type(value).__name__} is among the settings, which must be texts, numbers, True, "
+            "False, None, and tuples, dicts and dataclasses of these: convert it, for example with int() or str()."
         )
     return value
 
 
 def _marked(value: Any) -> Any:
-    """A free value in JSON, its tuples marked."""
+    """A free value in JSON, with its tuples marked."""
     if isinstance(value, dict):
         return {str(key): _marked(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -70,7 +70,8 @@ def _unmarked(value: Any) -> Any:
 
 
 def without_marks(value: Any) -> Any:
-    """What to_json wrote, with tuples as lists: what identities are made of, which are older than the marks."""
+    """The output of to_json, with tuples as lists. Identities are computed from this form, since they are older than
+    the marks."""
     if isinstance(value, dict):
         return (
             without_marks(value[_TUPLE])
@@ -81,7 +82,7 @@ def without_marks(value: Any) -> Any:
 
 
 def with_current_names(value: Any) -> Any:
-    """What to_json of any version wrote, with the names that classes have today."""
+    """The output of to_json of any version, with the current names of classes."""
     return _renamed(value, current_name)
 
 
@@ -95,8 +96,8 @@ def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
 
 
 def identities_of(settings: dict[str, Any]) -> tuple[str, str]:
-    """Two SHA-256 hashes over the canonical JSON of an experiment that to_json of any version wrote: its identity, and
-    the one that earlier versions recorded, in which a class has its module's name."""
+    """Two SHA-256 hashes over the canonical JSON of an experiment, as written by to_json of any version: its identity,
+    and the one that earlier versions recorded, which named classes by their modules."""
     plain = with_current_names(without_marks(settings))
     return _hash(plain), _hash(_renamed(plain, lambda name: FORMER.get(name, name)))
 
@@ -106,7 +107,7 @@ def _hash(value: Any) -> str:
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What to_json wrote, by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
+    """The output of to_json by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
     lines: dict[str, Any] = {}
     for name, value in without_marks(with_current_names(settings)).items():
         if isinstance(value, dict):
@@ -121,17 +122,17 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def from_json(value: Any) -> Any:
-    """Rebuild what to_json wrote. Sequences come back as tuples.
+    """Rebuild settings from the output of to_json. Sequences become tuples.
 
     Raises:
-        SettingsError: a type no longer exists, or has no such setting.
+        SettingsError: a type no longer exists, or lacks a setting.
     """
     if isinstance(value, dict) and _TYPE in value:
         named = value[_TYPE]
         cls = load_object(reference_of(named)) if isinstance(named, str) else None
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             raise SettingsError(
-                f"{_TYPE} {named!r} is not the name of settings: this file is damaged. Restore it from a copy."
+                f"{_TYPE} {named!r} is not the name of a settings class: this file is damaged. Restore it from a copy."
             )
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = set(value) - known - {_TYPE}
@@ -147,7 +148,7 @@ def from_json(value: Any) -> Any:
         if lacking:
             raise SettingsError(
                 f"{value[_TYPE]} needs the setting {', '.join(lacking)}, which this run does not have: its file is "
-                "damaged, or another version of lockstep, or of your own file, wrote it."
+                "damaged, or was written by another version of lockstep or of your own file."
             )
         return cls(**settings)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Values of settings: how they are written and checked, and the error that users' mistakes raise."""
+"""Values of settings: parsing, checks, and the error for users' mistakes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ T = TypeVar("T", bound=Any)
 
 
 class SettingsError(ValueError):
-    """A user's mistake: says in one paragraph what was given, what is allowed and what to do."""
+    """A user's mistake. The message says in one paragraph what was given, what is allowed and what to do."""
 
     exit_code = 2
     """The exit code of a command that ends with this error."""
 
     def bare(self) -> SettingsError:
-        """The same for another process: without a user's own class, which may be unknown there."""
+        """The same error for another process, without a user's own class, which may be unknown there."""
         return next(kind for kind in (Diverged, NotFinite, SettingsError) if isinstance(self, kind))(str(self))
 
 
@@ -40,7 +40,7 @@ class NotFinite(SettingsError):
 
 
 class Diverged(NotFinite):
-    """Learning led to it, while what environments returned was finite."""
+    """Learning diverged, although everything that environments returned was finite."""
 
 
 def parse_count(text: str) -> int:
@@ -70,7 +70,7 @@ Steps = Annotated[
 
 
 def parse_options(texts: list[str]) -> dict[str, Any]:
-    """Read `name=value` texts: see parse_option."""
+    """Parse `name=value` texts: see parse_option."""
     options: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")
@@ -85,11 +85,11 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
 
 
 def parse_option(text: str) -> Any:
-    """Read a value: a number, true or false, None, or a list, tuple, dict or quoted text in Python's syntax. Anything
-    else is a text as it is.
+    """Parse a value: a number, true or false, None, or a list, tuple, dict or quoted text in Python's syntax. Anything
+    else is a plain text.
 
     Raises:
-        ValueError: it begins with a bracket or a quote, and is none of them.
+        ValueError: it begins with a bracket or a quote, but is not a complete value.
     """
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -102,9 +102,9 @@ def parse_option(text: str) -> Any:
             raise ValueError(
                 "it begins like a list, tuple, dict or quoted text in Python, but is not a complete one. Quote texts "
                 'inside brackets, and the whole for the shell, as in \'names=["a", "b"]\'. A plain text that begins '
-                "with a bracket or a quote needs quotes of its own, as in 'name=\"(a\"'"
+                "with a bracket or a quote needs its own quotes, as in 'name=\"(a\"'"
             ) from None
-    if text.lower().lstrip("+-") == "nan":  # which no option can be
+    if text.lower().lstrip("+-") == "nan":  # no option can have this value
         return text
     for kind in (int, float):
         with contextlib.suppress(ValueError):
@@ -113,7 +113,7 @@ def parse_option(text: str) -> Any:
 
 
 def check_free(value: Any, name: str) -> None:
-    """Raise SettingsError for a value, of whatever is called so, that JSON could not hold and give back as it was."""
+    """Raise SettingsError for a named value that JSON could not restore exactly."""
     if isinstance(value, (list, tuple)):
         for each in value:
             check_free(each, name)
@@ -127,7 +127,7 @@ def check_free(value: Any, name: str) -> None:
     elif not (value is None or isinstance(value, (bool, int, float, str))):
         raise SettingsError(
             f"{name} holds {value!r} of the type {type(value).__name__}. Values may be texts, numbers, True, False, "
-            "None, and lists, tuples and dicts of these: convert it, as by int() or str()."
+            "None, and lists, tuples and dicts of these: convert it, for example with int() or str()."
         )
 
 
@@ -151,17 +151,17 @@ Options = Annotated[
         str_from_instance=lambda instance: [f"{name}={write_option(value)}" for name, value in instance.items()],
     ),
 ]
-"""Free keyword arguments; the command line accepts `name=value` pairs, which replace all that were set before."""
+"""Free keyword arguments. On the command line, `name=value` pairs replace all previous ones."""
 
 
 def require(package: str, extra: str, what: str, otherwise: str) -> None:
     """Raise SettingsError if an optional package is not installed.
 
     Args:
-        package: as it is imported.
-        extra: of lockstep, which installs it.
-        what: needs it.
-        otherwise: what can be done without it, in a sentence.
+        package: its import name.
+        extra: lockstep's extra that installs it.
+        what: the feature that needs it.
+        otherwise: what works without it, in a sentence.
     """
     if importlib.util.find_spec(package) is None:
         raise SettingsError(
@@ -171,11 +171,11 @@ def require(package: str, extra: str, what: str, otherwise: str) -> None:
 
 
 def check_values(settings: Any, path: str = "") -> None:
-    """Check every value of nested dataclasses against its annotation, as the command line does by itself.
+    """Check every value of nested dataclasses against its annotation, like the command line.
 
     Raises:
-        SettingsError: one is of another kind, none of those that there are, no number (NaN), which comparisons with
-            bounds let pass, or infinite, unless it bounds something else.
+        SettingsError: a value has the wrong type, is not one of the allowed values, is NaN (which passes comparisons
+        with bounds), or is infinite without being a bound.
     """
     hints = _hints(type(settings))
     for each in dataclasses.fields(settings):
@@ -185,16 +185,16 @@ def check_values(settings: Any, path: str = "") -> None:
         elif isinstance(value, float) and math.isnan(value):
             raise SettingsError(f"{name}={value} must be a number.")
         elif isinstance(value, float) and math.isinf(value) and not _is_bound(each):
-            raise SettingsError(f"{name}={value} must be finite. Where a large number makes sense, 1e9 is one.")
+            raise SettingsError(f"{name}={value} must be finite. For no limit, use a large number such as 1e9.")
         elif each.name in hints and not _fits(value, hints[each.name]):
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[each.name])}.")
 
 
 def changed(settings: T, changes: Mapping[str, Any]) -> T:
-    """Settings with some of them replaced, as dataclasses.replace does it, with the values' kinds checked.
+    """Settings with some of them replaced, like dataclasses.replace, with the values' types checked.
 
     Raises:
-        SettingsError: there is no such setting, or its value is of another kind.
+        SettingsError: a setting does not exist, or its value has the wrong type.
     """
     kind, hints = type(settings).__name__, _hints(type(settings))
     known = [each.name for each in dataclasses.fields(settings) if each.init]
@@ -206,13 +206,13 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
             advice = ""
             if dataclasses.is_dataclass(part) and isinstance(value, dict):
                 given = ", ".join(f"{key}={each!r}" for key, each in value.items())
-                advice = f" To change some of it: {name}=dataclasses.replace(experiment.{name}, {given})."
+                advice = f" To change a part of it: {name}=dataclasses.replace(experiment.{name}, {given})."
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[name])}.{advice}")
     return dataclasses.replace(settings, **changes)
 
 
 def _instead(settings: Any, name: str, known: list[str]) -> str:
-    """What to write in place of a setting that there is not."""
+    """What to write instead of a setting that does not exist."""
     paths = list(_paths(settings))
     spelled = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, n=3)
     meant = [
@@ -239,7 +239,7 @@ def _paths(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _is_bound(field: dataclasses.Field[Any]) -> bool:
-    """Whether a setting keeps something else in bounds, so that infinity means none."""
+    """Whether a setting bounds something else, so that infinity means no bound."""
     return field.name.startswith("max_") or field.name.endswith("clip") or default_of(field) == math.inf
 
 
@@ -247,18 +247,18 @@ def _is_bound(field: dataclasses.Field[Any]) -> bool:
 def _hints(cls: type) -> dict[str, Any]:
     try:
         return get_type_hints(cls)
-    except Exception:  # names that only a type checker sees, and whatever a text raises that is no annotation
+    except Exception:  # for names that only a type checker sees, or a text that is not an annotation
         return {}
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotation's kind; of kinds that are not settings' own, any is."""
+    """Whether a value matches an annotation; annotations that settings do not use match any value."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in args
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in args)
-    if origin is tuple:  # which JSON gives back as lists
+    if origin is tuple:  # JSON restores tuples as lists
         if not isinstance(value, (tuple, list)):
             return False
         kinds = [args[0]] * len(value) if args[1:] == (...,) else args
@@ -273,7 +273,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _kinds(hint: Any) -> str:
-    """An annotation in words."""
+    """An annotation as text."""
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))

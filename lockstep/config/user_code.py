@@ -1,4 +1,4 @@
-"""Objects of users: `package.module:name` and `path/to/file.py:name` to what they name, and back."""
+"""References to users' objects: `package.module:name` and `path/to/file.py:name` to objects, and back."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from typing import Any
 from lockstep.config.settings import SettingsError
 
 _FOLDERS = "LOCKSTEP_USER_FILES"
-"""Environment variable, which worker processes inherit: folders where users' files are looked for after the current."""
+"""Environment variable, inherited by worker processes: folders to search for users' files after the current one."""
 _NAMED = "__lockstep_file__"
-"""Attribute of a user's module: its file's path, as it was named."""
+"""Attribute of a user's module: its file's path, as the user wrote it."""
 
 
 def look_for_files_in(folder: str) -> None:
-    """Look for users' files that the current folder has not in this one, here and in worker processes, before those
-    that were named earlier."""
+    """Also search this folder for users' files that the current folder lacks, here and in worker processes, before
+    folders that were added earlier."""
     earlier = [each for each in os.environ.get(_FOLDERS, "").split(os.pathsep) if each != folder]
     os.environ[_FOLDERS] = os.pathsep.join(filter(None, [folder, *earlier]))
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module, of the current folder too, or of one that look_for_files_in was told of."""
+    """Import a module, also from the current folder or one that was given to look_for_files_in."""
     for folder in (os.getcwd(), *filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep))):
         _import_from(folder)
     with _environment_settings():
@@ -40,7 +40,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _environment_settings() -> AbstractContextManager[None]:
-    """Keep what a user's module sets for the process to environments alone."""
+    """Apply the process-wide settings that a user's module makes to environments only."""
     from lockstep.config.boundary import ENVIRONMENT_SETTINGS  # imports torch, which the command line's help avoids
 
     return ENVIRONMENT_SETTINGS.applied(thorough=True)
@@ -52,7 +52,7 @@ def _import_from(folder: str) -> None:
 
 
 def _found(named: str | Path) -> Path:
-    """Where a user's file is, or where it would be if there were one."""
+    """Where a user's file is, or would be if it existed."""
     folders = [Path(), *map(Path, filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep)))]
     return next((folder / named for folder in folders if (folder / named).is_file()), Path(named)).resolve()
 
@@ -60,10 +60,10 @@ def _found(named: str | Path) -> Path:
 def digests_of(settings: Any) -> dict[str, str]:
     """The beginning of the SHA-256 of each user's file that settings name, by the file's name.
 
-    Modules, and what those files import, have no digest.
+    Modules, and the imports of those files, have no digest.
 
     Args:
-        settings: as to_json wrote them.
+        settings: the output of to_json.
     """
     if isinstance(settings, dict):
         settings = list(settings.values())
@@ -76,8 +76,8 @@ def digests_of(settings: Any) -> dict[str, str]:
 
 
 class _AsItIsNow(SourceFileLoader):
-    """Compiles a file each time. Python's own loader keeps what it has compiled beside the file, and takes that for the
-    file as long as it has the same length and was changed in the same second."""
+    """Compiles a file each time. Python's own loader caches the compiled code, and reuses it if the file has the same
+    length and was changed in the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -85,7 +85,8 @@ class _AsItIsNow(SourceFileLoader):
 
 
 def load_file(path: str | Path) -> ModuleType:
-    """Import a user's Python file under a name derived from its path, once per process. It may import its neighbors."""
+    """Import a user's Python file under a name derived from its path, once per process. It may import files in its
+    folder."""
     named, path = Path(path), _found(path)
     readable = re.sub(r"\W", "_", "_".join(path.with_suffix("").parts[1:]))
     name = f"lockstep_user_{readable}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # a/b.py is not a_b.py
@@ -117,7 +118,7 @@ def load_object(reference: str) -> Any:
     """
     source, _, name = reference.rpartition(":")
     if source.startswith((".", "/", "~")) and not source.endswith(".py"):
-        raise SettingsError(f"Cannot load {reference!r}: a file's path ends in .py, as in {source}.py:{name}.")
+        raise SettingsError(f"Cannot load {reference!r}: a file's path must end in .py, as in {source}.py:{name}.")
     try:
         value: Any = load_file(source) if source.endswith(".py") else import_module(source)
         for part in name.split("."):
@@ -131,13 +132,13 @@ def load_object(reference: str) -> Any:
             raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
         if "no known parent package" in str(error):
-            remedy += " A file that is named by its path is in no package: import its neighbor without the dot."
+            remedy += " A file given by its path is not in a package: import other files without the dot."
         raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error
     return value
 
 
 def _defined(source: str) -> list[str]:
-    """Functions and classes of a module, or a file, that was imported."""
+    """Functions and classes of an imported module or file."""
     module = load_file(source) if source.endswith(".py") else import_module(source)
     return [
         name
@@ -147,10 +148,10 @@ def _defined(source: str) -> list[str]:
 
 
 def load_value(reference: str) -> Any:
-    """What `package.module:name` or `path/to/file.py:name` refers to; of a function, what it returns.
+    """The object that `package.module:name` or `path/to/file.py:name` refers to; for a function, its result.
 
     Raises:
-        SettingsError: it does not exist, or the function wants arguments.
+        SettingsError: it does not exist, or the function needs arguments.
     """
     value = load_object(reference)
     if not callable(value):
@@ -161,23 +162,23 @@ def load_value(reference: str) -> Any:
         raise SettingsError(
             f"{reference} cannot be called without arguments: {error}. Give each of them a default value."
         ) from error
-    except ValueError:  # of what has no signature
+    except ValueError:  # an object without a signature
         pass
     return value()
 
 
 def _raised_at(error: Exception) -> str | None:
-    """The line of the code being loaded that raised an error; None if it was raised by the loading itself."""
+    """The line of the loaded code that raised an error; None if the loading itself raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
     return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else None
 
 
 def reference_to(cls: type) -> str:
-    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class of a user's file.
+    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class in a user's file.
 
-    The file is called as it was when it was loaded, and a script by its path from the current folder if it lies
-    below it: so a run's identity does not depend on where its files lie.
+    The file is named as it was when it was loaded. A script is named by its path relative to the current folder if it
+    is inside it, so that a run's identity does not depend on where its files are.
     """
     module = sys.modules[cls.__module__]
     if hasattr(module, _NAMED):

@@ -1,1 +1,1 @@
-"""What every part computes with: arrays, random streams, shards, the schedule, rollouts and digests."""
+"""The foundations: arrays, random streams, shards, the schedule, rollouts and digests."""

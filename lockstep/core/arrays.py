@@ -24,7 +24,7 @@ _PLAIN = frozenset((Tensor, np.ndarray))
 
 
 class _FieldError(Exception):
-    """An error that learns the name of each enclosing field on its way up."""
+    """An error to which every enclosing field adds its name as the error propagates."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -59,15 +59,16 @@ class ArrayTuple:
 
     Fields are arrays, None, dicts or other ArrayTuples, and cannot be rebound (see replace).
 
-    `x[index]` indexes every array and returns the same type; as in the underlying library it is a view where
-    the index is basic (integers and slices) and a copy otherwise. Write to the arrays themselves.
+    `x[index]` indexes every array and returns the same type. As in numpy and torch, the result is a view if the index
+    is basic (integers and slices) and a copy otherwise. To write, write to the arrays themselves.
 
     Torch's pytree functions see the fields that are not None as children.
 
     Raises:
         TypeError: fields are missing or unknown, at construction or in replace.
-        StructureError: (a ValueError) structures or shapes differ; the message begins with the dotted name.
-        FieldIndexError: (an IndexError) the index does not fit an array; the message begins likewise.
+        StructureError: (a ValueError) structures or shapes differ; the message begins with the field's dotted name.
+        FieldIndexError: (an IndexError) the index does not fit an array; the message begins with the field's dotted
+        name.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ()
@@ -80,7 +81,7 @@ class ArrayTuple:
             raise TypeError(f"{cls.__name__}: {', '.join(reserved)} cannot be the name of a field")
         for name in own:
             if vars(cls).get(name) is not None:
-                raise TypeError(f"{cls.__name__}.{name} can have no default but None")
+                raise TypeError(f"{cls.__name__}.{name} can only have the default None")
         cls._fields = tuple(dict.fromkeys((*cls._fields, *own)))
         cls._optional = cls._optional.union(name for name in own if name in vars(cls))
         _pytree.register_pytree_node(cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys)
@@ -196,11 +197,11 @@ class Overlap(NamedTuple):
     current: Any
     """[T, ...]: all but the first entry."""
     previous: Any
-    """[T+1, ...]: the buffer itself; its first entry is what came before the first step."""
+    """[T+1, ...]: the buffer itself; its first entry precedes the first step."""
 
 
 def overlap(buffer: Any) -> Overlap:
-    """Views for what happens at each step and for what happened before it, as in action and prev_action."""
+    """Views of the current and the previous entry of each step, such as action and prev_action."""
     return Overlap(read(buffer, slice(1, None)), buffer)
 
 
@@ -276,7 +277,7 @@ def _take(x: Any, index: Any) -> Any:
 
 
 def _numpy_index(index: Any) -> Any:
-    """Numpy would take a tensor that holds a single integer for that integer, whatever the tensor's shape."""
+    """Convert tensors to arrays: numpy treats a tensor that holds one integer as that integer, whatever its shape."""
     if isinstance(index, Tensor):
         return index.numpy(force=True)
     if isinstance(index, tuple):

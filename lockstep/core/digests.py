@@ -1,4 +1,4 @@
-"""Digests of tensors: what ledgers hold, and a run's `digest:` line."""
+"""Digests of tensors, which ledgers and a run's `digest:` line hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _header_and_bytes(tensor: Tensor | np.ndarray) -> tuple[bytes, np.ndarray]:
 def fast_digest(tensor: Tensor | np.ndarray) -> str:
     """XXH3-64 over dtype, shape and bytes, as 16 hex digits; equal for a tensor and its numpy view.
 
-    Memory layout does not count: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
+    Memory layout does not matter: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
     """
     header, data = _header_and_bytes(tensor)
     digest = xxhash.xxh3_64(header)

@@ -15,8 +15,8 @@ from lockstep.core.schedule import Acting, LapId, RolloutId
 class Rollout(ArrayTuple):
     """Time runs over the first axis, environments over the second; index t is always "at step t".
 
-    If obs_t was the last observation of its episode, step t is the one that the environment spent on its reset: its
-    action and reward mean nothing, and valid_t is False.
+    If obs_t was the last observation of its episode, the environment spends step t on its reset: the action and reward
+    of step t mean nothing, and valid_t is False.
 
     A rollout that was cut (lockstep.collectors.preemption) is padded with copies of its last observation and action.
     valid_t is False in the padding. truncated_t is True at the last step, so that the return is bootstrapped from the
@@ -24,7 +24,7 @@ class Rollout(ArrayTuple):
     """
 
     obs: Any
-    """[T+1, B, ...] raw observations; the last one is only bootstrapped from."""
+    """[T+1, B, ...] raw observations; the last one serves only for bootstrapping."""
     start: Tensor
     """bool [T+1, B]: obs_t is the first of its episode (for the agent: a lost life counts under `classic`)."""
     action: Tensor
@@ -46,7 +46,7 @@ class Rollout(ArrayTuple):
     """bool [T, B]: a time limit cut the episode after a_t, or preemption the rollout; obs_{t+1} is the true last
     observation."""
     valid: Tensor
-    """bool [T, B]: False on reset steps, and behind a cut: they count in no loss and no statistic."""
+    """bool [T, B]: False on reset steps and in padding, which no loss and no statistic counts."""
     core_state: Tensor
     """fp32 [B, K]: core state before obs_0."""
 

@@ -1,7 +1,7 @@
 """The schedule: which version collects which rollout, and which rollouts an iteration learns from.
 
 Version v is the state after v iterations. A scheme's lag k says that rollout i of every shard is collected with version
-max(0, i - k), and learned from in iteration i. None of this depends on timing. Where timing decides instead
+max(0, i - k), and learned from in iteration i. None of this depends on timing. If timing decides instead
 (lockstep.transport.free_running), the ledger records its decisions, and a Recorded schedule repeats them.
 """
 
@@ -46,7 +46,7 @@ class Schedule:
     iterations: int
     shards: int = 1
     by_shard: bool = False
-    """Only used where timing decides. True (replay): a batch slot takes any number of rollouts, all from its own shard.
+    """Only used if timing decides. True (replay): a batch slot takes any number of rollouts, all from its own shard.
     False: it takes exactly one rollout, from any shard."""
 
     def check(self, timing_decides: bool) -> None:
@@ -67,7 +67,7 @@ class Schedule:
         return range(start, end)
 
     def collects_with(self, rollout: int) -> int:
-        """The version that acts in a rollout; where timing decides, the oldest that may."""
+        """The version that acts in a rollout; if timing decides, the oldest that may."""
         return max(0, rollout - self.lag)
 
     def acting(self, rollout_id: RolloutId) -> Acting:
@@ -83,7 +83,7 @@ class Schedule:
         return [RolloutId(shard, iteration) for shard in range(self.shards)]
 
     def slot(self, rollout_id: RolloutId) -> int:
-        """The batch slot that a rollout fills, in whichever iteration."""
+        """The batch slot that a rollout fills, in any iteration."""
         return rollout_id.shard
 
     def by_slot(self, iteration: int, slots: range) -> dict[int, list[RolloutId]]:
@@ -101,7 +101,8 @@ class Recorded(Schedule):
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
     """By iteration, in order of batch slots, as in the ledger: `shard`, `rollout`, the `versions` that acted in it, and
-    the number that seeded its `noise` if that is not its own. Empty where the lag is a number, which implies all."""
+    the number that seeded its `noise` if that is not its own. Empty if the lag is a number, which implies all of
+    this."""
     origin: str = ""
     """The run's folder."""
     cuts: Sequence[Sequence[Sequence[int]]] = ()

@@ -27,7 +27,7 @@ class Transitions(ArrayTuple):
     """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
 
     def part(self, index: int, of: int) -> Transitions:
-        """Part `index` of the items, which are split into so many equal parts."""
+        """Part `index` of the items, which are split into this many equal parts."""
         items, numbers = len(self.weight) // of, 0 if self.noise is None else len(self.noise) // of
         noise = None if self.noise is None else self.noise[index * numbers : (index + 1) * numbers]
         chosen = slice(index * items, (index + 1) * items)

@@ -1,1 +1,1 @@
-"""How processes compute together: groups, shared memory, channels, and the tree that sums over shards."""
+"""Computing with several processes: groups, shared memory, channels, and the tree that sums over shards."""

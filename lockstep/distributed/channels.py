@@ -1,4 +1,4 @@
-"""Channels between the collectors and learners of one machine: a pipe for each pair, and memory that they share."""
+"""Channels between the collectors and learners of one machine: a pipe for each pair, and shared memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Channels:
 
     role: Literal["collector", "learner"]
     index: int
-    """Among the processes of its role."""
+    """The group of its role."""
     peers: list[Connection]
-    """To every process of the other role."""
+    """Pipes to every process of the other role."""
     rollouts: list[SharedMemory]
-    """By collector: its buffers."""
+    """The buffers of each collector."""
     versions: SharedMemory
     """The newest versions, written by learner 0."""
     admission: SharedMemory
@@ -44,7 +44,7 @@ class Channels:
             raise self._gone(to) from None
 
     def receive(self, origins: Sequence[int], *, block: bool = True) -> list[tuple[int, Any]]:
-        """All messages that have arrived from any of the origins, each with its sender; block: wait for at least one.
+        """All messages that have arrived from any of the origins, each with its sender. block: wait for at least one.
 
         Raises:
             ConnectionError: one of the origins is gone.
@@ -58,7 +58,7 @@ class Channels:
                     while self.peers[origin].poll():
                         messages.append((origin, self.peers[origin].recv()))
                 except (EOFError, OSError):
-                    if not messages:  # else what was sent before counts first
+                    if not messages:  # otherwise messages sent before count first
                         raise self._gone(origin) from None
         return messages
 
@@ -76,7 +76,7 @@ class Channels:
 
 
 def open_channels(context: Any, collectors: int, learners: int) -> tuple[list[Channels], list[Channels]]:
-    """The ends of all learners and of all collectors, for the process that starts them."""
+    """The ends of all learners and of all collectors, to be made by the process that starts them."""
     allow_files(2 * collectors * learners + collectors + 2)
     pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
     rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory())

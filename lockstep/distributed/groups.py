@@ -17,7 +17,7 @@ from lockstep.distributed.shared_memory import SharedMemory
 
 _PATIENCE = timedelta(days=1)
 MEETING = timedelta(minutes=15)
-"""That processes may take to find each other: one that ended before that is noticed by nobody."""
+"""Time that processes may take to find each other. A process that dies before that goes unnoticed."""
 
 
 class Group:
@@ -26,9 +26,9 @@ class Group:
     rank = 0
     size = 1
     shared: SharedMemory | None = None
-    """Memory that all map, for what learners do without waiting for each other; None if they cannot have any."""
+    """Memory that all map, for what learners do without waiting for each other; None if there can be none."""
     collected: SharedMemory | None = None
-    """The same for what they collect (lockstep.collectors.preemption)."""
+    """The same for collectors (lockstep.collectors.preemption)."""
 
     def __init__(self) -> None:
         self.waited = 0.0
@@ -37,10 +37,10 @@ class Group:
         """Whether it does so now."""
 
     def send(self, value: Tensor, to: int) -> None:
-        raise AssertionError("a single process has nobody to send to")
+        raise AssertionError("a single process has no peer to send to")
 
     def recv(self, into: Tensor, origin: int) -> None:
-        raise AssertionError("a single process has nobody to receive from")
+        raise AssertionError("a single process has no peer to receive from")
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         raise AssertionError("a single process has no peer")
@@ -61,17 +61,17 @@ class Group:
 
 
 def meeting_point(host: str, port: int = 0) -> tuple[Store, tuple[str, int]]:
-    """Where the processes of a GlooGroup find each other. The first of them makes it, on its own host; the others join.
+    """Where the processes of a GlooGroup find each other. The first process makes it, on its own host; the others join.
 
     Args:
-        port: of the one to join; 0 makes one, at any port that is free.
+        port: of the one to join; 0 makes one, on any free port.
     """
     store = dist.TCPStore(host, port, is_master=port == 0, wait_for_workers=False)  # type: ignore[attr-defined]
     return store, (host, store.port)
 
 
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
-"""What errors say whose cause is that another process is gone."""
+"""Error texts that mean that another process is gone."""
 
 
 class PeerGone(RuntimeError):
@@ -80,7 +80,7 @@ class PeerGone(RuntimeError):
 
 @contextmanager
 def _noticing_losses() -> Iterator[None]:
-    """Raise PeerGone for what gloo says of a peer that is gone."""
+    """Raise PeerGone when gloo reports that a peer is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -92,13 +92,13 @@ def _noticing_losses() -> Iterator[None]:
 class GlooGroup(Group):
     """Processes joined by torch.distributed's gloo backend, point to point.
 
-    Every operation fails, rather than waits on, when a peer is gone: gloo reports a closed connection at once. A peer
-    that is only slow (it evaluates, or writes to a busy disk) is waited for; whether it stands still is for the
-    supervisor to judge, who sees its progress.
+    Every operation fails instead of waiting when a peer is gone: gloo reports a closed connection at once. A peer that
+    is only slow (it evaluates, or writes to a busy disk) is waited for. The supervisor sees progress and decides
+    whether a peer stalls.
 
     Raises:
-        RuntimeError: not all of them came, within MEETING.
-        PeerGone: one of them was gone when they connected, or later.
+        RuntimeError: not all processes came within MEETING.
+        PeerGone: a process was gone when they connected, or later.
     """
 
     def __init__(self, meeting: str | Store, rank: int, size: int) -> None:

@@ -1,7 +1,7 @@
-"""A group of processes on one machine: pipes say what has come, and large tensors wait in memory that both map.
+"""A group of processes on one machine: pipes carry messages, and large tensors pass through shared memory.
 
-Several times as fast as sockets for large tensors, and much more so for the small ones that cheap environments need at
-every iteration.
+Several times as fast as sockets for large tensors, and even faster for the small ones that cheap environments exchange
+at every iteration.
 """
 
 from __future__ import annotations
@@ -27,42 +27,43 @@ from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
 
 _INLINE = 16_384
-"""Bytes up to which a tensor travels through the pipe: copying it twice is cheaper than waiting for its memory."""
+"""Tensors up to this many bytes travel through the pipe: copying them twice is cheaper than waiting for shared
+memory."""
 _SPIN = 100e-6
-"""Seconds that a process looks for an answer before it sleeps until there is one: waking up takes as long."""
+"""Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
 _TENSOR, _STORED, _TAKEN, _OBJECT = b"t", b"s", b"a", b"o"
-"""Kinds of messages: a tensor's bytes, the size of one that lies in shared memory, word that it was taken out, and a
+"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the receipt that it was taken out, and a
 pickled object."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """One process's ends of everything that joins it to the others."""
+    """One process's ends of its connections to the others."""
 
     rank: int
     size: int
-    """Processes of the group."""
+    """Number of processes in the group."""
     pipes: dict[int, Connection]
     """By the rank of the other process."""
     outgoing: dict[int, SharedMemory]
     incoming: dict[int, SharedMemory]
     shared: SharedMemory
-    """Of all, for learners."""
+    """Memory of all processes, for learners."""
     collected: SharedMemory
-    """Of all, for collectors."""
+    """Memory of all processes, for collectors."""
 
     def close(self) -> None:
-        """Forget them: whoever started the processes has no use for them."""
+        """Close them in the process that started the others, which does not need them."""
         memories = (*self.outgoing.values(), *self.incoming.values(), self.shared, self.collected)
         for end in (*self.pipes.values(), *memories):
             end.close()
 
 
 def join(context: Any, size: int, pairs: set[tuple[int, int]]) -> list[Ends]:
-    """What joins `size` processes, to be handed to them when they are started.
+    """The connections among `size` processes, to be passed to them when they start.
 
     Args:
-        pairs: of ranks that will talk to each other, beside rank 0, which talks to all.
+        pairs: of ranks that communicate, in addition to rank 0, which communicates with all.
     """
     shared, collected = SharedMemory(), SharedMemory()
     ends = [Ends(rank, size, {}, {}, {}, shared, collected) for rank in range(size)]
@@ -78,7 +79,7 @@ def join(context: Any, size: int, pairs: set[tuple[int, int]]) -> list[Ends]:
 class LocalGroup(Group):
     """Processes of one machine, joined by pipes and shared memory.
 
-    Every operation fails, rather than waits on, when a peer is gone.
+    Every operation fails instead of waiting when a peer is gone.
     """
 
     def __init__(self, ends: Ends) -> None:
@@ -139,13 +140,13 @@ class LocalGroup(Group):
 
 
 class _Peer:
-    """Everything between this process and another one."""
+    """The connection between this process and another one."""
 
     def __init__(self, pipe: Connection, outgoing: SharedMemory, incoming: SharedMemory, spin: float) -> None:
         self.pipe, self._spin = pipe, spin
         self._outgoing, self._incoming = _Buffer(outgoing), _Buffer(incoming)
         self._free = True
-        """Whether what was stored last has been taken out."""
+        """Whether the last stored tensor has been taken out."""
         self._unread: deque[bytes] = deque()
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLIN)
@@ -170,7 +171,7 @@ class _Peer:
             return
         assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()
         data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
-        with contextlib.suppress(OSError):  # it may have ended already, if that was the last that it had to say
+        with contextlib.suppress(OSError):  # it may have ended after its last message
             self.pipe.send_bytes(_TAKEN)
 
     def put(self, value: Any) -> None:
@@ -182,7 +183,7 @@ class _Peer:
         return pickle.loads(memoryview(message)[1:])
 
     def _next(self) -> bytes:
-        """The next message that is not about memory."""
+        """The next message that is not a receipt."""
         if self._unread:
             return self._unread.popleft()
         while not (message := self._read()):
@@ -190,7 +191,7 @@ class _Peer:
         return message
 
     def _read(self) -> bytes:
-        """One message; empty if it said that memory is free."""
+        """Read one message; empty if it was a receipt."""
         deadline = time.perf_counter() + self._spin
         while not self._poll.poll(0):
             if time.perf_counter() > deadline:
@@ -214,7 +215,7 @@ class _Peer:
 
 
 class _Buffer:
-    """Shared memory that is mapped as far as it has been needed."""
+    """Shared memory, mapped as far as it has been needed."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory, self._mapped = memory, torch.empty(0, dtype=torch.uint8)

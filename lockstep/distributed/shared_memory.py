@@ -1,6 +1,6 @@
 """Memory that processes share, and that the system frees with the last of them, however they end.
 
-It has no name in a file system, so nothing can be left behind, and the limits of /dev/shm do not apply to it.
+It has no name in a file system, so it cannot be left behind, and the limits of /dev/shm do not apply to it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 64
-"""Bytes: where torch's own allocations begin, since kernels may choose their code path by alignment."""
+"""Alignment in bytes of torch's own allocations: kernels may choose their code path by alignment."""
 
 
 class Arena:
-    """Gives out tensors of one buffer, one behind the other. Without a buffer it only counts their bytes.
+    """Allocates tensors from one buffer, one after the other. Without a buffer it only counts their bytes.
 
     Processes that ask for the same tensors in the same order get the same memory.
     """
@@ -35,7 +35,7 @@ class Arena:
         """Bytes given out so far."""
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The next tensor. The memory is zero until somebody writes to it; nothing is cleared here."""
+        """The next tensor. Fresh memory is zero; nothing is cleared here."""
         begin = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self.size = begin + math.prod(shape) * dtype.itemsize
         if self._buffer is None:
@@ -44,7 +44,7 @@ class Arena:
 
 
 class PrivateArena(Arena):
-    """Gives out tensors of this process alone; pinned ones can be copied to a GPU while it computes."""
+    """Allocates tensors of this process alone; pinned ones can be copied to a GPU while it computes."""
 
     def __init__(self, *, pinned: bool = False) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class PrivateArena(Arena):
 
 
 class SharedMemory:
-    """An anonymous file, handed to child processes when they are started (as an argument of Process).
+    """An anonymous file, passed to child processes when they start (as an argument of Process).
 
-    Whoever starts them need not know its size: each process maps as much as it says, and the file grows to that.
+    The process that starts them need not know its size: each process maps as much as it needs, and the file grows.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -66,7 +66,7 @@ class SharedMemory:
         self._descriptor = descriptor
 
     def map(self, layout: Callable[[Arena], Any], *, pinned: bool = False) -> Any:
-        """What layout allocates from an arena, in this memory; every process must give the same layout.
+        """Map the tensors that layout allocates from an arena; every process must give the same layout.
 
         pinned: whether this process will copy it to and from a GPU.
         """
@@ -82,14 +82,14 @@ class SharedMemory:
         return layout(Arena(buffer))
 
     def numbers(self, count: int) -> Any:
-        """A ctypes array of as many whole numbers, in this memory."""
+        """A ctypes array of this many whole numbers, in this memory."""
         kind = ctypes.c_uint64 * count
         os.ftruncate(self._descriptor, ctypes.sizeof(kind))
         return kind.from_buffer(mmap.mmap(self._descriptor, ctypes.sizeof(kind)))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out that ask for the same; the lock goes with the process."""
+        """Keep other processes that call this out; the lock disappears with the process."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -97,8 +97,8 @@ class SharedMemory:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Forget the file; what is mapped stays."""
-        descriptor, self._descriptor = self._descriptor, -1  # first: threads may close it at the same time
+        """Close the file; existing mappings stay."""
+        descriptor, self._descriptor = self._descriptor, -1  # first, since two threads may close it at the same time
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -107,15 +107,15 @@ class SharedMemory:
 
 
 class SharedCounts:
-    """Whole numbers, all 0 at first, that processes share; handed to them as SharedMemory is."""
+    """Whole numbers, initially 0, that processes share; passed to them like SharedMemory."""
 
     def __init__(self, count: int, memory: SharedMemory | None = None) -> None:
         self._memory = SharedMemory() if memory is None else memory
         self.values: Any = self._memory.numbers(count)
-        """To be read and written by index."""
+        """Read and write them by index."""
 
     def close(self) -> None:
-        """Hand it to no more processes; what is mapped stays."""
+        """Pass it to no more processes; existing mappings stay."""
         self._memory.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

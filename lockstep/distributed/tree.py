@@ -1,9 +1,8 @@
 """Sums over all shards with one binary tree, whose shape depends on the number of shards alone.
 
-Floating-point addition is commutative but not associative: a sum's bits depend on its parentheses, not on who
-computes it. Fixing the parentheses to a complete binary tree over the S slots makes the sum the same on 1, 2, … S
-processes. A process adds up the complete subtrees inside its block; only those partial sums travel.
-"""
+Floating-point addition is commutative but not associative: a sum's bits depend on its parentheses, not on which process
+computes it. With the parentheses fixed to a complete binary tree over the S slots, the sum is the same on 1, 2, … S
+processes. A process adds up the complete subtrees inside its block; only these partial sums travel."""
 
 from __future__ import annotations
 
@@ -32,18 +31,19 @@ def _halves(shards: int, workers: int) -> bool:
 
 
 class TreeSum:
-    """Reduces one tensor a shard to their global sum, known to every process of the group."""
+    """Reduces one tensor per shard to a global sum, known to every process of the group."""
 
     def __init__(self, shards: int, group: Group) -> None:
         self.shards, self.group = shards, group
         self.kept: dict[int, Tensor] = {}
-        """By shard: what a tree that does more than add remembers of it. Checkpoints hold it; here it is empty."""
+        """State per shard of a tree that does more than add. Checkpoints hold it; here it is empty."""
         self._block = block(shards, group.size, group.rank)
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)
 
     def push(self, shard: int, value: Tensor) -> None:
-        """Add one shard's tensor, in the order of this process's shards. The tensor is given away: it may change."""
+        """Add one shard's tensor, in the order of this process's shards. The tree owns the tensor now and may change
+        it."""
         assert shard in self._block
         self._subtrees.append((shard, 1, value))
         while len(self._subtrees) > 1:
@@ -86,7 +86,7 @@ class TreeSum:
             group.exchange(flat[give[0] : give[1]], incoming, group.rank ^ distance)
             own = flat[keep[0] : keep[1]]
             left, right = (incoming, own) if group.rank & distance else (own, incoming)
-            torch.add(left, right, out=own)  # of two NaNs it is the left one that remains
+            torch.add(left, right, out=own)  # of two NaNs, the left one remains
             spans.append((keep, give, distance))
             low, high = keep
             distance *= 2
@@ -95,8 +95,8 @@ class TreeSum:
         return total
 
     def _climb(self, start: int, size: int, subtrees: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor | None:
-        """Any blocks: every node's sum is formed by the holder of its first shard. All processes walk the same tree
-        in the same order, so that no two can wait for each other."""
+        """Blocks of any size: the process that holds a node's first shard forms the node's sum. All processes walk the
+        same tree in the same order, so no two can wait for each other."""
         if (start, size) in subtrees:
             return subtrees[start, size]
         workers = self.group.size

@@ -1,4 +1,4 @@
-"""The table of environment adapters. Each is a class in a file of its own, which is imported when it is first used."""
+"""The table of environment adapters. Each is a class in a separate file, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def register_adapter(name: str, reference: str) -> None:
     adapter without this call. env.adapter=auto asks registered adapters last.
 
     Args:
-        name: the value of env.adapter that stands for the adapter.
+        name: the value of env.adapter for the adapter.
         reference: `path/to/file.py:Class` or `package.module:Class`, a subclass of lockstep.envs.Adapter.
 
     Raises:

@@ -238,7 +238,7 @@ class AleShard(ShardEnv):
 
     def render(self, index: int = 0) -> np.ndarray:
         if len(self._envs) == 1:
-            raise SettingsError("This environment was made without pictures: pass render=True to lockstep.envs.make.")
+            raise SettingsError("This environment was made without rendering: pass render=True to lockstep.envs.make.")
         assert self._picture is not None
         return self._picture[index, -1]
 

@@ -19,7 +19,7 @@ _registered: dict[int, weakref.ref[Any]] = {}
 
 
 def flag(name: str, value: Any) -> bool:
-    """Convert a value that is no bool to one. It may be 0 or 1, or an array that holds one of these.
+    """Convert a value that is not a bool to one. It may be 0 or 1, or an array that holds one of these.
 
     Raises:
         SettingsError: the value is something else, such as None, NaN or a text.
@@ -27,14 +27,14 @@ def flag(name: str, value: Any) -> bool:
     found = _single(value)
     if found is None or found not in (0, 1):
         raise SettingsError(
-            f"The environment returned {name}={value!r}, which is neither True nor False. Mend the environment, or "
+            f"The environment returned {name}={value!r}, which is neither True nor False. Fix the environment, or "
             "wrap it."
         )
     return bool(found)
 
 
 def number(reward: Any) -> float:
-    """Convert a reward that is no plain number, such as an array that holds one number.
+    """Convert a reward that is not a plain number, such as an array that holds one number.
 
     Raises:
         SettingsError: the value is something else, such as a text or a complex number.
@@ -42,7 +42,7 @@ def number(reward: Any) -> float:
     found = _single(reward)
     if found is None:
         raise SettingsError(
-            f"The environment returned the reward {reward!r}, which is no number. Mend the environment, or wrap it."
+            f"The environment returned the reward {reward!r}, which is not a number. Fix the environment, or wrap it."
         )
     return float(found)
 

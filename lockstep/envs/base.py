@@ -143,7 +143,7 @@ class StepResult(NamedTuple):
     first: np.ndarray
     """bool [B]: this was a reset step, which ignored the action and started a new episode."""
     life_lost: np.ndarray
-    """bool [B]: a life was lost, but the episode goes on. Always False under protocols without this signal."""
+    """bool [B]: a life was lost, but the episode continues. Always False under protocols without this signal."""
 
 
 def atari_protocol(sticky: float, skip: int, longest: float) -> str:
@@ -159,7 +159,7 @@ def atari_protocol(sticky: float, skip: int, longest: float) -> str:
 
 
 def atari_name(env_id: str, games: Iterable[str]) -> str | None:
-    """The name of the Atari game that an id such as ms_pacman or Pong-v5 stands for."""
+    """The name of the Atari game of an id such as ms_pacman or Pong-v5."""
     return {game.lower(): game for game in games}.get(env_id.removesuffix("-v5").replace("_", "").lower())
 
 
@@ -177,7 +177,7 @@ class ShardEnv(ABC):
     action_space: gymnasium.Space[Any]
     """Of a single environment."""
     frames_per_step: int
-    """Emulator frames per environment step (4 in Atari, 1 where the term means nothing)."""
+    """Emulator frames per environment step (4 in Atari, 1 without an emulator)."""
     emulator: str = ""
     """How the emulator runs, if there is one; evaluations add it to their protocol."""
 
@@ -223,8 +223,8 @@ class ShardEnv(ABC):
         """
 
     def render(self, index: int = 0) -> np.ndarray:
-        """One environment's picture, uint8 [H, W, 3], for videos."""
-        raise SettingsError(f"{type(self).__name__} cannot draw pictures. Use another --env.adapter for recording.")
+        """One environment's image, uint8 [H, W, 3], for videos."""
+        raise SettingsError(f"{type(self).__name__} cannot render images. Use another --env.adapter for recording.")
 
     def examine(self) -> None:  # noqa: B027 - most shards have nothing to do
         """Compare the results of every step with the spaces. Otherwise only the first steps are compared."""
@@ -246,7 +246,7 @@ class Adapter(ABC):
     """Whether child processes of a collector may step them (the layout's env_processes). The shards that it makes must
     then keep the state that lockstep.envs.gymnasium_shard.GymShard keeps."""
     decorrelates: ClassVar[bool] = False
-    """Whether it can cut the first episode of each environment at a length of its own (env.decorrelate)."""
+    """Whether it can cut the first episode of each environment at a separate length (env.decorrelate)."""
     limits_episodes: ClassVar[bool] = False
     """Whether it truncates every episode after env.reseed_every steps, so that evaluations can limit their length."""
 
@@ -268,7 +268,7 @@ class Adapter(ABC):
         return False
 
     def needs_egl(self, env_id: str) -> bool:
-        """Whether the process must have loaded EGL before the library draws pictures of an id."""
+        """Whether the process must have loaded EGL before the library renders images of an id."""
         del env_id
         return False
 
@@ -293,7 +293,7 @@ class Adapter(ABC):
             seeds: derives the seed of each episode from the environment and the number of the episode.
             num_envs: environments of this shard.
             threads: threads that step them, if `threads` is declared.
-            render: whether pictures will be asked for.
+            render: whether images will be requested.
 
         Raises:
             SettingsError: an option of the config is unknown or out of range.
@@ -302,7 +302,7 @@ class Adapter(ABC):
 
 @functools.cache
 def load_adapter(name: str) -> Adapter:
-    """The adapter that a name or a reference stands for.
+    """The adapter that a name or a reference refers to.
 
     Raises:
         SettingsError: there is no such adapter, or the class is no Adapter.

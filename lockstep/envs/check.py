@@ -30,18 +30,18 @@ from lockstep.system.supervision import WorkerError
 WAYS = {
     "finite": "observations and rewards are finite numbers",
     "again": "new instances give the same bits",
-    "alone": "each environment gives the same bits without the others beside it",
+    "alone": "each environment gives the same bits without the others",
     "elsewhere": "another process gives the same bits",
     "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
 }
 """The checks, in order."""
-_MEND = (
+_ADVICE = (
     "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again in "
     "reset."
 )
 _CAUSES = {
-    "finite": "No network learns from these. Mend the environment, or wrap it.",
-    "again": "Either randomness comes from what reset(seed=...) does not seed, such as np.random, random, or a "
+    "finite": "No network learns from these. Fix the environment, or wrap it.",
+    "again": "Either a generator is not seeded by reset(seed=...), such as np.random, random, or a "
     "generator that the constructor makes; or something is stored in a class or module, or depends on the clock.",
     "alone": "Environments of one process share something: a generator that each reset seeds for all of them, as "
     "np.random.seed does, or a variable of a class or module. Layouts differ in which environments share a process.",
@@ -90,8 +90,8 @@ def check_env(
     """Check that an environment gives equal bits for equal seeds and actions, by playing it with random actions.
 
     Args:
-        config: the environments of training. At least 2, or two matches, are played side by side. An id stands for
-            its default settings.
+        config: the environments of training. At least 2, or two matches, are played side by side. An id uses its
+        default settings.
         steps: for each environment, 8 to 1M. More steps reach what happens late.
         seed: of environments and actions.
         tell: called with each line of the report as soon as it is known.
@@ -105,7 +105,7 @@ def check_env(
         raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
     config = EnvConfig(id=config) if isinstance(config, str) else config
     if not isinstance(config, EnvConfig):
-        raise SettingsError(f"{config!r} is no environment. Give an id, such as 'CartPole-v1', or an EnvConfig.")
+        raise SettingsError(f"{config!r} is not an environment. Give an id, such as 'CartPole-v1', or an EnvConfig.")
     check_values(config)
     config.validate()
     if config.num_envs < 2:
@@ -133,7 +133,7 @@ def check_env(
     for way, found in _differences(game, expected, steps):
         tell(f"{'fails' if found else 'holds':<12}{WAYS[way]}")
         if found:
-            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_MEND}")
+            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_ADVICE}")
             break
         held.append(way)
     return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
@@ -163,7 +163,7 @@ def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str]
     expected = game.play(steps)
     for way, found in _differences(game, expected, steps, elsewhere=False):
         if found and way != "finite":  # the run itself finds these numbers
-            return way, f"{found}. {_CAUSES[way]} {_MEND}"
+            return way, f"{found}. {_CAUSES[way]} {_ADVICE}"
     return None
 
 

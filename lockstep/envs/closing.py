@@ -39,7 +39,7 @@ def close_all(envs: Iterable[Any]) -> None:
                 _close_in_thread(_limit(), env)
         except _CloseTimeout as error:
             stack = "".join(traceback.format_tb(error.__traceback__)[1:-1])
-            _tell_timeout(env, f"It stood here:\n{stack}")
+            _tell_timeout(env, f"It hung here:\n{stack}")
         except Exception as error:
             tell(f"An environment could not be closed: {error!r}.", sys.stderr)
 
@@ -55,7 +55,7 @@ def _tell_timeout(env: Any, more: str) -> None:
     if not told:
         tell(
             f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was given up. A program that "
-            f"it waits for may run on. {more}".rstrip(),
+            f"it waits for may keep running. {more}".rstrip(),
             sys.stderr,
         )
 
@@ -79,8 +79,8 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
 
     def end() -> None:
         tell(
-            f"The close() of {_name(env)} cannot be interrupted, as in native code, so this process ends. What the run "
-            "has recorded is kept: lockstep resume RUN says its digest.",
+            f"The close() of {_name(env)} cannot be interrupted (in native code, perhaps), so this process ends. What "
+            "the run has recorded is kept: lockstep resume RUN prints its digest.",
             sys.stderr,
         )
         os._exit(1)

@@ -76,7 +76,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             warnings.filterwarnings(
                 "ignore", ".*not in the possible render_modes", UserWarning
-            )  # an error follows if pictures are asked for
+            )  # an error follows if images are requested
             if config.id.startswith(PREFIX):
                 return _of_pettingzoo(config.id, options)
             return gymnasium.make(config.id, disable_env_checker=True, **options)
@@ -94,15 +94,15 @@ def needs_library(env_id: str, error: Exception) -> SettingsError:
 
 @contextlib.contextmanager
 def _unknown_options(config: EnvConfig) -> Iterator[None]:
-    """Turn a constructor's TypeError about one of the user's options into a SettingsError."""
+    """Turn a constructor's TypeError about an option that the user gave into a SettingsError."""
     try:
         yield
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected is not None and unexpected[1] == "render_mode" and "render_mode" not in config.options:
             raise SettingsError(
-                f"{config.id} draws no pictures, because its constructor does not take render_mode. Let a callable of "
-                "your own take render_mode and pass it on."
+                f"{config.id} cannot render images, because its constructor does not take render_mode. Use a callable "
+                "that takes render_mode and passes it on."
             ) from error
         missing = re.search(r"missing \d+ required .*argument", str(error))
         if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:

@@ -63,7 +63,7 @@ class _Entry:
             found = np.asarray(values[row])
             raise _Unfit(
                 f"An {self.name} of the environment is of type {found.dtype}, as in {found.ravel().tolist()[:1]}, but "
-                f"its observation_space, {self.space}, says {self.space.dtype}. Mend the environment, or wrap it, so "
+                f"its observation_space, {self.space}, says {self.space.dtype}. Fix the environment, or wrap it, so "
                 "that both agree.",
                 row,
             )
@@ -94,7 +94,7 @@ class _Entry:
             f"goes from {least:g} to {most:g}{' there' if at else ''}."
         )
         if beyond[(row, *at)] > _FAR:
-            raise _Unfit(f"{text} Mend the environment, or wrap it, so that its observations lie inside.", row)
+            raise _Unfit(f"{text} Fix the environment, or wrap it, so that its observations lie inside.", row)
         if not self._told:
             self._told = True
             tell(f"warning: {text} It was {where(row)}. Such observations are taken as they are.", sys.stderr)
@@ -168,7 +168,7 @@ def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
     if [n for n in found if n != 1] != [n for n in declared if n != 1]:
         raise _Unfit(
             f"An {entry.name} of the environment has the shape {found}, but its observation_space says {declared}. "
-            "Mend the environment, or wrap it, so that both are equal."
+            "Fix the environment, or wrap it, so that both are equal."
         )
     return batch.reshape(len(batch), *declared)
 
@@ -188,8 +188,8 @@ def _unlike(entry: _Entry, observations: list[Any], error: Exception) -> _Unfit:
                 if np.shape(value) != entry.shape:
                     found = f"has the shape {np.shape(value)}, but its observation_space says {entry.shape}"
         if found:
-            return _Unfit(f"An {entry.name} of the environment {found}. Mend the environment, or wrap it.", row)
-    return _Unfit(f"An {entry.name} of the environment cannot be read ({error}). Mend the environment, or wrap it.")
+            return _Unfit(f"An {entry.name} of the environment {found}. Fix the environment, or wrap it.", row)
+    return _Unfit(f"An {entry.name} of the environment cannot be read ({error}). Fix the environment, or wrap it.")
 
 
 def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> list[Leaf]:
@@ -218,7 +218,7 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
             if lacking.size:
                 raise _Unfit(
                     f"An observation{where} of the environment is {x[lacking[0]]}, which its observation_space {space} "
-                    "does not contain. Mend the environment, or wrap it, so that it does.",
+                    "does not contain. Fix the environment, or wrap it, so that it does.",
                     int(lacking[0]),
                 )
 
@@ -283,8 +283,8 @@ def _image_conversion(
 
 
 def _channels_last(first: int, second: int, last: int) -> bool:
-    """Whether an image's channels stand last: behind a square, or as many as colors have there, and not at the front,
-    or far fewer than both other sides."""
+    """Whether an image's channels are last: after a square, or as many as colors have there but not at the front, or
+    far fewer than both other sides."""
     if (first == second) != (second == last):
         return first == second
     if (last in _COLORS) != (first in _COLORS):

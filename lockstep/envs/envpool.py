@@ -41,5 +41,5 @@ class EnvPool(Adapter):
 
 
 def _family(env_id: str) -> str:
-    """The module of EnvPool that an id belongs to, such as envpool.atari; "" if it is none of EnvPool's."""
+    """The module of EnvPool that an id belongs to, such as envpool.atari; "" for other ids."""
     return registry.specs[env_id][0] if env_id in registry.specs else ""

@@ -249,7 +249,7 @@ class EnvPoolShard(ShardEnv):
 
     def render(self, index: int = 0) -> np.ndarray:
         if not self._render:
-            raise SettingsError("This environment was made without pictures: pass render=True to lockstep.envs.make.")
+            raise SettingsError("This environment was made without rendering: pass render=True to lockstep.envs.make.")
         return as_picture(self._pool.render(env_ids=[index])[0])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What adapters need to repeat episodes: the seeds that they begin from, and a log of the actions since."""
+"""The tools that adapters need to repeat episodes: the seeds that they begin from, and a log of the actions since."""
 
 from __future__ import annotations
 

@@ -66,21 +66,21 @@ class FiniteCheck:
         self.found = f"environment {environment} of env.id={self._id} returned {what} {when}"
         if self._stop:
             raise NotFinite(
-                f"{self.found[0].upper()}{self.found[1:]}. Nothing can be learned from that. Mend the environment, or "
-                "replace such values in a wrapper; lockstep check-env looks for them, too. --on-nonfinite continue "
-                "goes on all the same."
+                f"{self.found[0].upper()}{self.found[1:]}. Nothing can be learned from that. Fix the environment, or "
+                "replace such values in a wrapper; lockstep check-env looks for them, too. Use --on-nonfinite "
+                "continue to train anyway."
             )
-        tell(f"warning: {self.found}. The run goes on, as --on-nonfinite continue wants.", sys.stderr)
+        tell(f"warning: {self.found}. The run continues because of --on-nonfinite continue.", sys.stderr)
 
     def report_action(self) -> None:
         """Report that the policy chose an action that is not finite, although all observations and rewards were.
 
         Raises:
-            NotFinite: the run shall stop.
+            NotFinite: the run must stop.
         """
         if self._stop:
             raise Diverged(
                 "The policy chose an action that is NaN or infinite, before any environment returned such a number: "
                 "learning has diverged. A lower --algorithm.learning-rate or --algorithm.max-grad-norm usually helps. "
-                "The run's newest checkpoint is from before. --on-nonfinite continue goes on all the same."
+                "The run's newest checkpoint is from before. Use --on-nonfinite continue to train anyway."
             )

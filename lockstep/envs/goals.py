@@ -32,8 +32,8 @@ class Goals:
         config: the environments; its curriculum is applied.
 
     Raises:
-        SettingsError: the environment has no goals, a wrapper changes its goals or rewards, its adapter makes no
-            single environments, or its goals are no vectors.
+        SettingsError: the environment has no goals, a wrapper changes its goals or rewards, its adapter cannot make
+        single environments, or its goals are not vectors.
     """
 
     def __init__(self, config: EnvConfig) -> None:
@@ -123,8 +123,8 @@ def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndar
     each = [_ask(compute, a, d, {}) for a, d in zip(achieved, desired, strict=True)]
     if each[0].size != 1:
         raise SettingsError(
-            f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} answered "
-            f"{each[0]} for one goal, where a number is wanted. Mend it, or use --algorithm.replay.hindsight 0."
+            f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} returned "
+            f"{each[0]} for one goal, but must return a number. Fix it, or use --algorithm.replay.hindsight 0."
         )
     return np.array([answer.item() for answer in each])
 
@@ -141,7 +141,7 @@ def _ask(compute: Callable[..., Any], achieved: Any, desired: Any, info: dict[st
     except Exception as error:
         raise SettingsError(
             f"algorithm.replay.hindsight: the environment's {getattr(compute, '__name__', 'method')} raised {error!r} "
-            f"for goals of the shape {np.shape(achieved)} and info={info!r}. Mend it, or use "
+            f"for goals of the shape {np.shape(achieved)} and info={info!r}. Fix it, or use "
             "--algorithm.replay.hindsight 0."
         ) from error
 

@@ -20,7 +20,7 @@ from lockstep.system.output import reserve_streams
 
 
 class Gymnasium(Adapter):
-    """Environments in a Python loop, in the process that collects or in child processes of it."""
+    """Environments in a Python loop, in the collecting process or in its child processes."""
 
     processes = True
     decorrelates = True

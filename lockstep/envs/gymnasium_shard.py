@@ -61,7 +61,7 @@ class GymShard(ShardEnv):
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
-        """Which environments have terminated although their episode goes on, as an agent may while others play."""
+        """Which environments have terminated although their episode continues, as for an agent while others play."""
         register(self._envs, config.id)
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -102,8 +102,8 @@ class GymShard(ShardEnv):
             if "unexpected keyword argument 'seed'" not in str(error):
                 raise
             raise SettingsError(
-                f"The environment's reset takes no seed ({error}), so no episode could be repeated. Define it as "
-                "reset(self, *, seed=None, options=None), as gymnasium does since 0.26, and pass the seed on with "
+                f"The environment's reset does not take a seed ({error}), so no episode could be repeated. Define it "
+                "as reset(self, *, seed=None, options=None), as in gymnasium since 0.26, and pass the seed on with "
                 "super().reset(seed=seed)."
             ) from error
         if not (isinstance(answer, tuple) and len(answer) == 2):
@@ -205,7 +205,7 @@ class GymShard(ShardEnv):
         env = self._envs[index // self._agents]
         if env.render_mode not in ("rgb_array", "rgb_array_list"):
             raise SettingsError(
-                f"This environment draws no pictures (render_mode={env.render_mode!r}). Pass render=True to "
+                f"This environment cannot render images (render_mode={env.render_mode!r}). Pass render=True to "
                 "lockstep.envs.make, and let a callable of your own take render_mode and pass it on."
             )
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
@@ -222,5 +222,5 @@ def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
     found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
     return SettingsError(
         f"The environment's {method} returned {found}, but must return {wanted}, as in gymnasium since 0.26. "
-        "Mend the environment, or wrap it."
+        "Fix the environment, or wrap it."
     )

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 _PIXELS = 16
-"""Width of a cell in pictures."""
+"""Width of a cell in rendered images."""
 
 
 class MinAtar(gymnasium.Env[np.ndarray, np.int64]):
@@ -30,7 +30,7 @@ class MinAtar(gymnasium.Env[np.ndarray, np.int64]):
     Args:
         game: one of GAMES.
         minimal_actions: whether actions that do nothing in the game are left out.
-        sticky_action_prob: probability that the last action is repeated in place of the one given.
+        sticky_action_prob: probability that the last action is repeated instead of the given one.
         difficulty_ramping: whether games become harder as they go on.
         render_mode: "rgb_array", or None.
     """

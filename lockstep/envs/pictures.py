@@ -1,4 +1,4 @@
-"""Converts what environments draw to the form that videos are made of."""
+"""Converts what environments render to the images that videos consist of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALLOWED = (
     "from 0 to 1."
 )
 _COUNTS = (1, 3, 4)
-"""Channels of a grey picture, a color picture, and one with transparency."""
+"""Channels of a grey image, a color image, and one with transparency."""
 _ROUNDING = 1e-3
 """How far floats may lie outside 0 to 1, or numbers outside 0 to 255."""
 
@@ -22,10 +22,10 @@ def as_picture(drawn: Any) -> np.ndarray:
     """Convert what an environment's render returned to uint8 [H, W, 3].
 
     Floats range from 0 to 1, or to 255 if any is above 1. Channels may come last or first. Transparent pixels are
-    blended with white. Of a list of pictures, the last one is used.
+    blended with white. Of a list of images, the last one is used.
 
     Raises:
-        SettingsError: it is no picture.
+        SettingsError: it is not an image.
     """
     picture = _array(drawn)
     if isinstance(drawn, (list, tuple)) and drawn and not _is_picture(picture):
@@ -69,16 +69,16 @@ def _in_bytes(picture: np.ndarray) -> np.ndarray:
     if not (low >= -_ROUNDING and high <= 255 + _ROUNDING):  # also if one of them is NaN
         raise SettingsError(
             f"The environment's render returned {picture.dtype} {list(picture.shape)} with numbers from {low:g} to "
-            f"{high:g}, which are no colors. {_ALLOWED}"
+            f"{high:g}, which are not colors. {_ALLOWED}"
         )
     return np.rint(np.clip(picture * 255.0 if unit else picture, 0, 255)).astype(np.uint8)
 
 
 def _described(drawn: Any) -> str:
-    """Describe what was returned in place of a picture."""
+    """Describe a result that is not an image."""
     if drawn is None:
-        return "None, which is no picture"
+        return "None, which is not an image"
     array = _array(drawn)
     if array.dtype.kind in "buifc":
-        return f"{array.dtype} {list(array.shape)}, which is no picture"
-    return f"a {type(drawn).__name__}, which is no picture"
+        return f"{array.dtype} {list(array.shape)}, which is not an image"
+    return f"a {type(drawn).__name__}, which is not an image"

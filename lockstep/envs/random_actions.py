@@ -19,7 +19,7 @@ _CHUNK = 256
 
 
 class RandomActions(ShardEnv):
-    """A shard's environments, which take uniformly random actions in place of the policy's.
+    """A shard's environments, which take uniformly random actions instead of the policy's.
 
     How fast an environment steps depends on how it is played: a better policy makes some slower. With random actions,
     throughputs can be compared before anything is learned (Petrenko et al. 2020, arXiv:2006.11751, appendix A.1.2).

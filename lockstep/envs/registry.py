@@ -42,9 +42,9 @@ def make(
         threads: threads that step them, if the adapter declares `threads`.
         purpose: "train", "eval", …: environments with different purposes never share a seed, and only those of "train"
             follow the curriculum.
-        render: whether pictures will be asked for.
-        pool: child processes that step them in place of this one, if the adapter declares `processes`. They draw no
-            pictures.
+        render: whether images will be requested.
+        pool: child processes that step them instead of this one, if the adapter declares `processes`. They cannot
+        render.
 
     Raises:
         SettingsError: the id or an option is unknown, a library is not installed, or the adapter cannot use a pool.
@@ -193,7 +193,7 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
 
 
 def _instead(config: EnvConfig, setting: str, can: Callable[[Adapter], bool]) -> str:
-    """What to use in place of an adapter that lacks something: one that serves the id and has it, or no setting."""
+    """What to use instead of an adapter that lacks something: one that serves the id and has it, or no setting."""
     others = [name for name in _serving(config.id) if can(load_adapter(name))]
     without = f"--env.{setting.replace('_', '-')} 0"
     return f"Use --env.adapter {' or '.join(others)}, or {without}." if others else f"Use {without}."

@@ -69,7 +69,7 @@ class SteppingPool:
         self._stall_timeout = stall_timeout
         self._spin = _SPIN if processes + 1 < cores() else 0.0
         self._steppers: list[_Stepper] = []
-        # It must run before multiprocessing joins its children at exit, which would wait forever.
+        # This must run before multiprocessing joins its children at exit, which would wait forever.
         self._finalize = Finalize(self, _end, (self._steppers,), exitpriority=10)
         context = multiprocessing.get_context("spawn")
         for index in range(processes):
@@ -375,7 +375,7 @@ class _Slice:
 
 def _serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
     """Serve requests in a process of the pool until the other end of the pipe closes."""
-    settle(threads)  # as inline runs do, so that environments find the same settings
+    settle(threads)  # as in inline runs, so that environments find the same settings
     pause = np.random.default_rng()
     slices: dict[int, _Slice] = {}
     while True:

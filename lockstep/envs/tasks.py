@@ -69,7 +69,7 @@ class TupleBandit(gymnasium.Env[Any, Any]):
 
     def __init__(self, arms: int = 4, steps: int = 8, mask: bool = False) -> None:
         if not 1 <= arms <= 36:
-            raise ValueError(f"arms={arms} must lie between 1 and 36, the columns of the picture that shows them")
+            raise ValueError(f"arms={arms} must be between 1 and 36, the columns of the image that shows them")
         self.arms, self.steps, self.mask = arms, steps, mask
         observation: dict[str, spaces.Space[Any]] = {
             "image": spaces.Box(0, 255, (1, 36, 36), np.uint8),
@@ -124,7 +124,7 @@ class BitFlip(gymnasium.Env[Any, np.int64]):
 
     def __init__(self, bits: int = 13) -> None:
         if not 1 <= bits <= 62:
-            raise ValueError(f"bits={bits} must lie between 1 and 62")
+            raise ValueError(f"bits={bits} must be between 1 and 62")
         self.bits = bits
         entry = spaces.Box(0.0, 1.0, (bits,), np.float32)
         self.observation_space = spaces.Dict({"observation": entry, "achieved_goal": entry, "desired_goal": entry})

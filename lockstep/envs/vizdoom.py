@@ -1,4 +1,4 @@
-"""Doom scenarios with pictures, measurements and several action heads, stepped by EnvPool (extra `vizdoom`)."""
+"""Doom scenarios with images, measurements and several action heads, stepped by EnvPool (extra `vizdoom`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.envs.episodes import Seeds
 
 PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"
-"""The EnvPool environment that plays a scenario, with the scenario's map and configuration in place of its own."""
+"""The EnvPool environment that plays a scenario, with the scenario's map and configuration instead of its own."""
 
 _GAME_MEMORY = 2_700_000
 """Bytes of shared memory for each engine."""
@@ -144,7 +144,7 @@ class VizdoomShard(EnvPoolShard):
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> None:
         if render:
-            raise SettingsError(f"{config.id} cannot draw pictures for videos: EnvPool offers none for Doom.")
+            raise SettingsError(f"{config.id} cannot render images for videos: EnvPool does not support that for Doom.")
         self._scenario = scenario = SCENARIOS[config.id.removeprefix(PREFIX)]
         options: dict[str, Any] = dict(config.options)
         self._measured = bool(options.pop("measurements", True))
@@ -261,7 +261,7 @@ def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
     if name is None:
         name = known[0]
     if name not in known:
-        raise SettingsError(f"env.options.actions={name!r} is no action space of {env_id}. Use {' or '.join(known)}.")
+        raise SettingsError(f"env.options.actions={name!r} is unknown for {env_id}. Use {' or '.join(known)}.")
     return scenario.actions[name]
 
 

@@ -22,7 +22,7 @@ def main(parent: str, marks: str, home: str, engine: str, *arguments: str) -> No
         marks: folder for an empty file with the name of the memory that engine and controller share.
         home: folder in which the engine makes a folder whenever it loads a map.
         engine: the program.
-        arguments: what the controller tells the engine.
+        arguments: the controller's arguments for the engine.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # the controller has already ended

@@ -27,13 +27,13 @@ class Actor:
         action = actor.act(observation)
 
     Args:
-        policy: what acts; it is copied to the CPU.
-        env: any with the spaces of training. Only these are looked at: the environment is not stepped.
+        policy: chooses the actions; it is copied to the CPU.
+        env: any environment with the spaces of training. Only its spaces are used; it is not stepped.
         greedy: take the most likely action instead of sampling.
-        seed: of what is sampled. None takes the experiment's.
+        seed: of sampled actions. None takes the experiment's.
 
     Raises:
-        SettingsError: policies see, or do, something else in such an environment.
+        SettingsError: the policy's observations or actions differ from this environment's.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class Actor:
         if not fits or not np.allclose(_bounds(theirs), _bounds(ours)):
             raise SettingsError(
                 f"The policy observes {seen} and acts in {actions}, but in this environment it would observe "
-                f"{self._writer.space} and act in {env.action_space}. Give it one like env.id={experiment.env.id}."
+                f"{self._writer.space} and act in {env.action_space}. Use an environment like "
+                f"env.id={experiment.env.id}."
             )
         self._space, self._distribution, self._greedy = env.action_space, model.distribution, greedy
         self._actor = Inference(model.for_acting().cpu())
@@ -68,10 +69,10 @@ class Actor:
 
     @torch.inference_mode()
     def act(self, observation: Any, reward: float = 0.0) -> Any:
-        """The action for an observation, both as the environment has them.
+        """Choose the action for an observation, both in the environment's form.
 
         Args:
-            reward: what the last action has earned, for models that see it (model.uses_previous).
+            reward: of the previous action, for models that see it (model.uses_previous).
         """
         self._writer.write_list([observation], self._rows)
         if self._reward is not None:
@@ -90,7 +91,7 @@ class Actor:
 
 
 def _form(space: gymnasium.Space[Any]) -> Any:
-    """What has to agree; libraries differ in bounds of vectors, and in how many bits a number has."""
+    """What must agree; libraries differ in the bounds of vectors and in number types."""
     if isinstance(space, spaces.Dict):
         return {name: _form(entry) for name, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

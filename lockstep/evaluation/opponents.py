@@ -1,4 +1,4 @@
-"""Trained runs as opponents: how their names are resolved, and how they play in a match.
+"""Trained runs as opponents: resolves their names, and plays them in a match.
 
 Shape legend: M opponents of a match, K core state.
 """
@@ -31,7 +31,7 @@ from lockstep.run.checkpoint import Checkpoint
 
 
 def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Opponents with each run among them spelled as RUN@ITERATION#DIGEST, so that it stays what it is.
+    """Opponents with each run among them written as RUN@ITERATION#DIGEST, so that it cannot change.
 
     Raises:
         SettingsError: a run, checkpoint or function does not exist or does not fit, or these environments have no
@@ -74,7 +74,7 @@ def _parts(name: str) -> tuple[str, str | None, str | None]:
 
 
 def _found(name: str) -> Checkpoint:
-    """Open the checkpoint that an opponent's name stands for."""
+    """Open the checkpoint that an opponent's name refers to."""
     run, checkpoint, _ = _parts(name)
     try:
         return find_checkpoint(run, checkpoint)
@@ -132,7 +132,7 @@ def _loaded(name: str) -> tuple[Policy, Inference, spaces.Space[Any], spaces.Spa
     policy = load_policy(run, iteration)
     if policy.experiment.model.uses_previous:
         raise SettingsError(
-            f"The opponent {place} has model.uses_previous on, but opponents are not told their previous action and "
+            f"The opponent {place} has model.uses_previous on, but opponents do not receive their previous action and "
             "reward. Name a run with model.uses_previous off."
         )
     return policy, Inference(policy.model.for_acting().cpu()), *envs.spaces(policy.experiment.env)

@@ -1,4 +1,4 @@
-"""Trained policies, and playing with them outside training.
+"""Trained policies, and playing them outside training.
 
 Shape legend: B environments, K core state.
 """
@@ -32,10 +32,10 @@ from lockstep.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class Policy:
-    """A model as it was after some iteration of a run."""
+    """A model after some iteration of a run."""
 
     model: PolicyModel
-    """Parameters loaded, observation statistics set."""
+    """Its parameters are loaded and its observation statistics set."""
     experiment: Experiment
     iteration: int
     samples: int
@@ -49,24 +49,24 @@ def acting_of(model: PolicyModel, *, greedy: bool) -> str:
 
 
 def find_checkpoint(run: Path | str, checkpoint: str | int | None = None) -> Checkpoint:
-    """The checkpoint of a run that is called latest (also None), best, or by its iteration.
+    """A run's checkpoint by name: latest (also None), best, or an iteration.
 
     Raises:
-        SettingsError: there is no such checkpoint, or it is damaged.
+        SettingsError: the checkpoint does not exist or is damaged.
     """
     return open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint))
 
 
 def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precision: Precision | None = None) -> Policy:
-    """Rebuild a run's model as it was at a checkpoint.
+    """Rebuild a run's model from a checkpoint.
 
     Args:
         run: folder of the run.
         checkpoint: latest (also None), best, or an iteration.
-        precision: that the model computes with; None takes the experiment's.
+        precision: of the model's computation; None takes the experiment's.
 
     Raises:
-        SettingsError: there is no such run or checkpoint, it is damaged, or of another model.
+        SettingsError: the run or checkpoint does not exist, is damaged, or belongs to another model.
     """
     experiment = RunFolder.open(run).experiment()
     found = open_checkpoint(find(RunFolder.open(run).checkpoints, checkpoint), only=("learner",))
@@ -78,9 +78,9 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
             kept = tensors.get(f"parameter.{name}")
             if kept is None or kept.shape != parameter.shape:
                 raise SettingsError(
-                    f"{found.path} has no parameter {name} of the shape {list(parameter.shape)}, as the model has that "
-                    "the run's settings make now: a file that they name, or a library, has changed. Restore it as "
-                    "it was in training."
+                    f"{found.path} has no parameter {name} of the shape {list(parameter.shape)}, but the model that "
+                    "the run's settings make now needs one: a user's file or a library has changed. Restore the "
+                    "version used in training."
                 )
             parameter.copy_(kept)
     empty = Normalizers.initial(experiment.normalize, experiment.algorithm.discount, observation_space)
@@ -90,23 +90,23 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
 
 
 class Player:
-    """Plays a policy in new environments. It touches no random stream, environment or state of training.
+    """Plays a policy in new environments. It does not touch training's random streams, environments or state.
 
-    The environments are those of the experiment without its curriculum, except that no episode is cut, be it for
-    decorrelation or to reseed, before `max_steps`.
+    The environments are those of the experiment without its curriculum. No episode is cut before `max_steps`, neither
+    for decorrelation nor for reseeding.
 
     Args:
-        model: what acts; it is copied to the CPU, so that later training does not change the player.
-        num_envs: B, which is rounded up to whole matches where these take several environments. Each environment's
-            episodes depend on its index, the purpose and the seed alone.
+        model: chooses the actions; it is copied to the CPU, so later training does not change the player.
+        num_envs: B, rounded up to whole matches if a match takes several environments. Each environment's episodes
+        depend on its index, the purpose and the seed alone.
         greedy: take the most likely action instead of sampling.
         seed: of environments and action noise.
-        purpose: sets these streams apart from those of other uses of the same seed.
-        threads: that step the environments; changes no result.
-        max_steps: after which an episode is cut, for gymnasium alone; other libraries have limits of their own.
-        normalizers: whose statistics the copy takes; None leaves it the model's own.
-        render: prepare for render, for which B must be 1.
-        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
+        purpose: separates these random streams from other uses of the same seed.
+        threads: to step the environments; does not change results.
+        max_steps: the limit of an episode with gymnasium; other libraries have their own limits.
+        normalizers: the statistics for the copy; None keeps the model's own.
+        render: prepare for render, which needs B = 1.
+        stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Player:
         self._previous_action = torch.zeros(1, num_envs, *shape, dtype=dtype) if previous else None
         self._previous_reward = torch.zeros(1, num_envs) if previous else None
         self.output: ModelOutput | None = None
-        """What the model said at the last step, [1, B, ...]."""
+        """The model's output at the last step, [1, B, ...]."""
         self._finite_check, self._floats = FiniteCheck(f"{config.id} ({purpose})", stop=stop), floats(self._rows)
         self._steps = np.zeros(num_envs, np.int64)
         """Steps so far in each environment's episode."""
@@ -155,18 +155,18 @@ class Player:
 
     @property
     def inputs(self) -> tuple[Any, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """What the model will see at the next step, as PolicyModel.forward takes it; the next step overwrites it."""
+        """The model's inputs at the next step, in the form of PolicyModel.forward; the next step overwrites them."""
         return self._obs, self._start, self._state, self._previous_action, self._previous_reward
 
     @torch.inference_mode()
     def step(self) -> StepResult:
-        """Choose one action for every environment, and return what they answered."""
+        """Choose one action for every environment, step, and return the results."""
         action = self._act()
         self.env.send(self._distribution.to_env(action.numpy()))
         step = self.env.recv(self._rows)
         self._steps = np.where(step.first, 0, self._steps + 1)
         self._check_finite(step.reward, action)
-        # For the agent a lost life starts an episode, just as in training.
+        # For the agent, a lost life starts an episode, as in training.
         self._start[0] = torch.from_numpy(step.first | step.life_lost)
         if self._previous_action is not None and self._previous_reward is not None:
             self._previous_action[0] = action
@@ -175,7 +175,7 @@ class Player:
         return step
 
     def _check_finite(self, reward: np.ndarray | None, action: Tensor | None = None) -> None:
-        """Look for numbers that are not finite in what environments returned, unless they were given such an action."""
+        """Check environments' results for numbers that are not finite, unless the action was not finite either."""
         answers = [*self._floats.values(), *([] if reward is None else [reward])]
         if self._finite_check.found or all(map(all_finite, answers)):
             return

@@ -1,4 +1,4 @@
-"""Evaluates policies: raw scores of whole episodes, in environments apart from training."""
+"""Evaluates policies: raw scores of whole episodes, in separate environments."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ from lockstep.system.output import tell
 
 MAX_ENVS = 16
 MAX_STEPS = 27_000
-"""Environment steps of an episode of gymnasium's, unless one asks for more: those of Atari's 108,000 frames at 4 a
-step."""
+"""Default limit of environment steps per episode with gymnasium: Atari's 108,000 frames at 4 per step."""
 Levels = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy scored."""
+    """The scores of a policy."""
 
     scores: tuple[float, ...]
-    """Sum of raw rewards of each episode, in the order of the episodes' numbers."""
+    """Sum of raw rewards of each episode, by the episode's number."""
     lengths: tuple[int, ...]
     """Environment steps of each episode."""
     protocol: str
-    """One line that says how these numbers came about."""
+    """One line about how these scores were measured."""
     acting: str = "sampled"
-    """How actions came from the policy: sampled, greedy, deterministic, …"""
+    """How the policy chose actions: sampled, greedy, deterministic, and so on."""
 
     @property
     def mean(self) -> float:
@@ -69,7 +68,7 @@ class Evaluation:
         return f"score {spread}{interval}, median {readable(self.median)} ({self.protocol})"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values of everything that is known."""
+        """All results as JSON values."""
         return {
             "mean": self.mean,
             "std": self.std,
@@ -97,29 +96,28 @@ def evaluate(
 ) -> Evaluation:
     """Play whole episodes with a run's policy and report their raw scores.
 
-    The episodes are others than those of evaluations during training, by which the best checkpoint may have been
-    picked. Equal arguments give equal scores on an equal platform.
+    The episodes differ from those of evaluations during training, which may have selected the best checkpoint. Equal
+    arguments give equal scores on the same platform.
 
     Args:
         run: folder of the run.
         episodes: how many to play.
-        greedy: take the most likely action; otherwise a policy that is a distribution samples, one of action values
-            takes the best but for one action in a thousand, and one that gives a single action takes it, without noise.
+        greedy: take the most likely action. Otherwise a stochastic policy samples, a policy of action values takes the
+        best action except once in a thousand steps, and a policy with a single action takes it without noise.
         checkpoint: latest (also None), best, or an iteration.
         seed: of environments and action noise; None takes the experiment's.
-        num_envs: environments that play side by side, at most `episodes`; None takes up to 16.
-        levels: train, those that the experiment trains on; test, all above them (see EnvConfig.num_levels).
-        max_steps: after which an episode is cut where gymnasium steps it, whose tasks need not end by themselves; None
-            for 27,000.
-        opponents: who plays the other agents of matches, as EnvConfig.opponents has it; none for those of training.
+        num_envs: environments that play at the same time, at most `episodes`; None takes up to 16.
+        levels: train plays the levels of training; test plays all higher ones (see EnvConfig.num_levels).
+        max_steps: the limit of an episode with gymnasium, whose tasks may never end; None for 27,000.
+        opponents: players of the other agents in matches, as in EnvConfig.opponents; none for those of training.
 
     Raises:
-        SettingsError: there is no such run or checkpoint, or a number is out of range.
-        NotFinite: an environment returned NaN or an infinity, and the run was not to continue upon that either.
+        SettingsError: the run or checkpoint does not exist, or a number is out of range.
+        NotFinite: an environment returned NaN or an infinity, and the run does not allow it.
     """
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
-        tell(f"warning: {run} had diverged by then: parameters of its model are no numbers any more.", sys.stderr)
+        tell(f"warning: {run} had diverged by then: its model has parameters that are not numbers.", sys.stderr)
     with settled(policy.experiment.torch_threads):
         result = evaluate_policy(
             policy.model,
@@ -158,25 +156,25 @@ def evaluate_policy(
     alive: Callable[[], None] = lambda: None,
     stop: bool = True,
 ) -> Evaluation:
-    """Play whole episodes with a model as it is now; nothing of the training that goes on is touched.
+    """Play whole episodes with a model in its current state, without touching the ongoing training.
 
-    Environment j of N plays the episodes j, j + N, j + 2N, …: which ones count is settled beforehand. (Counting
-    those that end first would favor short episodes.)
+    Environment j of N plays the episodes j, j + N, j + 2N, …, so it is fixed in advance which episodes count. Counting
+    the first to end would favor short episodes.
 
     Args:
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
-        levels: None plays the test levels where training is limited to some, since its own scores show the others.
-        threads: that step the environments; changes no result.
-        normalizers: whose statistics the policy takes; None leaves it those that it has.
-        alive: called at every step, to tell whoever watches this process that it makes progress.
-        stop: whether numbers of environments that are not finite are an error, rather than warned of once.
-        For the others see evaluate.
+        levels: None plays the test levels if training is limited to some levels, since training scores cover those.
+        threads: to step the environments; does not change results.
+        normalizers: the statistics for the policy; None keeps its own.
+        alive: called at every step, to report progress to the supervisor.
+        stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
+        For the others, see evaluate.
     """
     check_episodes(episodes, "--episodes")
     if num_envs is not None and num_envs < 1:
-        raise SettingsError(f"--num-envs {num_envs} is out of range: at least one environment has to play.")
+        raise SettingsError(f"--num-envs {num_envs} is out of range: it must be at least 1.")
     if max_steps is not None and max_steps < 1:
-        raise SettingsError(f"--max-steps {max_steps} is out of range: an episode has at least one.")
+        raise SettingsError(f"--max-steps {max_steps} is out of range: it must be at least 1.")
     experiment = experiment.replace(env=envs.resolve(experiment.env))
     limits = envs.adapter_of(experiment.env).limits_episodes
     if max_steps is not None and not limits:

@@ -1,7 +1,7 @@
 """Statistics of scores and of learning curves.
 
 The aggregates are those of Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice
-(NeurIPS 2021, arXiv:2108.13264), and give the numbers of its library rliable. docs/statistics.md says which to read.
+(NeurIPS 2021, arXiv:2108.13264), and match its library rliable. docs/statistics.md says which to read.
 
 Shape legend: R runs of a task, T tasks, P points of a curve, K thresholds, N resamples.
 """
@@ -15,26 +15,26 @@ from dataclasses import dataclass
 import numpy as np
 
 ENOUGH = 5
-"""Runs from which on an interval says more than the runs themselves; docs/statistics.md has the figures."""
+"""With at least this many runs, an interval says more than the runs themselves; docs/statistics.md has the figures."""
 Interval = tuple[float, float]
 Curve = tuple[np.ndarray, np.ndarray]
 """x [n] and y [n], x ascending."""
 Scores = Sequence[np.ndarray]
-"""The scores of one method: for each task an array [..., R], whose last axis are its runs. R may differ between tasks;
-the axes before it may not."""
+"""The scores of one method: for each task an array [..., R], with the runs on its last axis. R may differ between
+tasks, the other axes may not."""
 Statistic = Callable[..., np.ndarray]
-"""From the Scores of one or more methods to an array [...]."""
+"""Maps the Scores of one or more methods to an array [...]."""
 
 # ------------------------------------------------------------------------------------------------- aggregates
 
 
 def mean(scores: Scores) -> np.ndarray:
-    """Mean over tasks of the mean over runs, [...]. A few tasks with enormous scores may decide it."""
+    """Mean over tasks of the mean over runs, [...]. A few tasks with enormous scores may dominate it."""
     return _task_means(scores).mean(axis=-1)
 
 
 def median(scores: Scores) -> np.ndarray:
-    """Median over tasks of the mean over runs, [...]. Nearly half of the tasks may be at zero unseen."""
+    """Median over tasks of the mean over runs, [...]. It can miss that nearly half of the tasks score zero."""
     return np.median(_task_means(scores), axis=-1)
 
 
@@ -42,8 +42,8 @@ def iqm(scores: Scores) -> np.ndarray:
     """Interquartile mean, [...]: the mean of all runs of all tasks without the lowest and the highest quarter
     (rounded down: nothing is left out of fewer than four). Section 4.3 of the paper recommends it.
 
-    Where tasks have unequal numbers of runs, which the paper does not have, a run weighs the less the more its task
-    has, so that tasks count alike, and exactly a quarter of the weight is left out at either end.
+    If tasks have unequal numbers of runs, which the paper does not cover, runs are weighted so that all tasks count
+    equally, and exactly a quarter of the weight is left out at either end.
     """
     pooled = np.concatenate(scores, axis=-1)
     counts = [task.shape[-1] for task in scores]
@@ -66,8 +66,8 @@ def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
 def probability_of_improvement(a: Scores, b: Scores) -> np.ndarray:
     """Probability that a run of a beats a run of b on a task drawn at random, [...]; a tie counts half.
 
-    The Mann-Whitney statistic over the number of pairs, averaged over tasks (section 4.3). It says nothing of by how
-    much. a and b hold the same tasks in the same order.
+    The Mann-Whitney statistic over the number of pairs, averaged over tasks (section 4.3). It does not measure the size
+    of the improvement. a and b hold the same tasks in the same order.
     """
     assert len(a) == len(b), "the methods were not run on the same tasks"
     wins = []
@@ -99,11 +99,11 @@ def _task_means(scores: Scores) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic of some runs, and how well it is known."""
+    """A statistic of some runs, and its uncertainty."""
 
     value: float
     interval: Interval | None
-    """95% confidence interval, unless asked for another; None where a method has one run of a task."""
+    """Confidence interval, 95% by default; None if a method has only one run of a task."""
 
     def __str__(self) -> str:
         if self.interval is None:
@@ -124,17 +124,17 @@ def bootstrap(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A statistic, and its confidence interval by the stratified percentile bootstrap (section 4.2 of the paper).
 
-    Runs are drawn with replacement within each task, and for each method on its own; the interval holds the central
-    `confidence` of the statistic over N such resamples. Equal arguments give equal numbers. Intervals of fewer than
-    about ten runs in all are too narrow.
+    Runs are drawn with replacement within each task and method; the interval holds the central `confidence` of the
+    statistic over N such resamples. Equal arguments give equal numbers. Intervals of fewer than about ten runs in total
+    are too narrow.
 
     Args:
-        statistic: takes as many Scores as there are samples, of shape [..., R] or [..., N, R].
+        statistic: takes the Scores of each method, of shape [..., R] or [..., N, R].
         samples: the scores of each method.
 
     Returns:
-        The statistic of the scores as they are, and the ends of the interval, all [...]. The ends are NaN where a
-        method has one run of a task, which says nothing about the spread there: none would be taken for no spread.
+        The statistic of the given scores, and the ends of the interval, all [...]. The ends are NaN if a method has
+        only one run of a task: resampling it would pretend that there is no spread.
     """
     assert samples and 0 < confidence < 1
     value = np.asarray(statistic(*samples), np.float64)
@@ -143,7 +143,7 @@ def bootstrap(
         return value, unknown, unknown
     generator = np.random.default_rng(seed)
     cells = sum(task.size for sample in samples for task in sample)
-    rows = max(1, 1_000_000 // cells)  # bounds memory for thousands of scores
+    rows = max(1, 1_000_000 // cells)  # limits the memory for thousands of scores
     draws = []
     for begin in range(0, resamples, rows):
         count = min(rows, resamples - begin)
@@ -171,7 +171,7 @@ def bootstrap_interval(
         values: [n], one score per episode (or per run), in the score's own unit.
 
     Returns:
-        Lower and upper end, or None for fewer than two values, which say nothing about their spread.
+        Lower and upper end, or None for fewer than two values, which have no spread.
     """
     sample = np.asarray(values, dtype=np.float64)
     assert sample.ndim == 1
@@ -182,8 +182,8 @@ def bootstrap_interval(
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centered moving average of [n] values; NaN entries are left out, and near the ends the window shrinks
-    symmetrically, so that a rising curve is not pulled inwards."""
+    """Centered moving average of [n] values. NaN entries are left out, and near the ends the window shrinks
+    symmetrically, so that a rising curve is not flattened."""
     half = max(0, min(window, len(values)) // 2)
     known = np.isfinite(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
@@ -196,15 +196,15 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def thinned(curve: Curve, points: int) -> Curve:
-    """At most so many of a curve's points, equally far from each other, and always the first and the last."""
+    """At most this many of a curve's points, equally spaced, with the first and the last."""
     x, y = curve
     kept = np.linspace(0, len(x) - 1, min(points, len(x))).round().astype(int)
     return x[kept], y[kept]
 
 
 def outline(y: np.ndarray, points: int) -> np.ndarray:
-    """The places of at most so many of [n] values: the lowest and the highest of each of equal stretches, so that what
-    sticks out stays, and always the first and the last."""
+    """The indices of at most this many of [n] values: the minimum and maximum of equal stretches, so that peaks stay,
+    with the first and the last."""
     if len(y) <= points:
         return np.arange(len(y))
     edges = np.linspace(0, len(y), (points - 2) // 2 + 1).astype(int)
@@ -215,14 +215,14 @@ def outline(y: np.ndarray, points: int) -> np.ndarray:
 
 
 def means_around(y: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The means of [n] values around some of them, each from halfway to the place before to halfway to the next."""
+    """The means of [n] values around some of them, each from halfway to the previous place to halfway to the next."""
     edges = np.concatenate([[0], (places[:-1] + places[1:] + 1) // 2, [len(y)]])
     total = np.concatenate([[0.0], np.cumsum(y)])
     return np.diff(total[edges]) / np.diff(edges)
 
 
 def align(curves: Sequence[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves (x [n_i], y [n_i]) linearly onto the range of x that all of them share.
+    """Interpolate curves (x [n_i], y [n_i]) linearly onto the range of x that all of them cover.
 
     Returns:
         x [P] and y [number of curves, P]; P is 0 if the curves share no range.
@@ -242,11 +242,11 @@ def efficiency_curve(
     efficiency if it counts seconds.
 
     Args:
-        tasks: for each task the curve of each run; of several tasks, y must be normalized.
+        tasks: for each task the curve of each run; for several tasks, y must be normalized.
 
     Returns:
-        x, the statistic and the ends of its pointwise 95% interval (see bootstrap), all [P], over the range of x that
-        all runs reached.
+            x, the statistic and the ends of its pointwise 95% interval (see bootstrap), all [P], over the range of x
+            that all runs cover.
     """
     grid, values = align([curve for runs in tasks for curve in runs], points)
     scores, begin = [], 0
@@ -259,7 +259,7 @@ def efficiency_curve(
 
 
 def readable(value: float) -> str:
-    """Short, with three or four telling digits: 0.000123, 0.123, 12.3, 1,234, 1.23e+09."""
+    """A short number with three or four significant digits: 0.000123, 0.123, 12.3, 1,234, 1.23e+09."""
     if not np.isfinite(value):
         return "not finite"
     size = abs(value)

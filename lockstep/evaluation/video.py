@@ -22,11 +22,11 @@ from lockstep.run.folder import RunFolder
 from lockstep.system.numerics import settled
 
 _SIZE = 640
-"""Smaller pictures are magnified by a whole number as long as both sides stay within this many pixels."""
+"""Small images are magnified by a whole number while both sides stay within this many pixels."""
 
 _ADVICE = (
-    "On a machine without display, MuJoCo needs a driver that draws off screen: install libegl1 (apt-get install "
-    "libegl1), or for gymnasium's tasks libosmesa6 and set MUJOCO_GL=osmesa."
+    "On a machine without a display, MuJoCo needs an off-screen driver: install libegl1 (apt-get install libegl1), or "
+    "for gymnasium's tasks install libosmesa6 and set MUJOCO_GL=osmesa."
 )
 
 
@@ -41,25 +41,25 @@ def record_video(
     max_steps: int = 10_000,
     fps: int | None = None,
 ) -> Path:
-    """Play episodes with a run's policy and write them as an H.264 video, one picture an environment step.
+    """Play episodes with a run's policy and write them as an H.264 video, one frame per environment step.
 
     Without a DISPLAY, sets MUJOCO_GL and SDL_VIDEODRIVER for this process, unless they are set.
 
     Args:
         run: folder of the run.
-        out: file to write, ending in .mp4; it appears when it is complete.
+        out: file to write, ending in .mp4; it appears when the video is complete.
         episodes: how many to show.
-        greedy: take the most likely action; otherwise actions are sampled, as in training.
+        greedy: take the most likely action; otherwise sample actions, as in training.
         checkpoint: latest (also None), best, or an iteration.
         seed: of the environment and action noise; None takes the experiment's.
-        max_steps: environment steps after which the video ends, whatever is going on.
-        fps: pictures a second; None plays Atari in real time (15, at 4 frames a step), and others at 30.
+        max_steps: environment steps after which the video ends, even within an episode.
+        fps: frames per second; None plays Atari in real time (15, at 4 frames per step), and others at 30.
 
     Returns:
         The path written.
 
     Raises:
-        SettingsError: there is no such run or checkpoint, a number is out of range, or the environment cannot draw.
+        SettingsError: the run or checkpoint does not exist, a number is out of range, or the environment cannot render.
     """
     out = Path(out)
     if out.suffix.lower() != ".mp4" or out.is_dir():
@@ -92,12 +92,12 @@ def record_video(
 
 
 def prepare_graphics(env: EnvConfig) -> None:
-    """Let MuJoCo and SDL draw without a display. They read these settings when they are first imported."""
+    """Let MuJoCo and SDL render without a display. They read these settings when they are first imported."""
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
-        # EnvPool's MuJoCo uses EGL without loading it, and ends the process where nobody has.
+        # EnvPool's MuJoCo uses EGL without loading it, and ends the process if nobody else has loaded it.
         ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         if adapter_of(env).needs_egl(env.id):
@@ -121,20 +121,20 @@ def _picture(player: Player, env_id: str) -> np.ndarray:
         raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise needs_library(env_id, error) from error
-    except Exception as error:  # whatever a graphics library raises, or the environment
+    except Exception as error:  # a graphics library or the environment may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         files = [frame.filename for frame in frames[1:]]
         graphics = re.search("mujoco|opengl|egl|osmesa|glfw|glx|graphics|display", f"{files} {error!r}", re.IGNORECASE)
         where = f"It was raised in {frames[-1].filename}, line {frames[-1].lineno}."
         raise SettingsError(
-            f"The environment could not draw a picture: {type(error).__name__}: {error}. "
+            f"The environment could not render an image: {type(error).__name__}: {error}. "
             f"{_ADVICE if graphics else where}"
         ) from error
 
 
 def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
-    """Encode pictures, uint8 [H, W, 3], as H.264 in an MP4 file that every player shows. The first one decides the
-    size, and others are fitted into it."""
+    """Encode images, uint8 [H, W, 3], as H.264 in an MP4 file that every player supports. The first image sets the
+    size, and the others are fitted to it."""
     first = fit(next(pictures))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -157,10 +157,10 @@ def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
 
 
 def fit(picture: np.ndarray, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Magnify a small picture [H, W, 3] by repeating pixels, and make both sides even, as H.264's chroma needs.
+    """Magnify a small image [H, W, 3] by repeating pixels, and make both sides even, as H.264's chroma requires.
 
     Args:
-        size: that it is to have. One that would have another is resized, and gets black borders.
+        size: the target size. Other images are resized, with black borders.
     """
     fitted = _magnified(picture)
     return fitted if size in (None, fitted.shape[:2]) else _within(picture, size)
@@ -174,7 +174,7 @@ def _magnified(picture: np.ndarray) -> np.ndarray:
 
 
 def _within(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The picture, scaled to fit with its proportions and centered on black."""
+    """The image, scaled to fit with its proportions and centered on black."""
     height, width = picture.shape[:2]
     scale = min(size[0] / height, size[1] / width)
     h, w = max(1, int(height * scale)), max(1, int(width * scale))

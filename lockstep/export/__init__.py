@@ -1,1 +1,1 @@
-"""Trained policies for others: files that run without lockstep, and runs on the Hugging Face Hub."""
+"""Exports trained policies as files that run without lockstep, and runs to the Hugging Face Hub."""

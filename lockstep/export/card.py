@@ -19,11 +19,11 @@ from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.folder import RunFolder
 
 VIDEO, CURVE = "replay.mp4", "learning-curve.png"
-"""Names that the Hub's pages show."""
+"""Names of algorithms as the Hub shows them."""
 _FOLDERS, _KEPT = re.compile(r"(^|=)(?:~|\.{1,2})?/.*/"), r"\1"
-"""What stands before a file's name, and what is kept of that."""
+"""A file's folders, and what to keep of them."""
 _PRIVATE = ("run", "wandb", "trackio", "eval_opponents")
-"""Options that name folders and accounts."""
+"""Options that name folders or accounts."""
 
 
 def card(
@@ -40,11 +40,11 @@ def card(
     Args:
         folder: the run.
         repo: NAME/REPOSITORY.
-        facts: what run.json says, cleaned by public_facts.
-        evaluations: of one checkpoint; the first one is the score in the metadata.
-        checkpoints: those that are uploaded, newest first.
-        shown: the pictures and videos that are uploaded.
-        foreign: code from outside lockstep that the run needs, and that is not uploaded.
+        facts: the contents of run.json, cleaned by public_facts.
+        evaluations: of one checkpoint; the first one becomes the score in the metadata.
+        checkpoints: the uploaded ones, newest first.
+        shown: the uploaded pictures and videos.
+        foreign: code from outside lockstep that the run needs and that is not uploaded.
     """
     experiment = folder.experiment()
     head, lines = ledger.read(folder.ledger)
@@ -85,7 +85,7 @@ Trained with lockstep: everything here can be repeated, bit by bit.{needed}
     lockstep eval run --episodes 30
     lockstep record run
 
-`lockstep resume run` goes on training, `lockstep export run` writes it for other programs.
+`lockstep resume run` continues the training, `lockstep export run` writes the policy for other programs.
 
 ## How it was trained
 
@@ -109,7 +109,7 @@ every iteration); bits are comparable on an equal processor with equal versions.
 
 
 def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """What run.json says, without the paths of the machine and the accounts of the one who trained."""
+    """The contents of run.json without paths of the machine and accounts of the user."""
     options = {name: value for name, value in facts["options"].items() if name not in _PRIVATE}
     kept = {name: value for name, value in facts.items() if name != "directory"}
     kept |= {"options": options, "command": public_command(facts["command"])}
@@ -119,7 +119,7 @@ def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def public_command(command: str) -> str:
-    """A command without --run and accounts, and with files by their names alone."""
+    """A command without --run and accounts, and with the names of files alone."""
     kept, words = [], _words(command)
     while words:
         word = words.pop(0)
@@ -139,7 +139,7 @@ def public_command(command: str) -> str:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # not written by shlex.join
+    except ValueError:  # shlex.join did not write it
         return command.split()
 
 

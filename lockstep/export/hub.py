@@ -35,11 +35,11 @@ _OURS = re.compile(
     r"experiment\.json|run\.json|weights\.safetensors|(?:ledger|metrics)\.jsonl(?:\.gz)?|checkpoints/\d{8,}/(?:manifest\.json|[\w-]+\.safetensors)|README\.md"
     rf"|{re.escape(CURVE)}|{re.escape(VIDEO)}"
 )
-"""Files of a run's repository; anything else in it is left alone."""
+"""Files of a run's repository; push leaves all other files alone."""
 _ENTRIES = {"experiment.json": {"$type"}, "run.json": {"options", "command", "layout"}}
-"""What a run cannot do without: files, and entries in them."""
+"""Files that every run needs, and the entries they must have."""
 _OF_FILES = re.compile("path|file|dir|args|url")
-"""Options with such a name may hold a path."""
+"""Options whose values may be paths."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pushed:
     size: int
     """Bytes of these files."""
     notes: list[str]
-    """What could not be added."""
+    """What could not be uploaded, and why."""
 
 
 def push(
@@ -67,16 +67,16 @@ def push(
 ) -> Pushed:
     """Upload a run: settings, ledger, metrics, the latest and the best checkpoint, learning curve, video, model card.
 
-    A repository that exists already gets one more commit, in which checkpoints of former ones are deleted.
+    If the repository exists, this adds a commit, which deletes the checkpoints of former commits.
 
     Args:
         run: folder of the run.
         repo: NAME/REPOSITORY.
-        checkpoint: whose score the card tells: latest (also None), best, or an iteration.
-        episodes: of that score; as many on the test levels, where training was limited to some.
-        greedy: take the most likely actions for it.
-        record: a video, if the run has none.
-        private: whether a new repository is.
+        checkpoint: the one whose score the card shows: latest (also None), best, or an iteration.
+        episodes: evaluated for the score; as many on the test levels if training was limited to some levels.
+        greedy: evaluate the most likely actions.
+        record: record a video if the run has none.
+        private: whether a new repository is private.
 
     Raises:
         SettingsError: there is no such run or checkpoint; huggingface_hub is not installed; there is no token, or the
@@ -92,15 +92,15 @@ def push(
     hub = _hub(repo)
     if hub.token is None:
         raise SettingsError(
-            f"Pushing to {repo} needs a token of the Hugging Face Hub, and there is none here. Make one that may write "
-            "at huggingface.co/settings/tokens, and give it in the variable HF_TOKEN, or once and for all with: hf "
+            f"Pushing to {repo} needs a token of the Hugging Face Hub, but none was found. Make one with write access "
+            "at huggingface.co/settings/tokens, and give it in the variable HF_TOKEN, or log in once with: hf "
             "auth login"
         )
     with _explained(repo):  # before minutes are spent on evaluation
         hub.create_repo(repo, private=private, exist_ok=True)
         if private and not hub.model_info(repo).private:
             raise SettingsError(
-                f"{repo} exists already, and is public: --private is for a new repository. Make it private in its "
+                f"{repo} exists and is public: --private is for a new repository. Make it private in its "
                 "settings on the Hub, or choose another name. Nothing was uploaded."
             )
     checkpoints = _shared_checkpoints(folder)
@@ -134,16 +134,16 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
 
     Args:
         repo: NAME/REPOSITORY.
-        to: the folder; None makes runs/REPOSITORY.
+        to: the folder; None takes runs/REPOSITORY.
         revision: branch, tag or commit; None takes the newest.
-        trust: accept settings that name code from outside lockstep. An environment, say, may be any function.
+        trust: accept settings that name code from outside lockstep. An environment, for example, may be any function.
 
     Returns:
         The folder.
 
     Raises:
-        SettingsError: the folder exists; there is no such repository, or no run in it; it names foreign code and trust
-            is off; a checkpoint is damaged; huggingface_hub is not installed; the Hub cannot be reached.
+        SettingsError: the folder exists; the repository does not exist, or holds no run; it names foreign code and
+            trust is off; a checkpoint is damaged; huggingface_hub is not installed; the Hub cannot be reached.
     """
     hub = _hub(repo)
     target = Path(to) if to else Path("runs") / repo.partition("/")[2]
@@ -152,7 +152,7 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
     scratch = target.with_name(f".{target.name}.partial")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(scratch, ignore_errors=True)  # left by a download that was killed
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed download
         scratch.mkdir()
     try:
         with _explained(repo, "read"):
@@ -162,13 +162,13 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
         shutil.rmtree(scratch / ".cache", ignore_errors=True)
         if missing := [name for name in _ENTRIES if not (scratch / name).is_file()]:
             raise SettingsError(
-                f"{repo} holds no run of lockstep (it has no {' or '.join(missing)}). Pull what push uploaded."
+                f"{repo} holds no run of lockstep (it has no {' or '.join(missing)}). Give a repository that push made."
             )
         settings, facts = (_object(scratch / name, repo) for name in _ENTRIES)
         if not trust and (foreign := foreign_code(settings)):
             raise SettingsError(
-                f"The run in {repo} names code from outside lockstep, which any use of it would run here: "
-                f"{', '.join(foreign)}. If you trust its author, and have this code, pull it with --trust."
+                f"The run in {repo} names code from outside lockstep, which would run here whenever you use it: "
+                f"{', '.join(foreign)}. If you trust its author and have this code, pull it with --trust."
             )
         for packed in scratch.glob("*.jsonl.gz"):
             try:
@@ -186,11 +186,11 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
             except SettingsError as error:
                 reason = str(error).replace(f"{scratch}/", "")
                 raise SettingsError(f"The run in {repo} is damaged: {reason}") from error
-        latest(scratch / "checkpoints")  # says what is missing if there is none
+        latest(scratch / "checkpoints")  # raises if there is none
         for checkpoint in list_checkpoints(scratch / "checkpoints"):
             open_checkpoint(checkpoint)
-        # Again, since another program may have uploaded them: they would say where users' files are looked for, and
-        # to whose account metrics go.
+        # Clean them again, since another program may have uploaded them: these entries choose where users' files are
+        # looked up and whose account receives metrics.
         (scratch / "run.json").write_text(json.dumps(public_facts(facts), indent=2) + "\n")
         os.rename(scratch, target)
     finally:
@@ -199,16 +199,17 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
 
 
 def _object(path: Path, repo: str) -> dict[str, Any]:
-    """A JSON file that was downloaded, and has the entries that are used."""
+    """A downloaded JSON file, which must have the entries that are used."""
     with contextlib.suppress(ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict) and _ENTRIES[path.name] <= found.keys():
             return found
-    raise SettingsError(f"{path.name} of {repo} is damaged: it is not what push uploads. Push the run again.")
+    raise SettingsError(f"{path.name} of {repo} is damaged: push did not upload it in this form. Push the run again.")
 
 
 def foreign_code(settings: Any) -> list[str]:
-    """What in an experiment's JSON is, or may name, code from outside lockstep that is run when it is used."""
+    """The names in an experiment's JSON that are, or may be, code from outside lockstep, which runs when the experiment
+    is used."""
     if isinstance(settings, list):
         return [name for each in settings for name in foreign_code(each)]
     if not isinstance(settings, dict):
@@ -226,15 +227,15 @@ def foreign_code(settings: Any) -> list[str]:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether an environment's option is a number or a word. Others may name files and programs: EnvPool's Doom runs
-    the one that vzd_path says, and writes where game_args say."""
+    """Whether an environment's option is a number or a word. Other options may name files and programs: EnvPool's Doom
+    runs the program in vzd_path, and writes where game_args tell it to."""
     if isinstance(value, str):
         return not _OF_FILES.search(name) and bool(re.fullmatch(r"[\w-]*", value))
     return isinstance(value, (bool, int, float))
 
 
 def _shared_checkpoints(folder: RunFolder) -> list[Checkpoint]:
-    """The newest and, if that is another one, the best."""
+    """The newest checkpoint and, if it is a different one, the best."""
     newest = open_checkpoint(latest(folder.checkpoints))
     with contextlib.suppress(SettingsError):
         best = find_checkpoint(folder.path, "best")
@@ -245,14 +246,14 @@ def _shared_checkpoints(folder: RunFolder) -> list[Checkpoint]:
 def _files(
     folder: RunFolder, facts: dict[str, Any], checkpoints: list[Checkpoint], *, record: bool
 ) -> tuple[dict[str, bytes | Path], list[str]]:
-    """Everything to upload but the card, by its name in the repository; and what is missing."""
+    """All files to upload except the card, by their names in the repository, and notes on missing ones."""
     files: dict[str, bytes | Path] = {"experiment.json": folder.path / "experiment.json"}
     notes = []
     files["run.json"] = (json.dumps(facts, indent=2) + "\n").encode()
     for name in _LINES:
         data = (folder.path / name).read_bytes()
         packed = len(data) > _LARGE
-        # Without a time in it, equal runs are equal files.
+        # Leave the time out, so that equal runs give equal files.
         files[f"{name}.gz" if packed else name] = gzip.compress(data, mtime=0) if packed else data
     begun_with = folder.experiment().warm_start.run
     if folder.weights.is_file():
@@ -288,12 +289,10 @@ def _files(
 
 
 def _hub(repo: str) -> Any:
-    """The Hub's interface, at the address that HF_ENDPOINT names."""
+    """The Hub's client, for the address in HF_ENDPOINT."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise SettingsError(
-            f"{repo!r} is no repository of the Hugging Face Hub. Write NAME/REPOSITORY, as in me/ppo-pong."
-        )
-    require("huggingface_hub", "hub", "Sharing runs", "Copying the folder of a run needs nothing.")
+        raise SettingsError(f"{repo!r} is not the name of a repository. Write NAME/REPOSITORY, as in me/ppo-pong.")
+    require("huggingface_hub", "hub", "Sharing runs", "To share a run without it, copy its folder.")
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -301,38 +300,38 @@ def _hub(repo: str) -> Any:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise SettingsError(f"The Hugging Face Hub takes no such name of a repository: {error}") from error
+        raise SettingsError(f"The Hugging Face Hub does not accept this repository name: {error}") from error
 
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=get_token())
 
 
 @contextlib.contextmanager
 def _explained(repo: str, doing: str = "write to") -> Iterator[None]:
-    """Turn what the Hub, and the way to it, refuse into one paragraph; doing: what was tried."""
+    """Turn errors of the Hub and of the network into one paragraph; doing: the action that failed."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.RevisionNotFoundError as error:
-        raise SettingsError(f"{repo} has no such revision. Leave --revision out for the newest.") from error
+        raise SettingsError(f"{repo} has no such revision. Leave out --revision for the newest one.") from error
     except errors.RepositoryNotFoundError as error:
         raise SettingsError(
-            f"There is no repository {repo} on the Hugging Face Hub, or it is private and the token here may not read "
-            "it. Correct the name, or give a token that may in the variable HF_TOKEN."
+            f"There is no repository {repo} on the Hugging Face Hub, or it is private and your token cannot read it. "
+            "Correct the name, or give a token with access in the variable HF_TOKEN."
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
             raise SettingsError(
-                f"The Hugging Face Hub does not let this token {doing} {repo} (HTTP {status}). Give one that may in "
-                "the variable HF_TOKEN: huggingface.co/settings/tokens makes them."
+                f"The Hugging Face Hub does not let this token {doing} {repo} (HTTP {status}). Make a token with "
+                "access at huggingface.co/settings/tokens, and give it in the variable HF_TOKEN."
             ) from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise SettingsError(
             f"The Hugging Face Hub refused {repo} (HTTP {status}): {reason}. Try again later."
         ) from error
     except Exception as error:
-        # Large files hide the cause; the HTTP library, whose errors pass through, is another one since version 2.
+        # Large uploads hide the cause; version 2 uses another HTTP library, whose errors pass through.
         cause = error.__cause__ if type(error) is RuntimeError else error
         if not (isinstance(cause, OSError) or type(cause).__module__.startswith("httpx")):
             raise

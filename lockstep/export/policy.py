@@ -1,4 +1,4 @@
-"""`lockstep export`: a trained policy as a file for torch.export, TorchScript or ONNX, and how alike it acts.
+"""`lockstep export`: writes a trained policy for torch.export, TorchScript or ONNX, and compares its actions.
 
 Shape legend: B environments.
 """
@@ -40,57 +40,57 @@ Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """One step of a policy, from named inputs [B, ...] to named outputs [B, ...]."""
 
 _ROWS = 8
-"""Environments that are played to compare actions."""
+"""Environments that are played for the comparison of actions."""
 _TOLERANCE = 1e-4
-"""How far the results of two fp32 programs may differ; relative for numbers above 1."""
+"""Tolerance between two fp32 programs; relative for numbers above 1."""
 _MEANING = {
-    "start": "whether this is the first observation of an episode (or of a new life, where the protocol says so)",
-    "state": "the core's state: next_state of the step before; any numbers at a start",
-    "prev_action": "next_prev_action of the step before; anything at a start",
+    "start": "whether this is the first observation of an episode (or of a new life, if the protocol says so)",
+    "state": "the core's state: next_state of the previous step; any numbers at a start",
+    "prev_action": "next_prev_action of the previous step; anything at a start",
     "prev_reward": "the reward that came with the observation, as training saw it; anything at a start",
-    "noise": "fresh numbers at every step, uniform in [0, 1): what the action is drawn by",
-    "action": "as the environment takes it",
+    "noise": "fresh uniform numbers in [0, 1) at every step, from which the action is drawn",
+    "action": "in the form that the environment takes",
     "policy": "parameters of the action distribution",
-    "value": "the state's value, in the units that training scaled rewards to",
-    "next_state": "to be given as state at the next step",
-    "next_prev_action": "to be given as prev_action at the next step",
+    "value": "the state's value, in the units of training's scaled rewards",
+    "next_state": "pass it as state at the next step",
+    "next_prev_action": "pass it as prev_action at the next step",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """How an exported policy acted on observations of the run's own environments."""
+    """How an exported policy acted on observations of the run's environments."""
 
     observations: int
-    """How many were compared."""
+    """Number of observations compared."""
     equal: int
-    """On how many of them it took the action of the run's model in fp32."""
+    """On how many it took the same action as the run's model in fp32."""
     difference: float
-    """The largest difference between the numbers of these two about their policies."""
+    """The largest difference between the policy parameters of the two."""
     equal_in_training: int
-    """On how many the run's model in fp32 takes the action of the same model in the precision of training."""
+    """On how many the run's model takes the same action in fp32 as in the precision of training."""
     as_alone: bool
-    """Whether it acts for one environment as for the same one beside others."""
+    """Whether it acts for a single environment as it does for the same one in a batch."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """A file that was written, and how it compares."""
+    """An exported file, and the result of its comparison."""
 
     path: Path
     description: Path
-    """JSON beside it: names, shapes and meaning of inputs and outputs."""
+    """A JSON file with names, shapes and meanings of inputs and outputs."""
     iteration: int
     """The checkpoint's iteration."""
     precision: str
     """The precision of training."""
     check: Check
     acting: str = "greedy"
-    """How it chooses actions: greedy takes the most likely one, sampled draws one, …"""
+    """How it chooses actions: greedy takes the most likely one, sampled draws one, and so on."""
 
     @property
     def ok(self) -> bool:
-        """Whether it acts as the run's model does."""
+        """Whether it acts like the run's model."""
         check = self.check
         same = check.equal_in_training == check.observations or self.precision != "fp32"
         return check.equal == check.observations and same and check.as_alone
@@ -99,16 +99,16 @@ class Export:
         check, count = self.check, f"{self.check.observations:,}"
         told = [f"wrote {self.path} (checkpoint of iteration {self.iteration}, fp32) and {self.description.name}"]
         if self.acting == "greedy":
-            told.append("it takes the most likely actions, as eval --greedy does; export --sample has it draw them")
+            told.append("it takes the most likely actions, like eval --greedy; export --sample draws them")
         elif self.acting != "deterministic":
-            told.append(f"its actions are {self.acting} by the noise that it is given, as those of eval are")
+            told.append(f"its actions are {self.acting} from its noise input, like those of eval")
         apart = f"numbers differ by at most {check.difference:.1g}"
         told.append(f"actions: {check.equal:,} of {count} equal to the model's, {apart}")
         if not check.as_alone:
-            told.append("for a single environment it takes another action than for the same one beside others")
+            told.append("for a single environment it takes another action than for the same one in a batch")
         if self.precision != "fp32":
             same = f"{check.equal_in_training:,} of {count}"
-            told.append(f"training computed in {self.precision}, in which {same} actions are the same")
+            told.append(f"training computed in {self.precision}, in which {same} actions are equal")
         return "\n".join(told)
 
 
@@ -123,16 +123,17 @@ def export(
 ) -> Export:
     """Write a run's policy as one file, its normalizers inside, and compare its actions with the model's.
 
-    It computes in fp32, whatever training did, takes one step of any number of environments, and chooses the most
-    likely action, or draws one. See ExportedPolicy for its inputs and outputs, which the JSON file beside it lists.
+    It computes in fp32 regardless of the training precision, takes one step of any number of environments, and takes
+    the most likely action or draws one. See ExportedPolicy for its inputs and outputs; the JSON file next to it lists
+    them.
 
     Args:
         run: folder of the run.
         out: file to write; None takes policy.pt2, policy.ts or policy.onnx in the run's folder.
         format: torch (torch.export), torchscript or onnx.
         checkpoint: latest (also None), best, or an iteration.
-        observations: of the run's environments, to compare actions on; rounded up to whole steps.
-        sample: draw actions from the policy, as evaluate does unless it is greedy. The file then takes noise, too.
+        observations: number of observations to compare actions on; rounded up to whole steps.
+        sample: draw actions from the policy, like evaluate without greedy. The file then takes noise, too.
 
     Raises:
         SettingsError: there is no such run or checkpoint, a library is not installed, or the model cannot be exported.
@@ -140,7 +141,7 @@ def export(
     if format not in SUFFIXES:
         raise SettingsError(f"Unknown format {format!r}. Choose one of {', '.join(SUFFIXES)}.")
     if observations < 1:
-        raise SettingsError(f"--observations {observations} is out of range: actions are compared on at least one.")
+        raise SettingsError(f"--observations {observations} is out of range: it must be at least 1.")
     folder = RunFolder.open(run)
     out = Path(out) if out else folder.path / f"policy{SUFFIXES[format]}"
     if out.suffix != SUFFIXES[format]:
@@ -151,7 +152,7 @@ def export(
         acting = "deterministic"
     if sample and acting == "deterministic":
         raise SettingsError(
-            f"--sample: the policy of {run} gives a single action, from which nothing is drawn. Leave it out."
+            f"--sample: the policy of {run} gives a single action, so there is nothing to draw. Leave it out."
         )
     with settled(trained.experiment.torch_threads):
         player = Player(
@@ -214,8 +215,8 @@ def _write(module: ExportedPolicy, example: dict[str, Tensor], path: Path, forma
     absent = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if format == "onnx" and absent:
         raise SettingsError(
-            f"Writing ONNX and comparing it needs {' and '.join(absent)}, not installed here. Install everything for "
-            f"it with: {install_command('export')}. Or use --format torch."
+            f"Writing and comparing ONNX needs {' and '.join(absent)}, which is not installed. Install what export "
+            f"needs with: {install_command('export')}. Or use --format torch."
         )
     try:
         with _quiet():
@@ -231,24 +232,24 @@ def _write(module: ExportedPolicy, example: dict[str, Tensor], path: Path, forma
             names: dict[str, Any] = {"input_names": list(example), "output_names": list(outputs)}
             if module.sample:
                 program = program.run_decompositions({torch.ops.aten.special_ndtri.default: normal_quantile})
-            names["dynamic_shapes"] = shapes  # else the batch would have a name such as s29
+            names["dynamic_shapes"] = shapes  # otherwise the batch gets a name such as s29
             torch.onnx.export(program, (), path, **names, dynamo=True, external_data=False, verbose=False)
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # a compiler may raise anything
         others = " or ".join(other for other in SUFFIXES if other != format)
         cause: BaseException = error
-        while cause.__cause__ is not None:  # the innermost one names what is not known
+        while cause.__cause__ is not None:  # the innermost one names the unsupported operation
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0].rstrip('.')}"
         raise SettingsError(
             f"The model cannot be exported to {format}: {reason}. "
-            f"Try --format {others}. A model of your own must be built from operations that {format} knows."
+            f"Try --format {others}. Your own models must use operations that {format} supports."
         ) from error
     return outputs
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress and the deprecations that exporters tell; what fails raises."""
+    """Hide the progress and the deprecation warnings of exporters; failures raise."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -264,8 +265,8 @@ def _quiet() -> Iterator[None]:
 
 @torch.inference_mode()
 def _compare(player: Player, plain: Policy, names: list[str], exported: Run, observations: int) -> Check:
-    """Let the trained policy play, and ask the model in fp32 and the exported file what they would have done. Each
-    keeps its own core state."""
+    """Let the trained policy play, and compare the actions that the fp32 model and the exported file would have taken.
+    Each keeps its own core state."""
     model, distribution = plain.model.for_acting(), plain.model.distribution
     random = stream(plain.experiment.seed, "action-export")
     count = equal = in_training = 0
@@ -277,8 +278,8 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
         output, state = model(obs, start, state, *previous)
         if output.policy.isnan().any():
             raise SettingsError(
-                f"The policy after iteration {plain.iteration} gives no numbers (NaN) for the environment's own "
-                "observations: the run has diverged. Nothing was written: choose an earlier --checkpoint."
+                f"The policy after iteration {plain.iteration} returns NaN for observations of its environment: the "
+                "run has diverged. Nothing was written. Choose an earlier --checkpoint."
             )
         noise = torch.from_numpy(random.random((player.env.num_envs, distribution.noise_size), np.float32))
         drawn = noise if "noise" in names else None
@@ -294,7 +295,7 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
             if name in names
         }
         result = exported(inputs)
-        if not count:  # alone, an environment is answered as beside others
+        if not count:  # a single environment must get the same action as in a batch
             alone = exported({name: x[:1].clone() for name, x in inputs.items()})
             difference = _apart(alone["policy"], result["policy"][:1])
             as_alone = _equal(_actions(alone), [x[:1] for x in expected]) == 1
@@ -306,22 +307,22 @@ def _compare(player: Player, plain: Policy, names: list[str], exported: Run, obs
 
 
 def _chosen(distribution: ActionDistribution, policy: Tensor, noise: Tensor | None) -> Tensor:
-    """The most likely action, or one that noise draws."""
+    """The most likely action, or one drawn with the noise."""
     return distribution.mode(policy) if noise is None else distribution.sample(policy, noise)
 
 
 def _actions(result: dict[str, Tensor]) -> list[np.ndarray]:
-    """What an exported model answers that an environment takes."""
+    """The outputs of an exported model that form the action."""
     return [x.numpy() for name, x in result.items() if name.startswith("action")]
 
 
 def _copied(inputs: tuple[Any, ...]) -> list[Any]:
-    """A copy of what a model sees, which the next step does not overwrite."""
+    """A copy of a model's inputs, which the next step does not overwrite."""
     return [None if x is None else map_structure(torch.clone, x) for x in inputs]
 
 
 def _named(obs: Any, start: Tensor, previous: list[Any], fed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A model's inputs [1, B, ...] under the names of the exported one's [B, ...]."""
+    """A model's inputs [1, B, ...] as inputs [B, ...] of the exported model, by name."""
     named = {f"obs.{key}": x[0] for key, x in obs.items()} if isinstance(obs, dict) else {"obs": obs[0]}
     named["start"] = start[0]
     action, reward = previous
@@ -336,7 +337,7 @@ def _batches(action: Any) -> list[np.ndarray]:
 
 
 def _equal(actions: list[np.ndarray], expected: list[np.ndarray]) -> int:
-    """How many rows agree in all parts: integers exactly, floats up to rounding."""
+    """Number of rows that agree in all parts: integers exactly, floats up to rounding."""
     rows = np.ones(len(expected[0]), np.bool_)
     for a, b in zip(actions, expected, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{a.shape} is not {b.dtype}{b.shape}"
@@ -371,7 +372,7 @@ def _describe(
             name: {
                 "dtype": str(x.dtype).removeprefix("torch."),
                 "shape": ["batch", *x.shape[1:]],
-                "meaning": _MEANING.get(name.partition(".")[0], "observation, as lockstep's models see it, raw"),
+                "meaning": _MEANING.get(name.partition(".")[0], "raw observation, as lockstep's models see it"),
             }
             for name, x in tensors.items()
         }

@@ -1,4 +1,4 @@
-"""One step of a policy as one module from named tensors to named tensors: what `lockstep export` writes.
+"""One step of a policy as a module from named tensors to named tensors, for `lockstep export`.
 
 Shape legend: B environments, K core state, P distribution parameters.
 """
@@ -23,9 +23,9 @@ from lockstep.models.layers import Linear, PixelConv2d
 from lockstep.models.policy import Trunk
 
 FEEDBACK = {"next_state": "state", "next_prev_action": "prev_action"}
-"""Outputs that are inputs of the next step."""
+"""Outputs that become inputs of the next step."""
 
-# Coefficients of normal_quantile: numerator and denominator, from the constant on.
+# Coefficients of normal_quantile: numerator and denominator, by increasing power.
 _CENTER = (
     (3.3871327179, 5.0434271938e1, 1.5929113202e2, 5.9109374720e1),
     (1.0, 1.7895169469e1, 7.8757757664e1, 6.7187563600e1),
@@ -37,24 +37,24 @@ _TAILS = (
 
 
 class ExportedPolicy(nn.Module):
-    """A policy with its normalizers inside, which takes the most likely action, or draws one; in operations that other
-    runtimes know.
+    """A policy with its normalizers, which takes the most likely action or draws one. It only uses operations that
+    other runtimes support.
 
     Inputs, each with a leading axis B of any length:
-        obs, or obs.KEY for each entry of a Dict: observations as lockstep's models see them, raw.
-        start: bool [B], where an episode begins; only with memory of any kind.
-        state: fp32 [B, K], the core's state, if there is a core. What it is at a start does not matter.
-        prev_action, prev_reward: [B, ...] and fp32 [B], if the model sees these; at a start they do not matter.
-        noise: fp32 [B, N], fresh numbers from [0, 1) at every step, if actions are drawn.
+        obs, or obs.KEY for each entry of a Dict: raw observations as lockstep's models see them.
+        start: bool [B], where an episode begins; only for models with a core or previous actions.
+        state: fp32 [B, K], the core's state, if there is a core. Its value at a start does not matter.
+        prev_action, prev_reward: [B, ...] and fp32 [B], if the model sees these; their values at a start do not matter.
+        noise: fp32 [B, N], fresh uniform numbers in [0, 1) at every step, if actions are drawn.
 
     Outputs:
-        action, or action.0, action.1, … for a Tuple space: as the environment takes them.
+        action, or action.0, action.1, … for a Tuple space: in the form that the environment takes.
         policy: fp32 [B, P], the parameters of the action distribution, or the values of all actions.
         value: fp32 [B], the state's value, if the model estimates it.
-        next_state, next_prev_action: what the next step wants as state and prev_action.
+        next_state, next_prev_action: the next step's state and prev_action.
 
     Args:
-        model: computing in fp32, its parameters and statistics loaded. It is copied.
+        model: computes in fp32; its parameters and statistics are loaded. It is copied.
         observation_space: of a single environment, as the model sees it.
         uses_previous: whether the model sees the previous action and reward.
         sample: draw actions from the policy instead of taking the most likely one.
@@ -99,7 +99,7 @@ class ExportedPolicy(nn.Module):
         return outputs
 
     def example(self, observation_space: gymnasium.Space[Any], rows: int) -> dict[str, Tensor]:
-        """Inputs of zeros at the starts of episodes, in the order in which all formats take them."""
+        """Zero inputs at the starts of episodes, in the order that all formats take them in."""
         entries = {"obs": observation_space} if self.keys is None else {}
         if isinstance(observation_space, spaces.Dict):
             entries = {f"obs.{key}": entry for key, entry in observation_space.spaces.items()}
@@ -121,7 +121,7 @@ class ExportedPolicy(nn.Module):
 
 
 class EnvironmentAction(nn.Module):
-    """What ActionDistribution.to_env makes of actions, in torch."""
+    """ActionDistribution.to_env in torch."""
 
     low: Tensor
     high: Tensor
@@ -143,8 +143,8 @@ class EnvironmentAction(nn.Module):
                 self.register_buffer(name, torch.as_tensor(bound.copy()))
         elif not isinstance(distribution, (Categorical, EpsilonGreedy)):
             raise SettingsError(
-                f"Actions of {type(distribution).__name__} cannot be exported: what its to_env does is known in numpy "
-                "alone. Export works with the distributions that lockstep brings along (lockstep.models)."
+                f"Actions of {type(distribution).__name__} cannot be exported: its to_env exists only in numpy. "
+                "Export supports the distributions of lockstep.models."
             )
 
     def named(self, action: Tensor) -> list[tuple[str, Tensor]]:
@@ -188,7 +188,7 @@ class _OneStep(nn.Module):
 
 
 def _plain(model: PolicyModel) -> PolicyModel:
-    """Replace modules that are written for speed: cores with custom autograd, blocks of pixels seen as words, and
+    """Replace modules that are optimized for speed: cores with custom autograd, pixel blocks viewed as words, and
     layers that choose a library by size, which would fix that size."""
     for module in list(model.modules()):
         if isinstance(module, PixelConv2d):
@@ -201,7 +201,7 @@ def _plain(model: PolicyModel) -> PolicyModel:
 
 
 def normal_quantile(p: Tensor) -> Tensor:
-    """torch.special.ndtri between 1e-10 and 1 - 1e-10, in operations that every runtime knows (Wichura 1988, AS 241,
+    """torch.special.ndtri between 1e-10 and 1 - 1e-10, in operations that every runtime supports (Wichura 1988, AS 241,
     PPND7)."""
     q = p - 0.5
     center = q * _ratio(0.180625 - q * q, *_CENTER)

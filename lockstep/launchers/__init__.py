@@ -1,1 +1,1 @@
-"""Where a run's processes are: here, on this machine, under torchrun, on Ray, or in a Slurm job."""
+"""Starts a run's processes: in this process, on this machine, under torchrun, on Ray, or in a Slurm job."""

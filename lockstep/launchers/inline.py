@@ -11,7 +11,7 @@ from lockstep.training.job import Job, Result
 
 
 def run_inline(work: Work, job: Job) -> Result:
-    """Everything in the calling process, steppable in a debugger."""
+    """Run everything in the calling process, where a debugger can step through it."""
     stop, fail = StopRequest(), stall_handler()
     watching = contextlib.nullcontext() if fail is None else watched(fail, stop, job.layout.stall_timeout)
     with stopping_on_signals(stop), watching:

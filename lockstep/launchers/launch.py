@@ -1,4 +1,4 @@
-"""Starting runs: train() makes a run's folder, resume() goes on in one, and both start processes as the layout says."""
+"""Starts runs: train() makes a run's folder, resume() continues in one, and both start processes as the layout says."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def train(
     Args:
         experiment: what to learn.
         layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: inline.
-        options: where the run is kept and how it is shown; a text or a path is the run's folder.
-        stop_after: end after so many iterations, without changing the schedules that total_steps defines.
+        options: the run's folder and display; a text or a path is the run's folder.
+        stop_after: end after this many iterations, without changing the schedules that total_steps defines.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
@@ -59,16 +59,16 @@ def launch(
     """Train from the beginning, or repeat a run.
 
     Args:
-        recorded: what that run recorded of what timing decided, to do the same again (see lockstep.replay).
-        weights: its copy of the weights that it began with, read in place of the run that the warm start names.
+        recorded: the recorded decisions of timing to repeat (see lockstep.replay).
+        weights: the run's copy of its initial weights, used instead of the run that the warm start names.
     """
     _check_stop(stop_after)
     experiment, options = prepare_run(experiment, layout, options, recorded)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
     here = layout.launcher.one_process and recorded is None and not is_unattended()
-    if here or begun_with:  # as learn does, but before there is a folder
+    if here or begun_with:  # like learn, but before the folder exists
         check_model(experiment, begun_with, new=here)
-    if layout.launcher.leads and weights is None and recorded is None:  # no repetition
+    if layout.launcher.leads and weights is None and recorded is None:  # not for a repetition
         warn_before_run(experiment, options)
     repeats = None if recorded is None else recorded.origin
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
@@ -77,7 +77,7 @@ def launch(
             return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
     except SettingsError:
         if layout.launcher.leads:
-            folder.remove_unbegun()  # else the same command, once corrected, would be refused for that folder
+            folder.remove_unbegun()  # otherwise the corrected command would be refused for this folder
         raise
 
 
@@ -89,15 +89,15 @@ def resume(
     checkpoint: str | int | None = None,
     stop_after: int | None = None,
 ) -> Result:
-    """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the digest and the ledger
-    that it would have had without the interruption. The layout may differ from before.
+    """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the same digest and
+    ledger as without the interruption. The layout may differ from before.
 
     Args:
         checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
 
     Raises:
-        SettingsError: there is no run or no checkpoint there.
-        CheckpointError: the checkpoint is damaged; the text offers the one before.
+        SettingsError: the run or checkpoint does not exist.
+        CheckpointError: the checkpoint is damaged; the message offers the previous one.
     """
     if not (options is None or isinstance(options, RunOptions)):
         raise SettingsError(f"resume(..., options={options!r}) must be RunOptions: the run stays in its folder.")
@@ -105,8 +105,8 @@ def resume(
     folder = RunFolder.open(run)
     if (folder.path / "replay.json").exists():
         raise SettingsError(
-            f"{folder.path} repeats another run, and ended where that one did: there is nothing to resume. Resume "
-            "the run that replay.json in it names."
+            f"{folder.path} repeats another run and ended where that run did: there is nothing to resume. Resume the "
+            "run that its replay.json names."
         )
     layout = folder.layout() if layout is None else Layout.of(layout)
     experiment, options = prepare_run(folder.experiment(), layout, options or folder.options())
@@ -115,7 +115,7 @@ def resume(
         begin = iteration_of(path)
         if layout.launcher.leads and begin == experiment.iterations:
             tell(
-                f"{folder.path} has all of its {begin} iterations. To learn on from what it has learned: lockstep "
+                f"{folder.path} has all of its {begin} iterations. To continue learning in a new run: lockstep "
                 f"train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
                 sys.stderr,
             )
@@ -131,12 +131,12 @@ def _check_stop(stop_after: int | None) -> None:
 
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
-    """Hold the run's lock, in the one process that prepares its folder."""
+    """Hold the run's lock, in the process that prepares its folder."""
     return folder.locked() if layout.launcher.leads else contextlib.nullcontext()
 
 
 def _start(job: Job) -> Result:
-    place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # should anybody go elsewhere
+    place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # user code may chdir
     job = dataclasses.replace(job, folder=RunFolder(place.absolute()), checkpoint=checkpoint)
     result = job.layout.launcher.function()(work, job)
     return dataclasses.replace(result, run=place) if job.layout.launcher.leads else result

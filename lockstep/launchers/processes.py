@@ -1,4 +1,4 @@
-"""Runs in child processes of the calling one, which watches them and says why a run failed."""
+"""Runs in child processes of this one, which watches them and reports why a run failed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXPLAINING = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _WorkerSpec:
-    """A process that is to be started."""
+    """A process to be started."""
 
     name: str
     """For people."""
@@ -46,7 +46,7 @@ class _WorkerSpec:
 
 
 def _worker_specs(layout: Layout, shards: int, context: Any) -> list[_WorkerSpec]:
-    """Every process of a layout, the one with the result first."""
+    """Every process of a layout, the one that returns the result first."""
     collectors, learners = len(layout.collectors), layout.learning
     joined = join(context, learners, partners(shards, learners))
     if not layout.split:
@@ -91,7 +91,7 @@ def run_processes(work: Work, job: Job) -> Result:
                 processes.append(process)
             for end in (end for spec in specs for end in (spec.ends, spec.channels) if end is not None):
                 end.close()
-            for pipe in pipes:  # not with start(), which would wait forever if the process died before it read
+            for pipe in pipes:  # not in start(), which would wait forever if the process died before reading
                 with contextlib.suppress(OSError):  # it has died, which _watch reports
                     pipe.send(job)
             return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout)
@@ -116,7 +116,7 @@ def _watch(
         failures = {}
         for rank in open_ranks:
             try:
-                gone = not processes[rank].is_alive()  # asked first: what it sent before it died still counts
+                gone = not processes[rank].is_alive()  # check first: messages sent before its death still count
                 if pipes[rank].poll():
                     kind, value = pipes[rank].recv()
                     if kind == "mistake":
@@ -127,7 +127,7 @@ def _watch(
                         failures[rank] = value
                 elif gone:
                     failures[rank] = children.death_report(processes[rank])
-            except (EOFError, OSError):  # OSError: it died before it had read its job
+            except (EOFError, OSError):  # OSError: it died before reading its job
                 processes[rank].join(_GRACE)
                 failures[rank] = children.death_report(processes[rank])
         if failures:
@@ -141,7 +141,7 @@ def _watch(
             raise WorkerError(
                 f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
                 f"{dict(zip(names, now, strict=True))}. Their stacks are printed above: one hangs, and the others "
-                f"wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
+                f"wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
             )
     result = results[0]
     assert result is not None, "learners return one"
@@ -155,8 +155,8 @@ def _first_cause(
     pipes: list[Connection],
     results: dict[int, Any],
 ) -> str:
-    """The failure to show. When one worker dies, its peers fail a moment later with a broken connection; a death or
-    an error of another kind explains more."""
+    """The failure to show. When a worker dies, its peers fail a moment later with a broken connection; a death or
+    another kind of error explains more."""
 
     def follows(text: str) -> bool:
         return any(phrase in text for phrase in CONSEQUENCES)
@@ -181,7 +181,7 @@ def _first_cause(
 
 
 def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop: StopRequest) -> None:
-    """A process of a run: it receives its job, joins the others, works, and reports how it ended.
+    """The main function of a run's process: it receives its job, joins the others, works, and reports how it ended.
 
     Args:
         available: cores of the whole run.
@@ -191,7 +191,7 @@ def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop
 
     def end(kind: str, what: str | SettingsError) -> None:
         telling.acquire()  # never released: the first report counts
-        with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed, already
+        with contextlib.suppress(OSError):  # the result may have been sent and the pipe closed already
             pipe.send((kind, what))
             pipe.close()
         sys.stdout.flush()

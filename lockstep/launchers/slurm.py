@@ -1,4 +1,4 @@
-"""Jobs of a Slurm cluster, through submitit: what sweeps and single runs share."""
+"""Slurm jobs, through submitit: shared by sweeps and single runs."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from typing import Any
 from lockstep.config.settings import SettingsError, require
 
 _REQUEUES = 1000
-"""Times that a job which has used up its time is queued again."""
+"""How often a job that reached its time limit is requeued."""
 
 _MINUTES = 24 * 60
-"""A job's limit, unless the user says another."""
+"""A job's default time limit."""
 _CORES = "export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
-"""Since Slurm 22.05 srun does not take this from sbatch by itself."""
+"""Since Slurm 22.05, srun does not take this from sbatch by itself."""
 
 _LISTS = ("setup", "teardown")
-"""Options that are lines of the shell, before the job's program and after it."""
+"""Options with shell commands to run before and after the job's program."""
 _COUNTS = (
     *("array_parallelism", "cpus_per_gpu", "cpus_per_task", "gpus_per_node", "gpus_per_task", "signal_delay_s", "time"),
 )
 _SWITCHES = ("stderr_to_stdout", "use_srun")
 _OURS = {"nodes": "--nodes", "ntasks_per_node": "--tasks-per-node", "map_count": "", "num_gpus": ""}
-"""Options that lockstep itself sets, and the flag that says them, if there is one."""
+"""Options that lockstep sets itself, with the corresponding flag, if there is one."""
 
 
 def submitit() -> Any:
-    """The package.
+    """The submitit package.
 
     Raises:
         SettingsError: it is not installed.
     """
-    otherwise = "lockstep train, and lockstep sweep without --slurm, take this machine."
+    otherwise = "lockstep train, and lockstep sweep without --slurm, run on this machine."
     require("submitit", "slurm", "A job on Slurm", otherwise)
     return importlib.import_module("submitit")
 
 
 def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *, dry_run: bool) -> Any:
-    """What hands jobs to Slurm.
+    """The object that submits jobs to Slurm.
 
     Args:
-        folder: of submitit's files; all nodes must see it.
+        folder: of submitit's files; all nodes must be able to read it.
         settings: of the jobs, by sbatch's names.
         options: the user's, which take precedence.
-        dry_run: whether the jobs are only to be shown.
+        dry_run: only show the jobs.
 
     Raises:
-        SettingsError: submitit or Slurm is missing, or refuses the options.
+        SettingsError: submitit or Slurm is missing, or Slurm refuses the options.
     """
     slurm = submitit().SlurmExecutor
-    if dry_run:  # a machine without Slurm can show what it would be asked for
+    if dry_run:  # works on machines without Slurm
 
         class Shown(slurm):
             @classmethod
@@ -71,10 +71,10 @@ def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *,
 
 
 def _typed(options: dict[str, Any]) -> dict[str, Any]:
-    """The user's options as submitit takes them: some are lists, which the command line gives as texts.
+    """The user's options in submitit's types: some are lists, which the command line passes as texts.
 
     Raises:
-        SettingsError: there is no such option, or it is of another kind.
+        SettingsError: an option does not exist, or has the wrong type.
     """
     known = set(importlib.import_module("submitit.slurm.slurm")._get_default_parameters()) - set(_OURS)
     typed: dict[str, Any] = {}
@@ -91,15 +91,15 @@ def _typed(options: dict[str, Any]) -> dict[str, Any]:
             if isinstance(value, str):
                 value = shlex.split(value) if name == "srun_args" else value.splitlines()
             if not (isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)):
-                raise SettingsError(f'{what} must be a line of the shell, as in "{name}=module load cuda".')
+                raise SettingsError(f'{what} must be a shell command, as in "{name}=module load cuda".')
             value = list(value)
         elif name in _COUNTS:
             _require(isinstance(value, int) and not isinstance(value, bool), what, "a whole number", name == "time")
         elif name in _SWITCHES:
             _require(isinstance(value, bool), what, "true or false")
         elif name == "additional_parameters":
-            _require(isinstance(value, dict), what, "a dict, which only Python can give")
-        else:  # sbatch reads the text itself
+            _require(isinstance(value, dict), what, "a dict, which is only possible in Python")
+        else:  # sbatch parses the text itself
             _require(isinstance(value, (str, int, float)), what, "a text or a number")
         typed[name] = value
     return typed
@@ -112,7 +112,7 @@ def _require(fits: bool, what: str, kind: str, minutes: bool = False) -> None:
 
 @contextlib.contextmanager
 def refusals(options: dict[str, Any]) -> Iterator[None]:
-    """Say what Slurm does not take, in its own words.
+    """Explain in Slurm's own words what it refuses.
 
     Raises:
         SettingsError: Slurm refuses the options, or a job with them.
@@ -121,7 +121,7 @@ def refusals(options: dict[str, Any]) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         given = f" with --slurm-options {' '.join(f'{n}={x}' for n, x in options.items())}" if options else ""
-        raise SettingsError(f"Slurm does not take a job{given}: {error}") from error
+        raise SettingsError(f"Slurm refuses a job{given}: {error}") from error
 
 
 def script(made: Any) -> str:

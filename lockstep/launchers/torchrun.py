@@ -18,14 +18,15 @@ from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
 _VISIBLE = 60.0
-"""Seconds that a new file may take to be seen on other hosts: NFS caches for a while what a folder holds."""
+"""Seconds until a new file is visible on other hosts: NFS caches folders for a while."""
 
 
 def run_torchrun(work: Work, job: Job) -> Result:
-    """Run one of the processes that torchrun started, which notices when one ends. Each watches itself for stalls."""
+    """Run one of the processes that torchrun started. torchrun notices when one ends; each watches itself for
+    stalls."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
-    stop.begin()  # one that stopped before the others would be taken for lost
+    stop.begin()  # a process that stops before the others would count as lost
     layout = dataclasses.replace(job.layout, workers=size)
 
     def fail(reason: str) -> None:
@@ -33,16 +34,16 @@ def run_torchrun(work: Work, job: Job) -> Result:
         os._exit(1)  # torchrun then ends the others
 
     late = (
-        "the others did not connect: one of them ended meanwhile, or cannot be reached through the network interface "
-        "that gloo chose (GLOO_SOCKET_IFNAME names another)."
+        "the others did not connect: one of them ended, or the network interface that gloo chose cannot reach them "
+        "(set GLOO_SOCKET_IFNAME to choose another)"
     )
     try:
         with watched(lambda _: fail(late), stop, 3 * MEETING.total_seconds()):
             group = GlooGroup("env://", rank, size)
     except RuntimeError as error:
         raise WorkerError(
-            f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before (its own "
-            "output says why), or cannot reach the first one's host."
+            f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before (see its "
+            "output), or cannot reach the first process's host."
         ) from error
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
@@ -61,8 +62,8 @@ def run_torchrun(work: Work, job: Job) -> Result:
 
 
 def _meet(group: Group, file: Path) -> None:
-    """Raise SettingsError unless all processes see the file that learner 0 has written. Each of them writes its shards'
-    parts of checkpoints beside it."""
+    """Raise SettingsError unless all processes see the file that learner 0 wrote. Each of them writes its shards' parts
+    of checkpoints next to it."""
     written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
     deadline = time.monotonic() + _VISIBLE
     while not (seen := file.is_file() and file.read_bytes() == written) and time.monotonic() < deadline:
@@ -71,7 +72,7 @@ def _meet(group: Group, file: Path) -> None:
     blind = group.broadcast(sorted({host for host in blind if host}) if blind is not None else None)
     if blind:
         raise SettingsError(
-            f"{file.parent} is not the same folder on all hosts: on {', '.join(blind)} it does not hold what the first "
-            "process wrote there. Every process writes its part of each checkpoint into it: put --run on a file system "
-            "that all hosts share, such as NFS, or use --nproc-per-node on one host."
+            f"{file.parent} is not the same folder on all hosts: on {', '.join(blind)} it lacks the file that the "
+            "first process wrote. Every process writes its part of each checkpoint into this folder: put --run on a "
+            "file system that all hosts share, such as NFS, or use --nproc-per-node on one host."
         )

@@ -1,4 +1,4 @@
-"""How a process that works itself ends: on a signal after a checkpoint, and with an error if it stalls."""
+"""How a process that does the work itself ends: on a signal after a checkpoint, and with an error if it stalls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lockstep.training.context import StopRequest
 @contextlib.contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request. A later SIGINT or SIGTERM ends the process at once,
-    and so does the first one while the run starts.
+    and so does the first one during the start of the run.
 
-    A SIGTERM that arrives together with the first request is ignored, and so is a SIGHUP: a machine that shuts down
-    sends them to every process, and the parent process may forward its own. In an unattended run every further SIGTERM
-    is ignored: the parent process may forward it late, and ends the run itself if need be.
+    A SIGTERM that arrives together with the first request is ignored, and so is a SIGHUP: a shutdown sends them to
+    every process, and the parent process may forward its own. In an unattended run, every further SIGTERM is ignored:
+    the parent process may forward it late, and ends the run itself if necessary.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -47,7 +47,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.request()
         tell(
-            f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once, and so does a further "
+            f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once, as does a further "
             "SIGTERM.",
             sys.stderr,
         )
@@ -64,7 +64,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 def watched(
     fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float, group: Group | None = None
 ) -> Iterator[None]:
-    """Have a thread watch the calling one for stalls. Waiting for others of its group is no stall."""
+    """Make a thread watch the calling one for stalls. Waiting for other processes of its group is not a stall."""
     ended = threading.Event()
     arguments = (fail, stop, ended, stall_timeout, threading.get_ident(), group or Group())
     threading.Thread(target=_watch_thread, args=arguments, daemon=True).start()

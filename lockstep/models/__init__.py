@@ -1,4 +1,4 @@
-"""Models: the standard one, and the parts to build others from."""
+"""Models: the standard model, and parts to build others from."""
 
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
 from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, PolicyModel

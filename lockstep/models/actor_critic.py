@@ -1,4 +1,4 @@
-"""Models with a policy and critics of its actions, for DDPG, TD3, SAC and MPO.
+"""Models with a policy and action-value critics, for DDPG, TD3, SAC and MPO.
 
 Shape legend: T time, B environments, F features, D dimensions of an action, A discrete actions, C critics,
 P distribution parameters.
@@ -26,7 +26,7 @@ from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_i
 
 
 class Unchanged(nn.Module):
-    """Features that are the vectors themselves."""
+    """Uses the vectors themselves as features."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -37,7 +37,7 @@ class Unchanged(nn.Module):
 
 
 class Actor(nn.Module):
-    """Observations to the parameters of the action distribution."""
+    """Maps observations to the parameters of the action distribution."""
 
     def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical):
         super().__init__()
@@ -52,8 +52,8 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """C estimates of the return: of an action or, if actions are discrete, of every one. They share only the encoder
-    of images, if there is one."""
+    """C estimates of the return: of one action or, if actions are discrete, of every action. They only share the
+    encoder of images, if there is one."""
 
     def __init__(self, encoder: nn.Module, layers: MLPs):
         super().__init__()
@@ -62,8 +62,8 @@ class Critics(nn.Module):
     def forward(self, obs: Any, action: Tensor | None, *, frozen: bool = False) -> Tensor:
         """Args:
             obs: [T, B, ...].
-            action: as distribution.encode gives it, [T, B, D]; with T = 1 also [N, B, D] for N actions in each state.
-                None where every action is valued.
+            action: the output of distribution.encode, [T, B, D]; with T = 1 also [N, B, D] for N actions in each state.
+            None to value every action.
             frozen: let no gradient reach the critics' parameters, only the action.
 
         Returns:
@@ -122,21 +122,21 @@ class ActorCriticConfig(TrunkConfig):
     has_policy_and_value: ClassVar[bool] = False
 
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Hidden layers of the policy, and of each critic. More or wider ones fit harder functions, and cost time."""
+    """Hidden layers of the policy and of each critic. More or wider ones fit harder functions, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "relu"
     """Nonlinearity of hidden layers."""
     policy: Literal["squashed", "deterministic", "gaussian"] = "squashed"
     """The policy's distribution: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
-    (MPO). Discrete actions have a categorical one with "squashed"."""
+    (MPO). For discrete actions, "squashed" means a categorical distribution."""
     initial_std: float = 1.0
-    """Deviation of a "gaussian" policy's actions before it learns, where the bounds are -1 and 1; 0.01 to 5. Higher
-    explores more; MPO's trust region lets it fall slowly, so too high a one hides for long what an action is worth. The
-    other policies do without."""
+    """Initial standard deviation of a "gaussian" policy's actions, where the bounds are -1 and 1; 0.01 to 5. Higher
+    explores more, but if it is too high, actions' values stay hidden for long, since MPO's trust region lets it fall
+    slowly. The other policies do not use it."""
     critics: int = 2
-    """Critics. The smallest of several estimates keeps values from growing by their own errors; more are more cautious,
-    and cost more."""
+    """Number of critics. The smallest of several estimates keeps values from growing by their own errors; more are more
+    cautious, and cost more."""
     layer_norm: bool = False
-    """Normalise the first hidden layer of policy and critics. On is the safer one for large inputs."""
+    """Normalise the first hidden layer of policy and critics. On is safer for large inputs."""
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         return Unchanged(size)
@@ -154,7 +154,7 @@ class ActorCriticConfig(TrunkConfig):
         self.validate()
         distribution = self._distribution(action_space)
         if ObservationLayout.of(observation_space).mask_size:
-            raise SettingsError(f"This model knows no action masks. {NO_MASKS}")
+            raise SettingsError(f"This model does not support action masks. {NO_MASKS}")
         discrete = isinstance(distribution, Categorical)
 
         def encoder() -> nn.Module:
@@ -170,7 +170,7 @@ class ActorCriticConfig(TrunkConfig):
             features = int(of_actor.out_features)  # type: ignore[arg-type]
             actor = Actor(of_actor, layers(1, features, distribution.num_params), distribution)
             if self.policy == "gaussian":
-                actor.layers.scale_outputs(0.01)  # else deviations begin between half and twice initial_std
+                actor.layers.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
             return ActorCritic(actor, Critics(of_critics, layers(self.critics, into, out)), distribution)
 
@@ -182,8 +182,8 @@ class ActorCriticConfig(TrunkConfig):
         if isinstance(space, spaces.Discrete) and self.policy == "squashed":
             return Categorical(space)
         raise SettingsError(
-            f"The action space is {space}, but the model's policy is {self.policy!r}. Box spaces go with all policies, "
-            "Discrete ones with squashed alone (SAC): use another environment, or another recipe."
+            f"The action space is {space}, but the model's policy is {self.policy!r}. All policies support Box "
+            "spaces, but only squashed (SAC) supports Discrete ones: use another environment or another recipe."
         )
 
     def validate(self) -> None:

@@ -32,7 +32,7 @@ class ActionDistribution(Protocol):
 
     num_params: int
     noise_size: int
-    """Numbers, uniform in (0, 1), that sampling one action consumes."""
+    """How many uniform numbers in (0, 1) one sampled action consumes."""
     action_shape: tuple[int, ...]
     action_dtype: torch.dtype
 
@@ -53,16 +53,16 @@ class ActionDistribution(Protocol):
         ...
 
     def to_env(self, action: np.ndarray) -> Any:
-        """The action batch [B, *action_shape] as the environment's ShardEnv.send expects it."""
+        """The action batch [B, *action_shape] in the form that the environment's ShardEnv.send takes."""
         ...
 
 
 @runtime_checkable
 class Exploring(Protocol):
-    """What collectors also need of a distribution when the algorithm replays."""
+    """Further methods that collectors need from a distribution when the algorithm replays."""
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """As sample, but numbers [..., X] say how much to explore."""
+        """Like sample, but numbers [..., X] control exploration."""
         ...
 
     def uniform(self, noise: Tensor) -> Tensor:
@@ -71,13 +71,13 @@ class Exploring(Protocol):
 
 
 class PolicyModel(nn.Module, ABC):
-    """Encoder, core and heads. Feed-forward models ignore state and return it as it came."""
+    """Encoder, core and heads. Feed-forward models return the state unchanged."""
 
     distribution: ActionDistribution
     state_size: int = 0
     """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
     variables: nn.ParameterDict
-    """What an algorithm learns besides the model, if anything: see Algorithm.variables."""
+    """What an algorithm learns in addition to the model, if anything: see Algorithm.variables."""
 
     @abstractmethod
     def forward(
@@ -103,18 +103,18 @@ class PolicyModel(nn.Module, ABC):
         """
 
     noise_numbers: int = 0
-    """Z: uniform numbers that set_noise takes."""
+    """Z: how many uniform numbers set_noise takes."""
     noise_at_every_step: ClassVar[bool] = False
-    """Whether collectors draw new noise at every step, rather than once a rollout."""
+    """Whether collectors draw new noise at every step instead of once per rollout."""
 
     def set_noise(self, uniform: Tensor | None) -> None:
         """Set the noise of noisy layers from fp32 [Z], uniform in (0, 1); None removes it."""
-        assert self.noise_numbers == 0, "a model with noisy layers says how to disturb them"
+        assert self.noise_numbers == 0, "a model with noisy layers must override set_noise"
 
     @abstractmethod
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Set the running statistics (fp32 [D]) that forward normalises vector observations with. Copy them into the
-        tensors that forward reads: a recorded forward pass goes on reading those."""
+        tensors that forward reads, since a captured forward pass keeps reading those."""
 
     def weights_changed(self) -> None:
         """Called after the weights or statistics of a copy for acting have changed, before the next forward pass.
@@ -122,7 +122,7 @@ class PolicyModel(nn.Module, ABC):
 
     @abstractmethod
     def for_acting(self) -> PolicyModel:
-        """A copy for inference only, with weights in the precision that it computes in."""
+        """A copy for inference only, with weights in the precision of its computation."""
 
 
 class Networks(NamedTuple):
@@ -137,12 +137,12 @@ class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""
 
     core: Literal["none", "gru", "lstm"] = "none"
-    """Memory between encoder and heads. lstm and gru act on what was seen before, too, and cost time; gru has fewer
+    """Memory between encoder and heads. lstm and gru also act on past observations, and cost time; gru has fewer
     parameters."""
 
     has_policy_and_value: ClassVar[bool] = True
-    """Whether forward returns a policy's parameters, whose log_prob can be learned, and a value. On-policy algorithms
-    need both."""
+    """Whether forward returns a value and the parameters of a policy whose log_prob can be learned. On-policy
+    algorithms need both."""
 
     @property
     def recurrent(self) -> bool:
@@ -150,7 +150,7 @@ class ModelConfig(ABC):
 
     @property
     def uses_previous(self) -> bool:
-        """Whether forward wants prev_action and prev_reward."""
+        """Whether forward needs prev_action and prev_reward."""
         return False
 
     def uncovered(self) -> str:
@@ -165,11 +165,11 @@ class ModelConfig(ABC):
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> None:
         """Raise SettingsError for settings that a new run must not begin with in this environment. build accepts them,
-        so that existing runs can go on."""
+        so that existing runs can continue."""
 
     def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        """Warnings for the user before a new run with these spaces, in sentences: settings that work, but are probably
-        not what was meant."""
+        """Warnings for the user before a new run with these spaces, in sentences: settings that work, but were probably
+        not meant."""
         return []
 
     @abstractmethod

@@ -3,7 +3,7 @@
 Their actions are scaled: -1 and 1 are the bounds of the environment's action space. So networks, noise and entropy have
 the same units in every task.
 
-Shape legend: P distribution parameters, D dimensions of an action, X numbers that say how to explore.
+Shape legend: P distribution parameters, D dimensions of an action, X numbers that control exploration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOG_TWO_PI = math.log(2 * math.pi)
 
 
 class Scaled(Distribution):
-    """The base of these distributions.
+    """The base class of these distributions.
 
     Args:
         space: of the environment's actions; it must be bounded.
@@ -42,7 +42,7 @@ class Scaled(Distribution):
     def __init__(self, space: spaces.Box):
         if not (np.issubdtype(space.dtype, np.floating) and bounded(space)):
             raise SettingsError(
-                f"The action space {space} has no bounds to scale actions into, or no real numbers. Bound it "
+                f"The action space {space} has no bounds to scale actions to, or is not real-valued. Bound it "
                 "(gymnasium.wrappers.RescaleAction), or use PPO, whose actions need no bounds."
             )
         self.space, self.size = space, int(np.prod(space.shape))
@@ -54,7 +54,7 @@ class Scaled(Distribution):
         return outputs
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """A sample: the policy explores by itself."""
+        """A sample: the policy itself explores."""
         return self.sample(params, noise)
 
     def uniform(self, noise: Tensor) -> Tensor:
@@ -75,7 +75,8 @@ class Scaled(Distribution):
 
 
 class Deterministic(Scaled):
-    """One action, the parameters themselves; when exploring, with normal noise added, clipped to the bounds."""
+    """One action, which is the parameters themselves. Exploration adds normal noise and clips the action to the
+    bounds."""
 
     acting = "deterministic"
 
@@ -90,7 +91,7 @@ class Deterministic(Scaled):
         return params
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """numbers [..., 1]: the noise's deviation"""
+        """numbers [..., 1]: the noise's standard deviation"""
         return (params + numbers * standard_normal(noise)).clamp(-1.0, 1.0)
 
     def mode(self, params: Tensor) -> Tensor:
@@ -106,13 +107,13 @@ class Deterministic(Scaled):
 
 class DiagonalGaussian(Scaled):
     """A diagonal normal distribution whose means lie within the bounds; parameters are D means and D log deviations.
-    Actions are clipped where they are used, so that their density stays that of the normal distribution (MPO).
+    Actions are clipped only when they are used, so their density stays that of the normal distribution (MPO).
 
-    Log deviations are clamped, as Spinning Up and Stable-Baselines3 do it in SAC: where the network exceeds the range
-    in one state it gets no gradient, but those of other states still move its weights.
+    Log deviations are clamped, as in the SAC of Spinning Up and Stable-Baselines3. In states where the network exceeds
+    the range, it gets no gradient, but other states still move its weights.
 
     Args:
-        std: the deviation where a network gives out 0, as it very nearly does before it has learned.
+        std: the deviation for a network output of 0, which is close to the outputs before learning.
     """
 
     def __init__(self, space: spaces.Box, std: float = 1.0):
@@ -165,13 +166,13 @@ class SquashedGaussian(DiagonalGaussian):
         return super().log_prob(params, u) - _log_slope(u).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Of the normal distribution plus the expected log slope of tanh."""
+        """The entropy of the normal distribution plus the expected log slope of tanh."""
         return super().entropy(params) + expected_log_slope(*self.split(params)).sum(-1)
 
 
 class _SquashedSample(torch.autograd.Function):
-    """a = tanh(u) of u = μ + σ ε, and its log-probability: [..., D] each -> [..., D], [...]. Written by hand, the
-    backward pass takes a third of the operations: the derivative of tanh's log slope by u is -2 a."""
+    """a = tanh(u) of u = μ + σ ε, and its log-probability: [..., D] each -> [..., D], [...]. The handwritten backward
+    pass needs a third of the operations: the derivative of tanh's log slope with respect to u is -2 a."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:

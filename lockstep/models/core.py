@@ -2,8 +2,8 @@
 
 Shape legend: T time, B environments, F input features, H hidden size, G gates, K state size.
 
-A sequence is one node of the autograd graph, differentiated by hand: all that does not depend on the next step is
-computed for all steps at once, and the gradient of the hidden weights is one matrix product over time instead of a
+A sequence is one node of the autograd graph, differentiated by hand. Everything that does not depend on the next step
+is computed for all steps at once, and the gradient of the hidden weights is one matrix product over time instead of a
 sum of T small ones, which would be rounded T times.
 """
 
@@ -20,7 +20,7 @@ from lockstep.models.layers import cast
 
 
 class RecurrentCore(nn.Module):
-    """Memory over time, in the precision of its input. The state and the gates are fp32."""
+    """Memory over time, in the precision of its input. State and gates are fp32."""
 
     gates: int
     state_size: int
@@ -42,7 +42,7 @@ class RecurrentCore(nn.Module):
         Args:
             x: [T, B, F]
             start: bool [T, B], True where the state is zeroed before the step.
-            state: fp32 [B, K], before the first step. It is data: no gradient flows into it.
+            state: fp32 [B, K], before the first step. No gradient flows into it.
 
         Returns:
             fp32 outputs [T, B, H], and the state [B, K] after the last step.
@@ -53,7 +53,7 @@ class RecurrentCore(nn.Module):
 
     @abstractmethod
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step in plain operations that other runtimes know, for export. It equals forward up to rounding.
+        """One step in plain operations that other runtimes support, for export. It equals forward up to rounding.
 
         Args:
             x: [B, F]
@@ -160,7 +160,7 @@ class _LSTMSequence(torch.autograd.Function):
             torch.addcmul(o, o * tanh_c_t[t], tanh_c_t[t], value=-1, out=by_c)  # of h_t by c_t
             dh = grad_h[t] + dh
             dc = (dc + grad_c[t]).addcmul_(dh, by_c)
-            # Of sigmoids by their inputs; then of c_t by those of i, f and g, and of h_t by that of o.
+            # First the derivatives of sigmoids by their inputs; then of c_t by i, f and g, and of h_t by o.
             torch.addcmul(gate_t[t], gate_t[t], gate_t[t], value=-1, out=slope)
             slope[:, 0].mul_(g).mul_(dc)
             slope[:, 1].mul_(c_tm1[t]).mul_(dc)
@@ -211,7 +211,7 @@ class _GRUSequence(torch.autograd.Function):
         for t in reversed(range(len(gate_t))):
             r, z, n = gate_t[t].unbind(1)
             dh = grad_h[t] + dh
-            # Of sigmoids, and of tanh, by their inputs; then of h_t by those of r, z and n.
+            # First the derivatives of sigmoids and tanh by their inputs; then of h_t by r, z and n.
             torch.addcmul(gate_t[t, :, :2], gate_t[t, :, :2], gate_t[t, :, :2], value=-1, out=slope[:, :2])
             torch.mul(n, n, out=slope[:, 2]).neg_().add_(1).mul_(1 - z).mul_(dh)
             slope[:, 0].mul_(hidden_n[t]).mul_(slope[:, 2])
@@ -228,7 +228,7 @@ class _GRUSequence(torch.autograd.Function):
 
 
 def _resets(keep: Tensor) -> list[bool]:
-    """Whether any environment may start an episode, for each step. Acting, with one step, does not look."""
+    """For each step, whether any environment may start an episode. Not checked when acting, with one step."""
     return [True] if len(keep) == 1 else (keep == 0).flatten(1).any(1).tolist()
 
 

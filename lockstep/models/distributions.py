@@ -1,4 +1,4 @@
-"""Action distributions as pure functions of their parameters, sampled from noise that is given.
+"""Action distributions as pure functions of their parameters, sampled with given noise.
 
 Shape legend: P parameters, N noise numbers, D dimensions, K numbers of an action, E numbers of an encoded action.
 """
@@ -20,19 +20,19 @@ from torch.nn import functional as F
 from lockstep.config.settings import SettingsError
 
 _FORBIDDEN = -1e9
-"""Logit of a masked action: its probability is exactly zero in fp32, and its log-probability finite."""
+"""Logit of a masked action: its probability is exactly zero in fp32, and its log-probability is finite."""
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation (Haarnoja et al. 2018)."""
 _REACH = 3.0
-"""Deviations from the mean within which actions are drawn often enough to learn from."""
+"""Actions within this many deviations of the mean are drawn often enough to learn from."""
 _OUT_OF_PROPORTION = 10.0
-"""How many times as wide as the first deviation bounds may be, or as narrow, before something is said of it."""
+"""Bounds that are this many times as wide, or as narrow, as the first deviation cause a warning."""
 _TINY = 1e-7
-"""Noise is kept this far from 0 and 1, where the inverse distribution functions are infinite."""
+"""Noise is kept this far from 0 and 1, where inverse distribution functions are infinite."""
 
 
 class Distribution(ABC):
-    """What the standard model needs of a distribution, beyond lockstep.models.base.ActionDistribution."""
+    """What the standard model needs from a distribution, beyond lockstep.models.base.ActionDistribution."""
 
     acting: ClassVar[str] = "sampled"
     """How sample chooses actions, in a word or two."""
@@ -41,21 +41,21 @@ class Distribution(ABC):
     action_shape: tuple[int, ...]
     action_dtype: torch.dtype
     num_logits: int = 0
-    """Parameters, in order, that an action mask has an entry for."""
+    """Number of parameters, from the first, that have an entry in an action mask."""
     encoded_size: int
-    """E: numbers in which a previous action is shown to the model."""
+    """E: length of a previous action's encoding for the model."""
     log_std_columns: tuple[int, ...] = ()
-    """Which parameters are log standard deviations."""
+    """The parameters that are log standard deviations."""
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
 
     def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """What a policy that knows nothing does: uniform noise in (0, 1) [B, N] -> action [B, *action_shape].
+        """A random action without any knowledge: uniform noise in (0, 1) [B, N] -> action [B, *action_shape].
 
         Args:
-            allowed: bool [B, num_logits]: an action mask, if there is one.
+            allowed: bool [B, num_logits]: an action mask, if any.
         """
         params = torch.zeros(len(noise), self.num_params)
         return self.sample(params if allowed is None else self.mask(params, allowed), noise)
@@ -78,13 +78,13 @@ class Distribution(ABC):
 
     @abstractmethod
     def encode(self, action: Tensor) -> Tensor:
-        """[..., *action_shape] -> fp32 [..., E], as an input of the model."""
+        """[..., *action_shape] -> fp32 [..., E], an input of the model."""
 
     def check_start(self, std: float) -> None:  # noqa: B027 - most begin anywhere
-        """Raise SettingsError if nothing can be learned from where a policy begins, around 0 with this deviation."""
+        """Raise SettingsError if nothing can be learned from initial actions around 0 with this deviation."""
 
     def warning_at_start(self, std: float) -> str:
-        """What makes learning slow from where a policy begins, around 0 with this deviation; "" if nothing does."""
+        """Why learning from initial actions around 0 with this deviation is slow; "" if it is not."""
         return ""
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Categorical(Distribution):
         return F.log_softmax(params, -1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """A sample: the policy explores by itself."""
+        """A sample: the policy itself explores."""
         return self.sample(params, noise)
 
     def uniform(self, noise: Tensor) -> Tensor:
@@ -133,10 +133,10 @@ class Categorical(Distribution):
 
 
 class EpsilonGreedy(Distribution):
-    """The action that is valued most; when exploring, any action with probability ε. Parameters are action values.
+    """The action with the highest value; when exploring, any action with probability ε. Parameters are action values.
 
-    Outside training, sample takes any action with probability 0.001 (Hessel et al. 2018, table 1), so that no episode
-    goes on for ever.
+    Outside training, sample takes a random action with probability 0.001 (Hessel et al. 2018, table 1), so that every
+    episode ends.
     """
 
     action_shape = ()
@@ -165,7 +165,7 @@ class EpsilonGreedy(Distribution):
         return params.argmax(-1)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Not known, since ε is not among the parameters, and not needed: 0."""
+        """0: ε is not among the parameters, so the probability is not known. It is not needed."""
         return torch.zeros(params.shape[:-1], device=params.device)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -179,7 +179,8 @@ class EpsilonGreedy(Distribution):
 
 
 def bounded(space: spaces.Box) -> bool:
-    """Whether actions can be scaled to its bounds: float32's largest numbers, often written for none, are no bounds."""
+    """Whether the space has bounds that actions can be scaled to. float32's largest numbers, which often mean "none",
+    do not count."""
     with np.errstate(over="ignore"):
         return bool(np.isfinite(space.high - space.low).all())
 
@@ -187,8 +188,8 @@ def bounded(space: spaces.Box) -> bool:
 class Gaussian(Distribution):
     """A diagonal normal distribution; parameters are D means and D log standard deviations.
 
-    The stored action u is the unbounded sample. The environment receives u clipped to its bounds or, with squash,
-    low + (tanh(u) + 1) / 2 * (high - low), and log_prob and entropy are then those of this squashed action
+    The stored action u is the unbounded sample. The environment receives u clipped to its bounds. With squash it
+    receives low + (tanh(u) + 1) / 2 * (high - low), and log_prob and entropy are those of this squashed action
     (Haarnoja et al. 2018, appendix C).
     """
 
@@ -202,13 +203,13 @@ class Gaussian(Distribution):
         self.log_std_columns = tuple(range(self.size, 2 * self.size))
         if squash and not bounded(space):
             raise SettingsError(
-                f"squash is on, but the action space {space} has no bounds to squash actions into. "
+                f"squash is on, but the action space {space} has no bounds to squash actions to. "
                 "Switch it off (--model.no-squash), or bound the space (gymnasium.wrappers.RescaleAction)."
             )
         if squash and (space.high == space.low).any():
             raise SettingsError(
-                f"squash is on, but a dimension of the action space {space} has one value alone, into which nothing can"
-                " be squashed. Switch it off (--model.no-squash), or leave that dimension out."
+                f"squash is on, but a dimension of the action space {space} has only one value. Switch squash off "
+                "(--model.no-squash), or leave that dimension out."
             )
         scale = (space.high.astype(np.float64) - space.low).reshape(-1) / 2 if squash else np.ones(self.size)
         self.log_scale = float(np.log(scale).sum())
@@ -244,8 +245,8 @@ class Gaussian(Distribution):
                 else "Shift them in a wrapper (gymnasium.wrappers.TransformAction)."
             )
             raise SettingsError(
-                f"A policy begins around 0 with a deviation of {std:g}, from where the actions of {self.space} are out "
-                f"of reach: nearly all would be clipped to one bound, and nothing learned. {remedy}"
+                f"A policy begins around 0 with a deviation of {std:g}, from where it cannot reach the actions of "
+                f"{self.space}: nearly all would be clipped to one bound, and nothing learned. {remedy}"
             )
 
     def warning_at_start(self, std: float) -> str:
@@ -281,7 +282,7 @@ class Gaussian(Distribution):
         return params
 
     def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Anything between the bounds alike; without bounds, a standard normal distribution."""
+        """Uniform between the bounds; standard normal without bounds."""
         if not bounded(self.space):
             return super().at_random(noise, allowed)
         if self.squash:
@@ -384,7 +385,7 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
     """The distribution over an action space: Discrete, MultiDiscrete, MultiBinary, Box of floats, or Tuple of these.
 
     Raises:
-        SettingsError: there is none for this space.
+        SettingsError: the space is not supported.
     """
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
@@ -404,17 +405,17 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
 
 
 def bounded_log_std(log_std: Tensor) -> Tensor:
-    """Log deviations within the bounds that they may have, whatever they were.
+    """Log deviations clamped to their bounds.
 
-    Outside, clamp has no gradient at all, so what has once crossed a bound never returns. Here gradients that lead back
-    pass, and only those that lead further out are 0. It matters most for a free deviation, a parameter
-    that nothing else moves.
+    clamp has no gradient outside the bounds, so a value that crosses one would never return. Here gradients that lead
+    back pass, and only those that lead further out become 0. It matters most for a free deviation, a parameter that
+    nothing else moves.
     """
     return _Bounded.apply(log_std) if torch.is_grad_enabled() else log_std.clamp(*LOG_STD_RANGE)  # type: ignore[no-any-return]
 
 
 class _Bounded(torch.autograd.Function):
-    """clamp, with the gradients that bounded_log_std describes. Within the bounds both are the same."""
+    """clamp with the gradients that bounded_log_std describes. Within the bounds, both are equal."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -431,15 +432,15 @@ class _Bounded(torch.autograd.Function):
 
 
 def standard_normal(noise: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1) -> normal ones, by the inverse of the distribution function."""
+    """Uniform numbers in (0, 1) -> normal ones, by the inverse distribution function."""
     return torch.special.ndtri(noise.clamp(_TINY, 1 - _TINY))
 
 
 def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:
     """Mean of the log slope of tanh under normal distributions: [..., D] each -> [..., D].
 
-    By the trapezoidal rule, which sees the slope's bend near 0 in wide distributions, too, as Gauss's would not: right
-    to 0.001 up to 7.4, the largest deviation.
+    Uses the trapezoidal rule, which handles the slope's bend near 0 even for wide distributions, where Gaussian
+    quadrature fails: accurate to 0.001 up to 7.4, the largest deviation.
     """
     nodes = np.linspace(-5, 5, 48)
     weights = np.exp(-(nodes**2) / 2)

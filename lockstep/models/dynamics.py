@@ -28,7 +28,8 @@ from lockstep.models.policy import acting_copy
 _LOG_VARIANCES = (-10.0, 5.0)
 """Soft bounds of predicted log variances."""
 _FIRST_STD = 0.5
-"""Deviation of the first candidates, where bounds are at -1 and 1 (Chua et al. 2018: a quarter of the range)."""
+"""Standard deviation of the first candidates, where the bounds are -1 and 1 (Chua et al. 2018: a quarter of the
+range)."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,22 @@ class DynamicsConfig(ModelConfig):
     has_policy_and_value: ClassVar[bool] = False
 
     members: int = 5
-    """Networks that each predict by themselves. More trust less in what none has seen, and cost more."""
+    """Networks that each predict independently. More rely less on predictions for unseen states, and cost more."""
     hidden_sizes: tuple[int, ...] = (200, 200)
-    """Hidden layers of each. Wider fit harder dynamics, and cost time at every step of every plan."""
+    """Hidden layers of each network. Wider ones fit harder dynamics, and cost time at every step of every plan."""
     planner: Literal["cem", "mppi"] = "cem"
     """cem refits a normal distribution to the best plans (Chua et al. 2018); mppi weighs all of them by their returns
     (Williams et al. 2017)."""
     horizon: int = 20
-    """Steps of a plan. Longer foresees more, and collects more of the model's errors."""
+    """Steps of a plan. Longer plans foresee more, and accumulate more model errors."""
     population: int = 200
-    """Plans that are tried at each round. More find better ones, and cost time."""
+    """Plans to try in each round. More find better plans, and cost time."""
     rounds: int = 4
-    """Times that plans are tried and improved before each action. More come nearer the best plan."""
+    """Rounds of trying and improving plans before each action. More come closer to the best plan."""
     elites: int = 20
-    """Best plans, to which cem refits. Fewer converge sooner, perhaps on the wrong plan."""
+    """Best plans, which cem refits to. Fewer converge sooner, perhaps to a worse plan."""
     temperature: float = 1.0
-    """Of mppi, in units of return. Higher gives worse plans more weight."""
+    """Temperature of mppi, in units of return. Higher gives worse plans more weight."""
     discount: float = 0.99
     """Weight of a reward one step later in a plan. Lower plans as if the horizon were shorter."""
 
@@ -75,7 +76,7 @@ class DynamicsConfig(ModelConfig):
                 f"{observation_space} and actions {action_space}. Use another environment or algorithm."
             )
         if precision != "fp32":
-            raise SettingsError(f"--precision {precision}: plans add up many small predictions: use --precision fp32.")
+            raise SettingsError(f"--precision {precision}: plans add up many small predictions. Use --precision fp32.")
         with reproducible_initialization(seed):
             return DynamicsModel(self, layout, Deterministic(action_space), seed)
 
@@ -85,24 +86,24 @@ class DynamicsConfig(ModelConfig):
             if getattr(self, name) < 1:
                 raise SettingsError(f"model.{name}={getattr(self, name)} must be at least 1.")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
-            raise SettingsError(f"model.hidden_sizes={self.hidden_sizes} needs numbers of at least 1.")
+            raise SettingsError(f"model.hidden_sizes={self.hidden_sizes} must be at least 1 each.")
         if self.elites > self.population:
             raise SettingsError(f"model.elites={self.elites} cannot be more than model.population={self.population}.")
         if not self.temperature > 0:
             raise SettingsError(f"model.temperature={self.temperature} must be positive, for example 1.")
         if not 0 < self.discount <= 1:
-            raise SettingsError(f"model.discount={self.discount} must lie above 0 and not above 1.")
+            raise SettingsError(f"model.discount={self.discount} must be above 0 and at most 1.")
         if self.core != "none":
             raise SettingsError(f"model.core={self.core}: a dynamics model has no memory. Use --model.core none.")
 
 
 class DynamicsModel(PolicyModel):
-    """Every member predicts how an action changes an observation and which reward it earns. The policy is the first
-    action of the best plan by these predictions.
+    """Every member predicts how an action changes an observation and what reward it earns. The policy is the first
+    action of the plan that these predictions rate best.
 
-    The state is the rest of the plan of the step before, from which the next search begins. Candidates are the points
-    of a Sobol sequence, moved round by set_noise (Cranley and Patterson 1976): they cover the space of plans more
-    evenly than random ones, and few numbers make them random.
+    The state is the rest of the previous step's plan, from which the next search begins. Candidates are the points of a
+    Sobol sequence, shifted by set_noise (Cranley and Patterson 1976): they cover the space of plans more evenly than
+    random points, and few numbers randomize them.
     """
 
     def __init__(self, config: DynamicsConfig, layout: ObservationLayout, distribution: Deterministic, seed: int):
@@ -124,8 +125,8 @@ class DynamicsModel(PolicyModel):
         self.state_size, self.noise_numbers = numbers, config.rounds * numbers
 
     def predict(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised observations [E or 1, N, O] and actions [E or 1, N, D] in [-1, 1] -> how much each number of the
-        observation changes, and the reward: means and log variances, [E, N, O + 1] both."""
+        """Normalised observations [E or 1, N, O] and actions [E or 1, N, D] in [-1, 1] -> the change of each number of
+        the observation, and the reward: means and log variances, [E, N, O + 1] both."""
         mean, log_variance = self.layers(torch.cat([x, action], -1)).chunk(2, -1)
         low, high = _LOG_VARIANCES
         log_variance = high - F.softplus(high - log_variance)
@@ -136,9 +137,9 @@ class DynamicsModel(PolicyModel):
         return (self.layout.vector(obs) - self.mean) / self.std
 
     def returns(self, x: Tensor, plans: Tensor) -> Tensor:
-        """Returns [B, P] of plans [B, P, H, D] from normalised observations [B, O]: the mean over members.
+        """Returns [B, P] of plans [B, P, H, D] from normalised observations [B, O], averaged over members.
 
-        Each member follows its own predictions (trajectory sampling with bootstraps that stay, Chua et al. 2018).
+        Each member follows its own predictions (trajectory sampling with fixed bootstraps, Chua et al. 2018).
         """
         environments, population, horizon, _ = plans.shape
         steps = plans.clamp(-1.0, 1.0).flatten(0, 1).transpose(0, 1)  # [H, B * P, D]
@@ -151,7 +152,8 @@ class DynamicsModel(PolicyModel):
         return total.mean(0).view(environments, population)
 
     def plan(self, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Improve plans [B, H * D] from normalised observations [B, O]. Also the return [B] of the best candidate."""
+        """Improve plans [B, H * D] from normalised observations [B, O]. Also returns the return [B] of the best
+        candidate."""
         config, best = self.config, x.new_zeros(x.shape[0])
         std = torch.full_like(mean, _FIRST_STD)
         for shift in self.shift:
@@ -187,7 +189,7 @@ class DynamicsModel(PolicyModel):
         return ModelOutput(torch.stack(actions), torch.stack(values)), state
 
     def set_noise(self, uniform: Tensor | None) -> None:
-        """Shift the candidates of all rounds by numbers uniform in (0, 1); None removes the shift."""
+        """Shift the candidates of all rounds by uniform numbers in (0, 1); None removes the shift."""
         if uniform is None:
             self.shift.zero_()
         else:

@@ -1,4 +1,4 @@
-"""Encoders: observations to feature vectors.
+"""Encoders: map observations to feature vectors.
 
 Shape legend: N = T * B samples, C H W channels, height and width of an image, F features.
 """
@@ -33,7 +33,7 @@ _MINATAR = ((16, 3, 1),)
 
 
 def _smallest_image(layers: tuple[tuple[int, int, int], ...]) -> int:
-    """Pixels a side that leave one at the end."""
+    """The smallest side of an image that these layers accept."""
     size = 1
     for _, kernel, stride in reversed(layers):
         size = (size - 1) * stride + kernel
@@ -73,9 +73,9 @@ class ConvNet(nn.Module):
     Args:
         shape: [C, H, W] of an image.
         layers: channels, kernel size and stride of each convolution.
-        dense_size: features.
+        dense_size: number of features.
         activation: after every layer; it may overwrite its argument.
-        initialization: of all layers.
+        initialization: for all layers.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class ConvNet(nn.Module):
         smallest = _smallest_image(layers)
         if min(height, width) < smallest:
             raise SettingsError(
-                f"This network cannot see images of {height}x{width} pixels: it needs at least {smallest}x{smallest}. "
-                "Use --model.encoder impala, which takes any size."
+                f"This network does not accept images of {height}x{width} pixels: it needs at least "
+                f"{smallest}x{smallest}. Use --model.encoder impala, which accepts any size."
             )
         self.convolutions = nn.ModuleList()
         for index, (out_channels, kernel, stride) in enumerate(layers):
@@ -141,7 +141,7 @@ class MinAtarCNN(ConvNet):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is carried."""
+    """Two 3x3 convolutions with a skip connection."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -184,12 +184,13 @@ class ImpalaResNet(nn.Module):
 
 
 class SymbolNet(nn.Module):
-    """Grids whose numbers are symbols, as MiniGrid's: each becomes one of K inputs of an MLP.
+    """A network for grids whose numbers are symbols, such as MiniGrid's: each number becomes a one-hot vector of K
+    inputs to an MLP.
 
     Args:
         shape: [C, H, W] of a grid.
-        symbols: K. Larger numbers count as K - 1.
-        dense: makes the MLP for so many inputs.
+        symbols: K. Larger numbers are treated as K - 1.
+        dense: makes the MLP for a given number of inputs.
     """
 
     def __init__(self, shape: tuple[int, int, int], symbols: int, dense: Callable[[int], MLP]):
@@ -205,9 +206,10 @@ class SymbolNet(nn.Module):
 
 
 class ObservationEncoder(nn.Module):
-    """Every image through its own CNN, all vectors concatenated through one MLP, the features concatenated.
+    """Each image passes through its own CNN, and all vectors, concatenated, through one MLP. The features are
+    concatenated.
 
-    Images may also be flattened into the MLP (image_encoder "mlp").
+    Images may instead be flattened into the MLP (image_encoder "mlp").
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class ObservationEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Normalize with these from now on."""
+        """Use these statistics for normalization from now on."""
         self.mean.copy_(mean)
         self.std.copy_(std)
 
@@ -266,7 +268,7 @@ class ObservationEncoder(nn.Module):
 
 
 def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor) -> None:
-    """Let every encoder of a model that can normalize do so with these: see PolicyModel.set_observation_statistics."""
+    """Set the observation statistics of every encoder in a model: see PolicyModel.set_observation_statistics."""
     for module in model.modules():
         if module is not model and hasattr(module, "set_observation_statistics"):
             module.set_observation_statistics(mean, std)  # type: ignore[operator]

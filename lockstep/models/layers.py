@@ -1,7 +1,7 @@
 """Layers that compute in the precision of their input, and their initialization.
 
-Weights are stored in fp32 and cast at each use, as autocast would do, but visibly: so a copy for acting may store
-them in bf16 once, and the same forward then casts nothing. Large ones that learn are rounded once a gradient step.
+Weights are stored in fp32 and cast at each use, like in autocast, but explicitly: an acting copy stores them in bf16
+once, and then the same forward casts nothing. Large weights are rounded once per gradient step while learning.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch.nn import functional as F
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LARGE = 750_000
-"""Products of at least this many multiplications are computed by oneDNN."""
+"""Products of at least this many multiplications run on oneDNN."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types as wide as a row of a pixel block, by block size."""
+"""Integer types as wide as a row of a pixel block, by block size."""
 
 
 class Rounded:
-    """A parameter in a lower precision, kept for the many uses of it in a gradient step, and the place of its gradient.
+    """A parameter in a lower precision, kept for its uses in one gradient step, and the place for its gradient.
 
     Args:
-        parameter: fp32. cast finds what is kept of it.
+        parameter: fp32. cast finds its rounded copy.
         dtype: of the copy.
     """
 
@@ -43,7 +43,7 @@ class Rounded:
 
 
 class _Round(torch.autograd.Function):
-    """The cast of a parameter that has been rounded already. Backwards it is an ordinary cast."""
+    """The cast of a parameter that is already rounded. Backwards, it acts like an ordinary cast."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, rounded: Rounded) -> Tensor:
@@ -58,7 +58,7 @@ class _Round(torch.autograd.Function):
 
 
 def cast(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A layer's parameter in the precision that the layer computes in."""
+    """A layer's parameter in the precision of the layer's computation."""
     rounded: Rounded | None = getattr(parameter, "rounded", None)
     if rounded is None or rounded.value.dtype != dtype:
         return parameter.to(dtype)
@@ -75,25 +75,25 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[..., I], [O, I], [O] -> [..., O], in the precision of all."""
+    """[..., I], [O, I], [O] -> [..., O], all in one precision."""
     if not onednn(x, x.numel() * len(weight)):
         return F.linear(x, weight, bias)
     return _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[union-attr]
 
 
 def onednn(x: Tensor, multiplications: int) -> bool:
-    """Whether oneDNN computes a product with x of so many multiplications. For fp32 on CPUs torch chooses MKL, which is
-    half as fast on AMD's; but a call of oneDNN costs more."""
-    if multiplications.__class__ is not int or multiplications < _LARGE:  # what is exported takes any number of items
+    """Whether oneDNN computes a product with x of this many multiplications. For fp32 on CPUs torch chooses MKL, which
+    is half as fast on AMD CPUs, but a call of oneDNN costs more."""
+    if multiplications.__class__ is not int or multiplications < _LARGE:  # exported models take any number of items
         return False
     if x.dtype != torch.float32 or x.device.type != "cpu" or not _AVAILABLE:
         return False
-    return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # and runs anywhere
+    return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # and run anywhere
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """[n, k], [m, k], [m] -> a @ b.T + bias [n, m], by oneDNN"""
-    # oneDNN's relu would save no time, and would turn NaN into 0.
+    # oneDNN's fused relu saves no time, and turns NaN into 0.
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
@@ -128,22 +128,21 @@ class Conv2d(nn.Conv2d):
 class PixelConv2d(nn.Conv2d):
     """The first convolution over pixels, which reads uint8 [N, C, H, W] and returns `dtype`, channels last.
 
-    Pixels enter as the whole numbers 0 to 255, which bf16 holds exactly, and the weights are divided by `brightest`
-    instead.
-    A kernel of 2s x 2s pixels with stride s becomes an equal one of 2 x 2 with stride 1, over images whose s x s
-    blocks of pixels were folded into channels, which CPUs and GPUs run much faster (space-to-depth).
+    Pixels enter as whole numbers from 0 to 255, which bf16 holds exactly; the weights are divided by `brightest`
+    instead. A kernel of 2s x 2s pixels with stride s becomes an equivalent 2 x 2 kernel with stride 1, over images
+    whose s x s blocks of pixels are folded into channels (space-to-depth). CPUs and GPUs run this much faster.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding)
         self.brightest = 255
-        """The pixel that counts as 1."""
+        """The pixel value that becomes 1."""
         self.block = stride if stride in _WORDS and padding == 0 and kernel_size % stride == 0 else 1
 
     def forward(self, input: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         assert self.bias is not None
         image, block = input, self.block
-        # In fp32 and only then rounded, also in an acting copy: both must use the same rounded weights.
+        # Compute in fp32 and round afterwards, also in an acting copy: both must use the same rounded weights.
         weight = self.weight / self.brightest
         stride, padding = self.stride, self.padding
         if block > 1 and image.shape[-2] % block == 0 and image.shape[-1] % block == 0:
@@ -157,8 +156,8 @@ def fold_pixels(image: Tensor, block: int) -> Tensor:
     """uint8 [N, C, H, W] -> [N, C * block * block, H / block, W / block], channels last."""
     n, c, h, w = image.shape
     rows = image.reshape(n, c, h // block, block, w).transpose(1, 2).clone(memory_format=torch.contiguous_format)
-    # Copying whole rows, and then transposing with the pixels of a block's row as one word, is 6 to 20 times as fast
-    # as one copy by pixels.
+    # Copying whole rows, and then transposing each row of a block as one word, is 6 to 20 times as fast as copying
+    # pixel by pixel.
     words = rows.view(n * (h // block), c * block, w).view(_WORDS[block])
     folded = words.transpose(1, 2).contiguous().view(torch.uint8)
     return folded.view(n, h // block, w // block, c * block * block).permute(0, 3, 1, 2)
@@ -173,9 +172,9 @@ def fold_kernel(weight: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def reproducible_initialization(seed: int) -> Iterator[None]:
-    """Draw initial weights from a seed alone, leaving torch's global generator as it was.
+    """Draw initial weights from a seed alone, and leave torch's global generator unchanged.
 
-    One thread, because the bits of the QR decomposition behind orthogonal weights depend on how many there are.
+    Uses one thread, because the QR decomposition of orthogonal weights gives other bits with other numbers of threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -188,8 +187,8 @@ def reproducible_initialization(seed: int) -> Iterator[None]:
 
 
 def initialize_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
-    """Orthogonal weights and zero biases (Saxe et al. 2014); gains as in Engstrom et al. 2020 and
-    Andrychowicz et al. 2021: sqrt(2) for hidden layers, 0.01 for the policy head, 1 for the value head."""
+    """Orthogonal weights and zero biases (Saxe et al. 2014). Gains follow Engstrom et al. 2020 and Andrychowicz et al.
+    2021: sqrt(2) for hidden layers, 0.01 for the policy head, 1 for the value head."""
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
@@ -199,7 +198,7 @@ def initialize_lecun_normal(layer: nn.Linear | nn.Conv2d) -> None:
     """Truncated normal weights of variance 1 / fan_in and zero biases (LeCun et al. 1998), the default
     initialization of Flax, which Cleanba's convolutions use."""
     fan_in = layer.weight[0].numel()
-    # Cutting a unit normal at 2 deviations leaves it a deviation of 0.8796…, which this undoes.
+    # Truncating a unit normal at 2 deviations leaves a deviation of 0.8796…, which this corrects.
     std = 1 / math.sqrt(fan_in) / 0.87962566103423978
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     assert layer.bias is not None

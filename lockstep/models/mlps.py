@@ -1,9 +1,9 @@
-"""Multilayer perceptrons of one shape, for policies, critics and dynamics models.
+"""Multilayer perceptrons of equal shape, for policies, critics and dynamics models.
 
 Shape legend: C perceptrons, n items, I inputs and O outputs of a layer.
 
-All layers together are one node of the autograd graph, differentiated by hand: at the sizes that continuous control
-takes, keeping a graph of single operations costs as much time as their products.
+All layers together are one node of the autograd graph, differentiated by hand: at the sizes of continuous control, a
+graph of single operations costs as much time as the matrix products.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _aten: Any = torch.ops.aten
 
 
 class _Activation(NamedTuple):
-    """A nonlinearity whose slope follows from its result."""
+    """A nonlinearity whose derivative can be computed from its result."""
 
     function: Callable[[Tensor], Tensor]
     back: Callable[[Tensor, Tensor], Tensor]
-    """From the gradient by its result, and the result, to the gradient by its argument, in place."""
+    """The gradient with respect to the result, and the result -> the gradient with respect to the argument, in
+    place."""
 
 
 _ACTIVATIONS = {
@@ -38,16 +39,16 @@ _ACTIVATIONS = {
 
 
 class MLPs(nn.Module):
-    """C multilayer perceptrons of one shape.
+    """C multilayer perceptrons of equal shape.
 
-    Weights and biases begin uniform within ±1 / sqrt(fan_in), as torch's linear layers do. The last layer, in fp32, has
-    no activation.
+    Weights and biases are initially uniform within ±1 / sqrt(fan_in), as in torch's linear layers. The last layer, in
+    fp32, has no activation.
 
     Args:
         count: C.
-        sizes: of the input, of the hidden layers and of the output.
+        sizes: of the input, the hidden layers and the output.
         activation: after hidden layers.
-        layer_norm: normalise the first hidden layer, and let tanh follow it (Acme's LayerNormMLP).
+        layer_norm: normalise the first hidden layer, followed by tanh (Acme's LayerNormMLP).
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class MLPs(nn.Module):
             self.biases[-1].mul_(factor)
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x, a normalised one in fp32.
+        """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x, a normalised layer in
+        fp32.
 
-        frozen: without gradients of the parameters, but with those of x.
+        frozen: compute gradients of x, but not of the parameters.
         """
 
         def of(parameter: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def perceptrons(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], 
     """C multilayer perceptrons.
 
     Args:
-        x: [C, n, I]. Hidden layers compute in its precision, the last one in fp32.
+        x: [C, n, I]. Hidden layers compute in its precision, the last layer in fp32.
         weights: fp32 [C, I, O] of each layer.
         biases: fp32 [C, 1, O] of each layer.
         activation: after hidden layers.
@@ -106,7 +108,7 @@ def perceptrons(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], 
 
 
 class _Perceptrons(torch.autograd.Function):
-    """See perceptrons. Gradients of x are computed only if they are needed, those of parameters if any is."""
+    """See perceptrons. Gradients of x are computed only if needed, those of the parameters if any of them is needed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class _Perceptrons(torch.autograd.Function):
 
 
 class _Part(NamedTuple):
-    """What is computed at a time: one perceptron, or all of them with a leading axis C."""
+    """The unit of computation: one perceptron, or all of them with a leading axis C."""
 
     x: Tensor
     """[n, I]"""
@@ -156,7 +158,7 @@ class _Part(NamedTuple):
     def descend(
         self, inputs: list[Tensor], gradient: Tensor, activation: str, of_x: bool, of_parameters: bool
     ) -> list[Tensor]:
-        """From the gradient of the output to those of x, weights and biases, if they are needed."""
+        """The gradient of the output -> the gradients of x, weights and biases, if needed."""
         of_weights, of_biases = [], []
         for layer in reversed(range(len(inputs))):
             x, weight = inputs[layer], self.weights[layer]
@@ -171,7 +173,7 @@ class _Part(NamedTuple):
 
 
 def _parts(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[_Part]:
-    """The perceptrons one by one if their products are large or there is only one; else all together."""
+    """Single perceptrons if their products are large or there is only one; otherwise all together."""
     dtypes = [*[x.dtype] * (len(weights) - 1), torch.promote_types(x.dtype, torch.float32)]
     weights, biases = ([p.to(dtype) for p, dtype in zip(each, dtypes, strict=True)] for each in (weights, biases))
     if len(x) > 1 and not onednn(x, x.shape[1] * max(w[0].numel() for w in weights)):

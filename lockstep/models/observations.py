@@ -1,4 +1,4 @@
-"""How an observation space divides into images, vectors and an action mask."""
+"""Splits an observation space into images, vectors and an action mask."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch import Tensor
 from lockstep.config.settings import SettingsError
 
 ACTION_MASK = "action_mask"
-"""The entry of a Dict observation that says which discrete actions are allowed; it is not observed."""
+"""The entry of a Dict observation that holds the mask of allowed discrete actions; models do not observe it."""
 NO_MASKS = (
-    "Remove action_mask from the observation, or use PPO, IMPALA or A2C, as for environments whose agents take turns, "
-    "which are given one by lockstep."
+    "Remove action_mask from the observation, or use PPO, IMPALA or A2C. For environments whose agents take turns, "
+    "lockstep adds a mask; use these algorithms there, too."
 )
-"""Advice where a model cannot forbid actions."""
+"""Advice for models that cannot mask actions."""
 _LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
 _PICTURE = 8
-"""The smallest side of an entry that looks like a picture."""
+"""The smallest side of an entry that looks like an image."""
 PLAIN = ""
-"""The key of the only entry, where the space is not a Dict."""
+"""The key of the only entry if the space is not a Dict."""
 
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """The entries of an observation space, in groups that are each sorted by key, the canonical order."""
+    """The entries of an observation space, in groups that are each sorted by key (the canonical order)."""
 
     images: tuple[tuple[str, tuple[int, int, int]], ...]
     """uint8 entries with three dimensions [C, H, W]; their pixels are divided by the numbers in `brightest`, and never
@@ -39,18 +39,18 @@ class ObservationLayout:
     vectors: tuple[tuple[str, int], ...]
     """All other entries, flattened. Only these can be normalized."""
     mask_size: int
-    """Numbers in the action mask, 0 without one."""
+    """Length of the action mask, 0 without one."""
     flattened: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """The vectors that look like pictures: they have three dimensions, two of them large."""
+    """Vectors that look like images: they have three dimensions, two of them large."""
     brightest: tuple[int, ...] = ()
     """The highest value that each image's space allows, usually 255."""
 
     @staticmethod
     def of(space: gymnasium.Space[Any]) -> ObservationLayout:
-        """Sort the entries of a Box, or of a Dict of Boxes (and MultiBinary masks).
+        """Classify the entries of a Box, or of a Dict of Boxes (and MultiBinary masks).
 
         Raises:
-            SettingsError: the space has an entry of another type, or none that can be observed.
+            SettingsError: the space has an entry of another type, or nothing to observe.
         """
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
         images, vectors, mask_size, brightest, flattened = [], [], 0, [], []
@@ -71,21 +71,21 @@ class ObservationLayout:
                 if len(entry.shape) == 3 and sorted(entry.shape)[1] >= _PICTURE:
                     flattened.append((key, entry.shape))
         if not images and not vectors:
-            raise SettingsError(f"The observation space {space} has nothing to observe besides an action mask.")
+            raise SettingsError(f"The observation space {space} has nothing to observe except an action mask.")
         return ObservationLayout(tuple(images), tuple(vectors), mask_size, tuple(flattened), tuple(brightest))
 
     def check_mask(self, action_space: gymnasium.Space[Any], choices: int) -> None:
-        """Raise SettingsError if the action mask does not fit an action space of so many choices."""
+        """Raise SettingsError if the action mask does not fit an action space with this many choices."""
         if self.mask_size not in (0, choices):
             raise SettingsError(
                 f"The observation's action_mask has {self.mask_size} entries, but the action space {action_space} has "
-                f"{choices} discrete choices. The mask needs one entry for each, in the order of the space, or another "
-                "name if it is not one."
+                f"{choices} discrete choices. The mask needs one entry for each, in the order of the space. If it is "
+                "not a mask, rename it."
             )
 
     @property
     def vector_size(self) -> int:
-        """D: how many numbers can be normalized."""
+        """D: count of numbers that can be normalized."""
         return sum(size for _, size in self.vectors)
 
     def vector(self, obs: Any) -> Tensor:
@@ -95,11 +95,11 @@ class ObservationLayout:
 
 
 def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
-    """A warning of an entry that looks like an action mask but is not used as one; "" if there is none.
+    """A warning about an entry that looks like an action mask but is not used as one; "" if there is none.
 
     Args:
         space: of observations, as models see them.
-        choices: that actions have; 0 where they are not discrete.
+        choices: number of discrete actions; 0 if actions are not discrete.
     """
     entries = space.spaces if isinstance(space, spaces.Dict) else {}
     if not choices or ACTION_MASK in entries:
@@ -108,16 +108,16 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
         name = key.rpartition(".")[2]
         if name == ACTION_MASK or (_LIKE_A_MASK.search(name) and math.prod(found.shape or ()) == choices):
             return (
-                f"The entry {key!r} of the observation looks like a mask of the {choices} actions, but it is only "
-                f"observed and forbids none. A mask has to be the entry {ACTION_MASK!r} of the outermost Dict, with 1 "
-                "for each action that is allowed. If it is one, rename it in the environment or a wrapper."
+                f"The entry {key!r} of the observation looks like a mask of the {choices} actions, but the model only "
+                f"observes it, and it forbids no action. A mask must be the entry {ACTION_MASK!r} of the outermost "
+                "Dict, with 1 for each allowed action. If it is a mask, rename it in the environment or a wrapper."
             )
     return ""
 
 
 def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
-    """A warning of float32 numbers between low and high [D] that are too large for their differences; "" if none
-    are."""
+    """A warning about numbers between low and high [D] that are too large for float32 to tell apart; "" if there are
+    none."""
     reach = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)
     with np.errstate(invalid="ignore"):  # infinities and NaN
         step, spread = np.spacing(reach), high.astype(np.float64) - low
@@ -127,7 +127,7 @@ def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
     at = int(np.argmax(np.where(lost, reach, 0)))
     return (
         f"has numbers as large as {reach.flat[at]:.4g}. float32 cannot tell such numbers apart if they differ by less "
-        f"than {step.flat[at]:g}, and as float32 those seen differ by {spread.flat[at]:g}. Declare the true bounds in "
+        f"than {step.flat[at]:g}, and the observed ones differ by {spread.flat[at]:g}. Declare the true bounds in "
         "the observation_space (their middle is then subtracted in float64), or subtract an offset in the environment."
     )
 
@@ -135,7 +135,7 @@ def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
 _EXACT = 2.0**24
 """float32 holds all whole numbers up to this one."""
 _LEVELS = 64
-"""The least number of steps of float32 that an observation should vary by."""
+"""An observation should vary by at least this many steps of float32."""
 
 
 def entry(obs: Any, key: str) -> Tensor:

@@ -36,7 +36,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "portable": torch.f
 
 
 class PolicyHead(nn.Module):
-    """One linear layer to the parameters of the action distribution, in fp32.
+    """One linear layer that maps features to the parameters of the action distribution, in fp32.
 
     With std "free" the log standard deviations are separate parameters, the same in every state.
     """
@@ -66,7 +66,7 @@ class PolicyHead(nn.Module):
         """[T, B, F], action mask bool [T, B, num_logits] -> [T, B, P]"""
         params = self.linear(features.float())
         if self.log_std is not None:
-            # Bounded here, where the gradients of all samples and terms of the loss have been added up.
+            # Bounded here, after the gradients of all samples and terms of the loss have been added up.
             log_std = bounded_log_std(self.log_std)
             params = torch.cat([params, log_std.expand(*params.shape[:-1], -1)], -1)
         if self.order is not None:
@@ -88,7 +88,7 @@ class ValueHead(nn.Module):
 
 
 class Trunk(nn.Module):
-    """An encoder and, if there is one, the core behind it, which computes in dtype."""
+    """An encoder and an optional core that computes in dtype."""
 
     def __init__(
         self,
@@ -118,18 +118,18 @@ class Trunk(nn.Module):
 def previous_features(
     encode: Callable[[Tensor], Tensor], prev_action: Tensor | None, prev_reward: Tensor | None, start: Tensor
 ) -> Tensor:
-    """What a trunk is told of the step before: the encoded action and the reward, [T, B, E + 1], 0 at starts."""
+    """Extra features of the previous step: the encoded action and the reward, [T, B, E + 1], 0 at starts."""
     assert prev_action is not None and prev_reward is not None
     extra = torch.cat([encode(prev_action), prev_reward.unsqueeze(-1)], -1)
     return extra.masked_fill(start.unsqueeze(-1), 0.0)
 
 
 class StandardModel(PolicyModel):
-    """One trunk for policy and value, or one for each; then the heads.
+    """One trunk for policy and value, or one for each, followed by the heads.
 
     Args:
         policy_trunk: features of the policy, and of the value if value_trunk is None.
-        value_trunk: features of the value, if it has its own.
+        value_trunk: features of the value, if separate.
         distribution: of the actions.
         std, initial_std: see PolicyHead.
         uses_previous: whether the trunks take the previous action and reward as extra features.
@@ -185,7 +185,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 def acting_copy(model: ModelT) -> ModelT:
-    """A copy for inference only. Layers that cast their weights to bf16 at each use store them so."""
+    """A copy for inference only. Layers that cast their weights to bf16 at each use store them in bf16."""
     acting = copy.deepcopy(model).requires_grad_(False)
     acting.zero_grad(set_to_none=True)
     for trunk in acting.modules():
@@ -198,31 +198,31 @@ def acting_copy(model: ModelT) -> ModelT:
 
 @dataclass(frozen=True)
 class TrunkConfig(ModelConfig):
-    """Encoder and core chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace it
-    all."""
+    """Encoder and core, chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace the
+    whole model."""
 
     encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "minatar", "symbols"] = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger pictures; impala is a deep residual network that learns more from each sample and costs about
-    eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does so
-    with grids whose numbers are symbols from 0 to 10, as MiniGrid's, each of which becomes a separate input. auto
-    takes nature, or impala below 36x36 pixels. Vectors always pass through an MLP."""
+    features for larger images; impala is a deep residual network that learns more from each sample and costs about
+    eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it
+    with grids of symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature,
+    or impala below 36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
-    """Nonlinearity of the MLP. tanh is the safer one for on-policy control; relu and elu suit wide layers."""
+    """Nonlinearity of the MLP. tanh is safer for on-policy control; relu and elu suit wide layers."""
     core_size: int = 256
     """Hidden units of the core. More remember more, and cost more per step."""
     previous_action_reward: bool = False
     """Show the model the previous action and reward. Helps with memory and partial observation."""
     initialization: Literal["auto", "orthogonal", "impala"] = "auto"
-    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, as Cleanba does; auto
+    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, like Cleanba; auto
     takes impala for the impala encoder and orthogonal otherwise."""
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
-    """Features that an image is encoded to; 0 takes 128 for minatar, 256 for impala and 512 for the others. More fit
-    and cost more."""
+    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala and 512 for the others. More fit
+    more, and cost more."""
 
     @property
     def uses_previous(self) -> bool:
@@ -232,7 +232,7 @@ class TrunkConfig(ModelConfig):
         self, observation_space: gymnasium.Space[Any], *, dtype: torch.dtype, normalize: bool, clip: float
     ) -> nn.Module:
         """The encoder: a module from observations [T, B, ...] to features [T, B, out_features]. Override to use your
-        own; called twice for separate networks."""
+        own. It is called twice for separate networks."""
 
         def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
             auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
@@ -262,11 +262,11 @@ class TrunkConfig(ModelConfig):
         )
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Raise SettingsError for an encoder of images where there are none."""
+        """Raise SettingsError for an image encoder without images."""
         if not ObservationLayout.of(observation_space).images and self.encoder not in ("auto", "mlp"):
             raise SettingsError(
-                f"model.encoder={self.encoder} is for images, which are of uint8 and have three dimensions "
-                f"[C, H, W], and {observation_space} has none. Use --model.encoder auto, or images."
+                f"model.encoder={self.encoder} needs images, which are uint8 with three dimensions [C, H, W], but "
+                f"{observation_space} has none. Use --model.encoder auto, or add images."
             )
 
     def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
@@ -274,16 +274,16 @@ class TrunkConfig(ModelConfig):
         images = [(key, shape, "") for key, shape in layout.images if self.encoder == "mlp"]
         remedy = "Turn it into uint8 (gymnasium.wrappers.TransformObservation) and "
         for key, shape, turned in [*images, *((key, shape, remedy) for key, shape in layout.flattened)]:
-            advice = f"{turned}use --model.encoder auto if a convolutional network is meant."
+            advice = f"{turned}use --model.encoder auto for a convolutional network."
             found.append(
-                f"The observation{f' {key!r}' if key else ''} is shaped as a picture, {list(shape)}, but "
-                f"{'is not of uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
+                f"The observation{f' {key!r}' if key else ''} is shaped like an image, {list(shape)}, but "
+                f"{'is not uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
                 f"{advice[0].upper()}{advice[1:]}"
             )
         return found
 
     def build_vector_encoder(self, size: int) -> nn.Module:
-        """The part of the encoder that sees all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
+        """The encoder of all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
         return MLP(size, self.hidden_sizes, self.activation)
 
     def validate(self) -> None:

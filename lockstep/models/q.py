@@ -57,10 +57,11 @@ class NoisyLinear(nn.Module):
 
 
 class QHead(nn.Module):
-    """Describes the return of every action by K numbers, in fp32: its expectation, the logits of atoms, or quantiles.
+    """Maps features to K numbers per action that describe its return, in fp32: its expectation, logits of atoms, or
+    quantiles.
 
-    With dueling streams (Wang et al. 2016) an action's numbers are those of the state plus its own, less the mean of
-    all actions'.
+    With dueling streams (Wang et al. 2016), an action's numbers are the state's value plus the action's advantage,
+    minus the mean advantage of all actions.
     """
 
     def __init__(self, in_features: int, actions: int, numbers: int, *, dueling: bool, noisy: bool, stream_size: int):
@@ -86,14 +87,14 @@ class QHead(nn.Module):
 
 
 class ImplicitQHead(nn.Module):
-    """Describes the return of every action by its quantiles at any fractions (IQN, Dabney et al. 2018,
-    https://arxiv.org/abs/1806.06923, section 3.1): the features are multiplied by an embedding of the fraction,
-    φ(τ) = relu(W cos(π i τ) + b) for i from 0 to E - 1.
+    """Maps features to quantiles of every action's return at any fractions (IQN, Dabney et al. 2018,
+    https://arxiv.org/abs/1806.06923, section 3.1). The features are multiplied by an embedding of the fraction, φ(τ) =
+    relu(W cos(π i τ) + b) for i from 0 to E - 1.
 
     Args:
         in_features: F.
-        head: from F features to one number an action.
-        fractions: K that are asked for unless others are named: the midpoints of K equal parts.
+        head: maps F features to one number per action.
+        fractions: K, the number of default fractions: the midpoints of K equal parts.
         cosines: E.
     """
 
@@ -117,8 +118,9 @@ class QModel(PolicyModel):
 
     Args:
         trunk: encoder and core.
-        head: to K numbers an action.
-        support: what K numbers mean: None for one expected value, atoms [K] whose logits they are, or "quantiles".
+        head: maps features to K numbers per action.
+        support: the meaning of the K numbers: None for one expected value, atoms [K] whose logits they are, or
+        "quantiles".
     """
 
     noise_at_every_step = True
@@ -150,7 +152,8 @@ class QModel(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        """The expected return of every action as the policy's numbers, and that of the best one as the value."""
+        """Returns the expected returns of all actions as the policy's parameters, and the highest of them as the
+        value."""
         numbers, state = self.describe(obs, start, state, prev_action, prev_reward)
         q = self.expected(numbers)
         return ModelOutput(q, q.amax(-1)), state
@@ -163,7 +166,7 @@ class QModel(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As forward, but the head's numbers [T, B, A, K]."""
+        """Like forward, but returns the head's numbers [T, B, A, K]."""
         features, state = self.features(obs, start, state, prev_action, prev_reward)
         return self.head(features), state
 
@@ -175,7 +178,7 @@ class QModel(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As forward, but what the head takes, [T, B, F]."""
+        """Like forward, but returns the input of the head, [T, B, F]."""
         extra = previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
         return self.trunk(obs, start, state, extra)
 
@@ -186,7 +189,7 @@ class QModel(PolicyModel):
         return numbers.mean(-1) if self.quantiles else numbers.squeeze(-1)
 
     def set_noise(self, uniform: Tensor | None) -> None:
-        """Disturb noisy layers by noise that comes from Z numbers, uniform in (0, 1), or no longer (None)."""
+        """Set the noise of noisy layers from Z uniform numbers in (0, 1); None removes it."""
         if uniform is None:
             for layer in self._noisy:
                 layer.disturb(layer.bias.new_zeros(layer.noise_numbers))
@@ -214,22 +217,23 @@ class QModelConfig(TrunkConfig):
     dueling: bool = False
     """Estimate the state's value and each action's advantage in separate streams. On generalises over actions."""
     noisy: bool = False
-    """Explore by noise in the head's weights, whose size is learned, in place of ε. On explores by state, and costs
+    """Explore by learned noise in the head's weights instead of ε. On adapts exploration to the state, and costs
     time."""
     stream_size: int = 0
-    """Hidden units of each of the head's streams; 0 is a linear head. More fit more, and cost more."""
+    """Hidden units of each stream of the head; 0 is a linear head. More fit more, and cost more."""
     returns: Literal["expected", "categorical", "quantiles", "implicit"] = "expected"
-    """What of the return is learned: its expectation (DQN), the probabilities of atoms (C51), quantiles (QR-DQN), or
-    quantiles at fractions that are drawn (IQN)."""
+    """What is learned about the return: its expectation (DQN), the probabilities of atoms (C51), quantiles (QR-DQN), or
+    quantiles at drawn fractions (IQN)."""
     numbers: int = 51
-    """Atoms or quantiles; of implicit ones, those whose mean chooses actions. More describe returns more finely, and
-    cost more."""
+    """Number of atoms or quantiles; for implicit quantiles, of those whose mean chooses actions. More describe returns
+    more finely, and cost more."""
     cosines: int = 64
-    """E: cosines that the fraction of an implicit quantile is embedded by. More tell near ones apart, and cost more."""
+    """E: cosines in the embedding of an implicit quantile's fraction. More distinguish finer fractions, and cost
+    more."""
     v_min: float = -10.0
-    """Lowest atom of a categorical return. Too high, and bad returns look alike."""
+    """Lowest atom of a categorical return. If it is too high, bad returns look alike."""
     v_max: float = 10.0
-    """Highest atom. Too low, and good returns look alike."""
+    """Highest atom. If it is too low, good returns look alike."""
 
     def build(
         self,
@@ -244,11 +248,11 @@ class QModelConfig(TrunkConfig):
         self.validate()
         if not isinstance(action_space, spaces.Discrete):
             raise SettingsError(
-                f"A Q-network values a list of actions one by one, but the action space is {action_space}. Use an "
+                f"A Q-network needs discrete actions, but the action space is {action_space}. Use an "
                 "environment with Discrete actions, or an algorithm for continuous ones."
             )
         if ObservationLayout.of(observation_space).mask_size:
-            raise SettingsError(f"Q-networks know no action masks yet. {NO_MASKS}")
+            raise SettingsError(f"Q-networks do not support action masks yet. {NO_MASKS}")
         distribution = EpsilonGreedy(action_space)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         core, dtype = {"none": None, "gru": GRU, "lstm": LSTM}[self.core], PRECISIONS[precision]
@@ -282,6 +286,6 @@ class QModelConfig(TrunkConfig):
             if getattr(self, name) < least:
                 raise SettingsError(f"model.{name}={getattr(self, name)} must be at least {least}.")
         if self.returns == "categorical" and self.numbers < 2:
-            raise SettingsError(f"model.numbers={self.numbers}: categorical returns need 2 atoms or more, such as 51.")
+            raise SettingsError(f"model.numbers={self.numbers}: categorical returns need at least 2 atoms, such as 51.")
         if self.returns == "categorical" and not self.v_min < self.v_max:
             raise SettingsError(f"model.v_min={self.v_min} must be below model.v_max={self.v_max}.")

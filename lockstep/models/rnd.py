@@ -1,4 +1,4 @@
-"""The networks of random network distillation, which learn besides the policy's, and their settings.
+"""The networks of random network distillation, which learn in addition to the policy's, and their settings.
 
 Shape legend: T time, B environments, D numbers of an observation, F features.
 """
@@ -23,26 +23,26 @@ _CLIP = 5.0
 _CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride (Burda et al. 2018, appendix A.4)."""
 _SMALLEST = 36
-"""Pixels a side that the convolutions need; smaller images are flattened."""
+"""The smallest side of an image that the convolutions accept; smaller images are flattened."""
 
 
 @dataclass(frozen=True)
 class RNDConfig:
-    """Intrinsic reward by random network distillation; the defaults are the source's, for hard games of Atari."""
+    """Intrinsic reward by random network distillation. The defaults are those of the paper for hard Atari games."""
 
     coef: float = 0.0
-    """Weight of intrinsic advantages against those of the task's reward; 0 switches distillation off. Higher explores
-    more and heeds the task less. The source's 1 and 2 are 0.5 here."""
+    """Weight of intrinsic advantages relative to those of the task's reward; 0 switches distillation off. Higher
+    explores more and attends less to the task. The paper's 1 and 2 correspond to 0.5 here."""
     discount: float = 0.99
-    """γ of intrinsic returns, which go on over the ends of episodes. Higher looks further ahead for what is new."""
+    """γ of intrinsic returns, which continue across the ends of episodes. Higher looks further ahead for novelty."""
     gae_lambda: float = 0.95
-    """λ of their advantages. Higher has less bias, lower less variance."""
+    """λ of intrinsic advantages. Higher has less bias, lower has less variance."""
     value_coef: float = 0.5
     """Weight of the intrinsic value's loss. Higher learns these values sooner."""
     share: float = 0.25
     """Share of the samples that the predictor learns from. Higher lets novelty fade sooner."""
     features: int = 512
-    """Outputs of the random network, which the predictor predicts. More tell observations apart better, and cost
+    """Outputs of the random network, which the predictor predicts. More distinguish observations better, and cost
     more."""
 
     def validate(self) -> None:
@@ -52,9 +52,9 @@ class RNDConfig:
                 raise SettingsError(f"algorithm.rnd.{setting}={getattr(self, setting)} must be at least 0.")
         for setting in ("discount", "gae_lambda"):
             if not 0 <= getattr(self, setting) <= 1:
-                raise SettingsError(f"algorithm.rnd.{setting}={getattr(self, setting)} must lie between 0 and 1.")
+                raise SettingsError(f"algorithm.rnd.{setting}={getattr(self, setting)} must be between 0 and 1.")
         if not 0 < self.share <= 1:
-            raise SettingsError(f"algorithm.rnd.share={self.share} must lie above 0 and not above 1.")
+            raise SettingsError(f"algorithm.rnd.share={self.share} must be above 0 and at most 1.")
         if self.features < 1:
             raise SettingsError(f"algorithm.rnd.features={self.features} must be at least 1.")
 
@@ -62,12 +62,12 @@ class RNDConfig:
 class Curiosity(nn.Module):
     """A fixed random network, a network that learns to predict it, and a value of intrinsic returns.
 
-    All three see the whole observation, every number normalised, and compute in fp32.
+    All three see the whole normalised observation, and compute in fp32.
 
     Args:
         space: of observations.
         features: F.
-        seed: that weights are drawn from.
+        seed: of the initial weights.
     """
 
     def __init__(self, space: gymnasium.Space[Any], features: int, seed: int) -> None:
@@ -94,9 +94,9 @@ class Curiosity(nn.Module):
         self.std.copy_(std)
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Observations [T, B, ...] -> how badly each is predicted and its intrinsic value, fp32 [T, B] both.
+        """Observations [T, B, ...] -> the prediction error of each, and its intrinsic value, fp32 [T, B] both.
 
-        The first is the mean of squared errors over features.
+        The error is the mean of squared errors over features.
         """
         x = ((self.vector(obs) - self.mean) / self.std).clamp(-_CLIP, _CLIP)
         with torch.no_grad():
@@ -136,7 +136,7 @@ class _Network(nn.Module):
 
 
 def _convolutions(shape: tuple[int, int, int]) -> tuple[nn.Module, int]:
-    """Layers for images [N, C, H, W], and how many numbers they return for an image."""
+    """Layers for images [N, C, H, W], and the size of their output for one image."""
     channels, height, width = shape
     if min(height, width) < _SMALLEST:
         return nn.Flatten(), math.prod(shape)

@@ -1,4 +1,4 @@
-"""Versions: copies of the state that collectors act with."""
+"""Versions: copies of the state that collectors use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.models.normalize import Normalizers
 
 @dataclass(frozen=True)
 class Version:
-    """The state after some number of iterations, as collectors act with it."""
+    """The state after some number of iterations, as collectors use it."""
 
     number: int
     parameters: Tensor
@@ -22,7 +22,7 @@ class Version:
 
 
 class Versions:
-    """The versions that a coming rollout still needs, to be collected with or for their statistics."""
+    """The versions that future rollouts still need, for collecting or for their statistics."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

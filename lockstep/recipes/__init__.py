@@ -1,7 +1,7 @@
 """Recipes: functions that return an Experiment, each with the source of its settings.
 
-Every field can be overridden, from Python with `experiment.replace` and on the command line with flags. The first
-line of a recipe's docstring is what `lockstep recipes` shows.
+Every field can be overridden, from Python with `experiment.replace` and on the command line with flags. `lockstep
+recipes` shows the first line of each recipe's docstring.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipes of algorithms for continuous actions that learn from replay, and of planning."""
+"""Recipes for algorithms that learn continuous actions from replay, and for planning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.scheme import Scheme
 
 
 def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
-    """Four environments, and a gradient step for every step of one, as with one environment in the papers."""
+    """Four environments, and as many gradient steps as the papers take for the steps of one environment."""
     return Experiment(
         env=EnvConfig(id="HalfCheetah-v4", num_envs=4),
         model=model,
@@ -69,7 +69,7 @@ def mpo_mujoco() -> Experiment:
 def mpc_pendulum() -> Experiment:
     """Planning with learned dynamics on Pendulum, an ensemble and CEM (tuned here; Chua et al. 2018, arXiv:1805.12114).
 
-    `--model.planner mppi` plans by MPPI.
+    `--model.planner mppi` plans with MPPI.
     """
     return Experiment(
         env=EnvConfig(id="Pendulum-v1", num_envs=4),
@@ -85,7 +85,7 @@ def mpc_pendulum() -> Experiment:
 def her_fetch(task: str = "FetchReach-v4") -> Experiment:
     """DDPG with hindsight on FetchReach (settings of OpenAI Baselines for Andrychowicz et al. 2017, arXiv:1707.01495).
 
-    Needs the extra robotics. `--algorithm.replay.hindsight 0` is DDPG alone.
+    Needs the extra robotics. `--algorithm.replay.hindsight 0` trains with DDPG alone.
     """
     return Experiment(
         env=EnvConfig(id=f"gymnasium_robotics:{task}", num_envs=4),

@@ -1,4 +1,4 @@
-"""Recipes of algorithms that learn values of actions from replay."""
+"""Recipes for algorithms that learn values of actions from replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dqn_cartpole() -> Experiment:
 def her_bitflip() -> Experiment:
     """DQN with hindsight on 13 bits to flip, which DQN alone cannot learn (Andrychowicz et al. 2017; chosen here).
 
-    `--algorithm.replay.hindsight 0` is DQN alone, `--env.options bits=8` another length.
+    `--algorithm.replay.hindsight 0` trains with DQN alone, `--env.options bits=8` uses another length.
     """
     return Experiment(
         env=EnvConfig(id="lockstep/BitFlip-v0", num_envs=16, options={"bits": 13}),
@@ -67,7 +67,7 @@ def her_bitflip() -> Experiment:
 def dqn_atari(game: str = "Breakout") -> Experiment:
     """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam).
 
-    Unlike there, the loss is Huber's, gradients are bounded by 10, and Adam's eps is 1e-5.
+    Unlike CleanRL, it uses Huber's loss, bounds gradients by 10, and sets Adam's eps to 1e-5.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=8, protocol="classic"),
@@ -102,8 +102,8 @@ def iqn_atari(game: str = "Breakout") -> Experiment:
 
 
 def _distributional(game: str, model: QModelConfig, learning_rate: float) -> Experiment:
-    """What DQN Zoo (https://github.com/google-deepmind/dqn_zoo) has in common for agents with distributions of returns:
-    an update of 32 for every 4 steps, and 1M steps over which ε falls."""
+    """The settings that all agents with distributions of returns share in DQN Zoo
+    (https://github.com/google-deepmind/dqn_zoo): a batch of 32 for every 4 steps, and 1M steps over which ε falls."""
     return Experiment(
         env=EnvConfig(id=game, num_envs=8, protocol="classic"),
         model=model,
@@ -147,7 +147,7 @@ def rainbow_atari(game: str = "Breakout") -> Experiment:
 def apex_atari(game: str = "Breakout") -> Experiment:
     """Ape-X on Atari, classic protocol, Nature CNN, dueling (settings of Horgan et al. 2018, arXiv:1803.00933).
 
-    Deterministic as it stands; `--scheme.lag async` lets actors and learner run freely, as published.
+    It is deterministic; `--scheme.lag async` lets actors and learner run freely, as published.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=64, protocol="classic"),
@@ -175,7 +175,7 @@ def apex_atari(game: str = "Breakout") -> Experiment:
 def r2d2_atari(game: str = "Breakout") -> Experiment:
     """R2D2 on Atari, raw rewards, CNN and LSTM (single-machine settings of rlpyt's R2D1, arXiv:1909.01500).
 
-    Exploration, and priorities that no error bounds, are those of Kapturowski et al. 2019.
+    Exploration and unclipped priorities follow Kapturowski et al. 2019.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=32),
@@ -193,7 +193,7 @@ def r2d2_atari(game: str = "Breakout") -> Experiment:
 def r2d2_memory() -> Experiment:
     """R2D2 on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
 
-    Gradients are small, since few steps have a reward: so is Adam's eps.
+    Few steps have a reward, so gradients and Adam's eps are small.
     """
     return Experiment(
         env=EnvConfig(id="lockstep/Memory-v0", num_envs=32),
@@ -221,8 +221,8 @@ def r2d2_memory() -> Experiment:
 def dqn_minatar(game: str = "Breakout") -> Experiment:
     """DQN on MinAtar (the network of Young and Tian 2019, arXiv:1903.03176; Obando-Ceron and Castro 2021's settings).
 
-    The latter (arXiv:2011.14826) have Adam in place of centered RMSProp, and an update of 32 for every 4 steps. Here it
-    is one of 128 for every 16, at twice the rate: as much is learned from, several times as fast.
+    The latter (arXiv:2011.14826) replace centered RMSProp with Adam, and learn a batch of 32 for every 4 steps. Here it
+    is a batch of 128 for every 16 steps at twice the rate: it learns from as many samples, several times as fast.
     """
     return Experiment(
         env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=8),

@@ -1,4 +1,4 @@
-"""Recipes of algorithms that learn from what they have just collected."""
+"""Recipes for algorithms that learn from freshly collected rollouts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def ppo_cartpole() -> Experiment:
 def ppo_atari(game: str = "Breakout") -> Experiment:
     """PPO on Atari, Machado protocol, Nature CNN (settings of the Cleanba paper, arXiv:2310.00036).
 
-    The paper's arms use the IMPALA ResNet: `--model.encoder impala`. The Nature CNN is
-    the default because a CPU computes it about eight times as fast.
+    The paper uses the IMPALA ResNet: `--model.encoder impala`. The Nature CNN is the default because a CPU computes it
+    about eight times as fast.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=128, protocol="machado"),
@@ -60,7 +60,7 @@ def a2c_atari(game: str = "Breakout") -> Experiment:
 def impala_atari(game: str = "Breakout") -> Experiment:
     """IMPALA on Atari, Machado protocol, Nature CNN, one version behind (settings of the Cleanba paper).
 
-    The paper's arms use the IMPALA ResNet: `--model.encoder impala`.
+    The paper uses the IMPALA ResNet: `--model.encoder impala`.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=128, protocol="machado"),
@@ -73,7 +73,7 @@ def impala_atari(game: str = "Breakout") -> Experiment:
 def appo_atari(game: str = "Breakout") -> Experiment:
     """APPO on Atari, Machado protocol, CNN and LSTM, one version behind (Petrenko et al. 2020, arXiv:2006.11751).
 
-    The network is the paper's simplified one, the hyperparameters are those of its Table A.5.
+    The network is the paper's simplified one, and the hyperparameters are those of its Table A.5.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=128, protocol="machado"),
@@ -86,8 +86,8 @@ def appo_atari(game: str = "Breakout") -> Experiment:
 def appo_vizdoom(scenario: str = "Battle") -> Experiment:
     """APPO on Doom from pixels and measurements, CNN and GRU, one version behind (Petrenko et al. 2020).
 
-    The network is the paper's full one, the hyperparameters are those of its Table A.5; rewards are scaled by the
-    deviation of returns, as Sample Factory 2 does for Doom. Other scenarios: `--env.id vizdoom/Basic`, ….
+    The network is the paper's full one, and the hyperparameters are those of its Table A.5; rewards are scaled by the
+    deviation of returns, as in Sample Factory 2 for Doom. For other scenarios: `--env.id vizdoom/Basic`, ….
     """
     return Experiment(
         # A new seed needs new engines, which take as long to start as some hundred steps.
@@ -103,7 +103,7 @@ def appo_vizdoom(scenario: str = "Battle") -> Experiment:
 
 
 def _appo(minibatches: int) -> APPOConfig:
-    """Table A.5 of Petrenko et al. 2020; minibatches are to hold 2,048 samples."""
+    """Table A.5 of Petrenko et al. 2020; minibatches should hold 2,048 samples."""
     return APPOConfig(
         rollout=32,
         epochs=1,
@@ -163,7 +163,7 @@ def ppo_procgen(game: str = "StarpilotEasy-v0") -> Experiment:
 def ppo_memory() -> Experiment:
     """PPO with an LSTM on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
 
-    Only the last action of an episode matters, so advantages look ahead less far than usual.
+    Only the last action of an episode matters, so advantages look less far ahead than usual.
     """
     return Experiment(
         env=EnvConfig(id="lockstep/Memory-v0", num_envs=128),
@@ -186,8 +186,8 @@ def ppo_memory() -> Experiment:
 def ppo_rnd_minigrid(task: str = "Empty-16x16-v0") -> Experiment:
     """PPO with random network distillation on a MiniGrid task of one late reward (tuned here; Burda et al. 2018).
 
-    Episodes end after 100 steps, of which the goal takes at least 27, so that chance alone hardly ever finds it.
-    `--algorithm.rnd.coef 0` is PPO alone.
+    Episodes end after 100 steps, and the goal takes at least 27, so chance hardly ever finds it. `--algorithm.rnd.coef
+    0` trains with PPO alone.
     """
     return Experiment(
         env=EnvConfig(id=f"MiniGrid-{task}", num_envs=32, options={"max_episode_steps": 100}),
@@ -224,10 +224,10 @@ def ppo_minatar(game: str = "Breakout") -> Experiment:
 def ppo_self_play(game: str = "classic/connect_four-v3") -> Experiment:
     """PPO on a game of PettingZoo's, one policy playing all sides of it (settings chosen here).
 
-    What one side wins another loses, so training scores are 0: `--eval-every 25 --eval-opponents random` tells more.
+    One side wins what the other loses, so training scores are 0: `--eval-every 25 --eval-opponents random` tells more.
 
-    Rewards are not discounted and advantages not normalized: once a side loses whatever it does, it would else learn
-    to lose late, as firmly as it learns to win, and nothing would have it try what the other side cannot answer.
+    Rewards are not discounted and advantages are not normalized. Otherwise a side that loses whatever it does would
+    learn to lose late as firmly as it learns to win, and would not explore moves that the other side cannot answer.
     """
     return Experiment(
         env=EnvConfig(id=f"pettingzoo/{game}", num_envs=64),

@@ -1,12 +1,12 @@
 """Presets: well-known schemes of distributed reinforcement learning, each composed of three parts.
 
-A collector set, a learner set and an update rule say who does what and who waits for whom. Where that decides what is
-learned it becomes the experiment's Scheme, and where it decides only how fast, a Layout. So
+A collector set, a learner set and an update rule say which process does what, and which waits for which. What affects
+the result becomes the experiment's Scheme, and what only affects the speed becomes a Layout. So
 
     lockstep.train(*presets.ddppo(recipes.ppo_atari("Pong"), workers=4))
 
-trains by DD-PPO. The names are those of figure 5 of the PyTorchRL paper (https://arxiv.org/abs/2007.02622), and others.
-In the diagrams time goes to the right; c is collecting a rollout, g computing gradients, u applying them.
+trains with DD-PPO. The names are those in figure 5 of the PyTorchRL paper (https://arxiv.org/abs/2007.02622), and
+others. In the diagrams, time goes to the right; c collects a rollout, g computes gradients, u applies them.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ from lockstep.scheme import Scheme
 
 @dataclass(frozen=True)
 class CollectorSet:
-    """Who collects rollouts."""
+    """The processes that collect rollouts."""
 
     number: int = 0
-    """Processes that only collect; 0 has every learner collect for itself (PyTorchRL: central collection)."""
+    """Number of processes that only collect; with 0 every learner collects for itself (PyTorchRL: central
+    collection)."""
     lag: int | Literal["async"] = 0
-    """Whom they wait for: 0 for the newest version, k for the one k versions before it, async for nobody."""
+    """What they wait for: 0 for the newest version, k for the one k versions earlier, async for nothing."""
     preempt: float = 1.0
-    """The share of other processes' shards whose rollouts are enough to cut those that are late."""
+    """The share of other processes' shards whose rollouts suffice to cut late ones."""
     device: str = "cpu"
-    """Where they compute: cpu, or the number of a GPU."""
+    """The device: cpu, or the number of a GPU."""
 
 
 @dataclass(frozen=True)
 class LearnerSet:
-    """Who computes gradients."""
+    """The processes that compute gradients."""
 
     number: int = 1
     device: str = "cpu"
-    """Where they compute: cpu, or the number of a GPU."""
+    """The device: cpu, or the number of a GPU."""
 
 
 @dataclass(frozen=True)
 class Updates:
-    """How gradients get into the parameters."""
+    """How gradients update the parameters."""
 
     lag: int | Literal["async"] = 0
-    """0: the gradients of all learners are added up, and each applies the sum. g: the same, g gradient steps later.
-    async: each learner's gradient is applied to the parameters that all share, when it is ready."""
+    """0: all learners' gradients are added up, and every learner applies the sum. g: the same, g gradient steps later.
+    async: each learner's gradient is applied to the shared parameters when it is ready."""
 
 
 class Composed(NamedTuple):
-    """What lockstep.train takes."""
+    """The first two arguments of lockstep.train."""
 
     experiment: Experiment
     layout: Layout
 
 
 def compose(experiment: Experiment, collectors: CollectorSet, learners: LearnerSet, updates: Updates) -> Composed:
-    """The experiment under another scheme, and the layout that this is for. Settings that are for schemes of another
-    kind (max_lag, refresh, max_gradient_lag) get their default values; the rest of the scheme stays.
+    """The experiment under another scheme, and the corresponding layout. Settings for other kinds of schemes (max_lag,
+    refresh, max_gradient_lag) are reset to their defaults; the rest of the scheme stays.
 
     Raises:
         SettingsError: a part has values that are out of range.
@@ -101,7 +102,7 @@ def single(experiment: Experiment) -> Composed:
 
 
 def sync(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Composed:
-    """A2C and PPO: collectors play with the newest version, and the learner waits for all of them.
+    """A2C and PPO: collectors use the newest version, and the learner waits for all of them.
 
     collector 0   | c0 |       | c1 |       |
     collector 1   | c0   |     | c1   |     |
@@ -111,7 +112,7 @@ def sync(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Comp
 
 
 def cleanba(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Composed:
-    """Cleanba (Huang et al. 2023): the next rollout is collected while the one before is learned from.
+    """Cleanba (Huang et al. 2023): the next rollout is collected while the previous one is learned from.
 
     collectors   | c0 | c1    | c2    | c3    |
     learners          | g0 u0 | g1 u1 | g2 u2 |     c2 acts with the version that u0 made
@@ -120,7 +121,7 @@ def cleanba(experiment: Experiment, collectors: int = 2, learners: int = 1) -> C
 
 
 def impala(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Composed:
-    """IMPALA (Espeholt et al. 2018): nobody waits; the learner takes the rollouts that have arrived.
+    """IMPALA (Espeholt et al. 2018): no process waits; the learner takes the rollouts that have arrived.
 
     collector 0   | c | c | c | c | c | c |       with the newest version that there is
     collector 1   | c   | c   | c   | c   |
@@ -130,7 +131,7 @@ def impala(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Co
 
 
 def apex(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Composed:
-    """Ape-X (Horgan et al. 2018): as IMPALA, with replay between collectors and learner.
+    """Ape-X (Horgan et al. 2018): like IMPALA, with replay between collectors and learner.
 
     collector 0   | c | c | c | c | c | c |
                         into replay
@@ -152,7 +153,7 @@ def r2d2(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Comp
 
 
 def appo(experiment: Experiment, workers: int = 2) -> Composed:
-    """Asynchronous PPO, as PyTorchRL has it: workers collect together, and apply their gradients when they are ready.
+    """Asynchronous PPO, as in PyTorchRL: workers collect together, and apply their gradients when they are ready.
 
     worker 0   | c0 | g u | g u |       | c1 | g u | g u |
     worker 1   | c0 | g   u | g   u |   | c1 | g   u | g   u |       u: to the parameters that all share
@@ -170,7 +171,7 @@ def dppo(experiment: Experiment, workers: int = 2) -> Composed:
 
 
 def ddppo(experiment: Experiment, workers: int = 2) -> Composed:
-    """DD-PPO (Wijmans et al. 2020): DPPO whose stragglers are cut, once 80% of the others have their rollouts.
+    """DD-PPO (Wijmans et al. 2020): DPPO that cuts stragglers once 80% of the others have their rollouts.
 
     worker 0   | c0 | g | + u | c1 |
     worker 1   | c0 | g | + u | c1 |
@@ -180,7 +181,7 @@ def ddppo(experiment: Experiment, workers: int = 2) -> Composed:
 
 
 def rapid(experiment: Experiment, collectors: int = 2, learners: int = 2) -> Composed:
-    """RAPID (Berner et al. 2019, OpenAI Five): collectors wait for nobody, learners add up their gradients.
+    """RAPID (Berner et al. 2019, OpenAI Five): collectors do not wait, learners add up their gradients.
 
     collectors   | c | c | c | c | c | c |
     learner 0        | g | + u | g | + u |
@@ -190,7 +191,7 @@ def rapid(experiment: Experiment, collectors: int = 2, learners: int = 2) -> Com
 
 
 def async_rapid(experiment: Experiment, collectors: int = 2, learners: int = 2) -> Composed:
-    """RAPID with asynchronous gradients: nobody waits for anybody within an iteration.
+    """RAPID with asynchronous gradients: no process waits for another within an iteration.
 
     collectors   | c | c | c | c | c | c |
     learner 0        | g u | g u | g u |
@@ -220,8 +221,8 @@ PRESETS: dict[str, Callable[[Experiment], Composed]] = {
 def _replaying(experiment: Experiment, preset: str) -> Experiment:
     if not experiment.algorithm.replays:
         raise SettingsError(
-            f"The preset {preset} is for algorithms that learn from replay, and {experiment.algorithm.name} does not. "
-            "Use the preset impala, which lets collectors run as freely, or a recipe such as apex-atari or sac-mujoco."
+            f"The preset {preset} is for algorithms that learn from replay, but {experiment.algorithm.name} does not. "
+            "Use the preset impala, whose collectors run just as freely, or a recipe such as apex-atari or sac-mujoco."
         )
     return experiment
 
@@ -229,7 +230,7 @@ def _replaying(experiment: Experiment, preset: str) -> Experiment:
 def _recurrent(experiment: Experiment) -> Experiment:
     if not experiment.model.recurrent:
         raise SettingsError(
-            "The preset r2d2 is for models with a recurrent core, and this one has none. Use the preset apex, or a "
+            "The preset r2d2 is for models with a recurrent core, but this one has none. Use the preset apex, or a "
             "recipe such as r2d2-atari."
         )
     return experiment

@@ -1,1 +1,1 @@
-"""Reads finished runs and draws them: plots, reports and comparisons of methods."""
+"""Reads runs and shows them: plots, reports and comparisons of methods."""

@@ -1,11 +1,10 @@
 """Human-normalized scores of the 57 Atari games: 0 is a random player, 1 a professional game tester.
 
 Raw scores of both are from Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016
-(arXiv:1511.06581), table 2: episodes with up to 30 no-op actions at the start, of at most 30 minutes. They were
-compared with those in DQN Zoo (google-deepmind/dqn_zoo) and in the results of Cleanba, and are equal but for one: DQN
-Zoo gives a random player 16,256.9 in Video Pinball, nearly what it gives a human. Here it has 0.0, as in Cleanba's
-results and in the list of rliable's authors (google-research/reincarnating_rl), so that aggregates can be compared
-with theirs.
+(arXiv:1511.06581), table 2: episodes of at most 30 minutes that start with up to 30 no-op actions. They equal those in
+DQN Zoo (google-deepmind/dqn_zoo) and in Cleanba's results, with one exception: in Video Pinball, DQN Zoo gives a random
+player 16,256.9, nearly the human score. Here it is 0.0, as in Cleanba's results and in the list of rliable's authors
+(google-research/reincarnating_rl), so that aggregates are comparable with theirs.
 """
 
 from __future__ import annotations
@@ -71,13 +70,13 @@ RANDOM_AND_HUMAN: dict[str, tuple[float, float]] = {
     "YarsRevenge": (3092.9, 54576.9),
     "Zaxxon": (32.5, 9173.3),
 }
-"""Raw scores of the random and of the human player, by game."""
+"""Raw scores of the random and the human player, by game."""
 _BY_FOLDED_NAME = {name.lower(): name for name in RANDOM_AND_HUMAN}
 
 
 def game(env_id: str) -> str | None:
-    """The game, as named here, that an environment id means (Pong, ALE/Pong-v5, PongNoFrameskip-v4); None if it is none
-    of the 57."""
+    """The game, as named here, of an environment id (Pong, ALE/Pong-v5, PongNoFrameskip-v4); None if it is not one of
+    the 57."""
     name = env_id.removeprefix("ALE/")
     name = re.sub(r"-v\d+$", "", name)
     name = re.sub(r"(Deterministic|NoFrameskip)$", "", name)

@@ -1,4 +1,4 @@
-"""Charts of a report as plain dictionaries, which web/charts.js hands to Plotly in the reader's browser."""
+"""Charts of a report as plain dictionaries, which web/charts.js passes to Plotly in the reader's browser."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lockstep.evaluation.statistics import ENOUGH, Curve, Estimate, align, effic
 from lockstep.reports.runs import X_LABELS, Run, differing, endings, time_unit
 
 _POINTS = 400
-"""Points of a run that are drawn."""
+"""Number of points to draw per run."""
 _MEAN_POINTS = 150
 _MOST_AXES = 8
-"""Settings beside each other in parallel coordinates."""
+"""Maximum number of settings in parallel coordinates."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Chart:
 
     caption: str
     spec: dict[str, Any]
-    """What web/charts.js draws: its kind, and the numbers."""
+    """The input of web/charts.js: the chart's kind and its numbers."""
     still: bytes = b""
-    """An SVG picture of it for readers without JavaScript."""
+    """An SVG image of it for readers without JavaScript."""
 
 
 @dataclass(frozen=True)
 class PageRuns:
-    """The runs of a page, which make its charts: these name a run by its place among them."""
+    """The runs of a page, from which its charts are made; charts name a run by its index."""
 
     runs: Sequence[Run]
     colors: Sequence[int]
@@ -42,13 +42,13 @@ class PageRuns:
 
     @property
     def axes(self) -> list[str]:
-        """What curves can be drawn over; frames where they are not samples by another name."""
+        """The x axes of curves; includes frames only if they differ from samples."""
         same = all(r.get("frames") == r.get("samples") for run in self.runs for r in run.records)
         return [x for x in ("samples", "frames", "updates", "time") if not (same and x == "frames")]
 
     @property
     def time(self) -> tuple[float, str]:
-        """The unit of time of the whole page."""
+        """The page's unit of time."""
         return time_unit(max((run.last("seconds") for run in self.runs), key=lambda end: (end == end, end)))
 
     def labels(self) -> dict[str, str]:
@@ -59,7 +59,7 @@ class PageRuns:
         return next(place for place, each in enumerate(self.runs) if each is run)
 
     def described(self, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """What charts and the filter need to know of each run; labels: the names of the methods."""
+        """Facts about each run for charts and the filter; labels: the names of the methods."""
         names = differing([run.settings for run in self.runs])
         told = []
         for run, color in zip(self.runs, self.colors, strict=True):
@@ -69,7 +69,7 @@ class PageRuns:
         return told
 
     def along(self, run: Run, steps: np.ndarray) -> dict[str, np.ndarray]:
-        """Where on each axis a run was after so many samples."""
+        """A run's position on each axis after each number of samples."""
         found = {"samples": steps}
         for x in self.axes[1:]:
             try:
@@ -92,7 +92,7 @@ class PageRuns:
     def middle(self, runs: Sequence[Run], by_x: Mapping[str, Sequence[Sequence[Curve]]]) -> dict[str, Any]:
         """The interquartile mean of a method; by_x: on each axis the curves of the runs of each task.
 
-        Of fewer than ENOUGH runs there is no interval: the reader sees the runs themselves.
+        For fewer than ENOUGH runs there is no interval: the reader sees the runs themselves.
         """
         found = {}
         for x, curves in by_x.items():
@@ -106,7 +106,8 @@ class PageRuns:
         return {**self._of(runs, "middle"), "by": found}
 
     def mean(self, runs: Sequence[Run], curves: Sequence[Curve]) -> dict[str, Any]:
-        """The mean of a method's curves over samples, as far as all reached; on other axes at its runs' mean place."""
+        """The mean of a method's curves over samples, up to where all end; on other axes, at the mean position of its
+        runs."""
         if len(runs) == 1:
             return self.single(runs[0], curves[0], "middle")
         x, y = mean_curve(curves)
@@ -119,7 +120,7 @@ class PageRuns:
         }
 
     def profile(self, runs: Sequence[Run], curve: Curve, band: tuple[np.ndarray, np.ndarray] | None) -> dict[str, Any]:
-        """A method's line over an axis of its own."""
+        """A method's line over a separate axis."""
         ends = {"low": numbers(band[0]), "high": numbers(band[1])} if band else {}
         return {**self._of(runs, "middle"), "by": {"own": {"x": numbers(curve[0]), "y": numbers(curve[1]), **ends}}}
 
@@ -130,7 +131,7 @@ class PageRuns:
     # ------------------------------------------------------------------------------------------------ charts
 
     def parallel(self, metric: str) -> Chart | None:
-        """Every run as a line across its settings to its score, where runs of one task differ in several settings."""
+        """Every run as a line across its settings to its score, if runs of one task differ in several settings."""
         runs = [run for run in self.runs if run.has(metric)]
         names = [name for name in differing([run.settings for run in runs]) if not name.endswith(".$type")]
         if len(names) < 2 or len(runs) < 4 or len({run.task for run in runs}) > 1:
@@ -145,17 +146,17 @@ class PageRuns:
 
 
 def curves(caption: str, lines: Sequence[dict[str, Any]], y_label: str, still: bytes = b"") -> Chart:
-    """Lines over the axis that the reader chooses."""
+    """Lines over the x axis that the reader chooses."""
     return Chart(caption, {"kind": "curves", "y": y_label, "lines": list(lines)}, still)
 
 
 def profiles(caption: str, lines: Sequence[dict[str, Any]], x_label: str) -> Chart:
-    """Shares, from 0 to 1, over an axis that stays as it is."""
+    """Shares, from 0 to 1, over a fixed axis."""
     return Chart(caption, {"kind": "curves", "own": x_label, "range": [0, 1], "y": "Share", "lines": list(lines)})
 
 
 def intervals(caption: str, rows: Sequence[tuple[str, int, Estimate]]) -> Chart:
-    """A dot and a bar, the interval, for each (name, color, estimate)."""
+    """A dot and an interval for each (name, color, estimate)."""
     told = [
         {"name": name, "method": color, "value": each.value, "interval": each.interval, "text": str(each)}
         for name, color, each in rows
@@ -164,7 +165,7 @@ def intervals(caption: str, rows: Sequence[tuple[str, int, Estimate]]) -> Chart:
 
 
 def grouped(charts: Sequence[Chart]) -> str:
-    """JSON of some charts, in which the numbers of an axis that several of their lines share stand once."""
+    """JSON of some charts, in which x values that several lines share are stored once."""
     shared: dict[str, int] = {}
 
     def placed(values: list[Any]) -> int:
@@ -199,7 +200,7 @@ def _each(places: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
 
 
 def _axis(label: str, values: Sequence[Any]) -> dict[str, Any]:
-    """One setting in parallel coordinates: its logarithm where it is spread over more than a factor of 30."""
+    """One setting in parallel coordinates: logarithmic if it varies by more than a factor of 30."""
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
         known = np.array(values, np.float64)
         if known.min() > 0 and known.max() / known.min() > 30:

@@ -1,4 +1,4 @@
-"""`lockstep compare`: is one set of runs better than another, and how sure is that?"""
+"""`lockstep compare`: whether one set of runs is better than another, and how certain that is."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from lockstep.reports.scales import scale_of
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two sets of runs on one task, or on several."""
+    """Two sets of runs on one task or on several."""
 
     task: str
     a: Estimate | None
-    """Interquartile mean over the runs of the first set; of several tasks, of normalized scores, or None."""
+    """Interquartile mean over the runs of the first set; over several tasks, of normalized scores, or None."""
     b: Estimate | None
     difference: Estimate | None
     """a − b, with runs drawn independently from both sets."""
     improvement: Estimate
-    """Probability that a run of a scores higher than one of b on the same task."""
+    """Probability that a run of a scores higher than a run of b on the same task."""
     budget: float | None = None
-    """How far along x the runs are compared: the least that any of them reached. None of several tasks."""
+    """The x at which runs are compared: the least that any of them reached. None for several tasks."""
     scores_a: tuple[float, ...] = ()
     scores_b: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What compare found."""
+    """The results of compare."""
 
     metric: str
     x: str
@@ -63,13 +63,13 @@ class Comparison:
     overall: Contrast | None
     """Over all tasks; None if there is one."""
     notes: tuple[str, ...]
-    """What to bear in mind."""
+    """Caveats."""
     protocol: str = ""
-    """How the scores came about, if the metric is one."""
+    """The protocol of the scores, if the metric is a score."""
 
     @property
     def rows(self) -> tuple[Contrast, ...]:
-        """Each task, and last all of them."""
+        """Each task, then all of them together."""
         return (*self.tasks, self.overall) if self.overall else self.tasks
 
     def at(self, contrast: Contrast) -> str:
@@ -89,7 +89,7 @@ class Comparison:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values of everything that is known."""
+        """All results as JSON values."""
         return dataclasses.asdict(self)
 
 
@@ -103,18 +103,18 @@ def compare(
 ) -> Comparison:
     """Compare two sets of runs, task by task and over the tasks that both have.
 
-    Runs are compared at an equal budget: at the largest x that all runs of a task reached, so that a run that went on
-    for longer has no advantage.
+    Runs are compared at an equal budget: the largest x that all runs of a task reached, so that longer runs have no
+    advantage.
 
     Args:
         a: run folders of the first set.
         b: run folders of the second.
         metric: name in metrics.jsonl that counts as the score; higher is better.
-        x: samples, frames, updates or time: what is equal.
-        out: also write a page like that of report, with the curves of both; its name ends in .html.
+        x: samples, frames, updates or time: the budget's axis.
+        out: also write a page like that of report, with the curves of both sets; its name ends in .html.
 
     Raises:
-        SettingsError: a set is empty, a folder is no run, the sets have no task in common, a run has no such metric.
+        SettingsError: a set is empty, a folder is not a run, the sets have no common task, or a run lacks the metric.
     """
     if x not in X_LABELS:
         raise SettingsError(f"Unknown --x {x!r}. Choose one of {', '.join(X_LABELS)}.")
@@ -129,12 +129,12 @@ def compare(
     def of(paths: Sequence[Path | str], runs: Sequence[Run]) -> list[Run]:
         known = {run.path.resolve(): run for run in runs}
         folders = dict.fromkeys(Path(path).resolve() for path in paths)
-        return [dataclasses.replace(known[folder]) for folder in folders if folder in known]  # a set's own, to be drawn
+        return [dataclasses.replace(known[folder]) for folder in folders if folder in known]  # a copy to label
 
     sets, left_out = ([of(paths, runs) for paths in (a, b)] for runs in (scored, without))
     for runs, others in zip(sets, left_out):
         if not runs:
-            others[0].curve(x, metric)  # raises, and says what there is instead
+            others[0].curve(x, metric)  # raises, and lists the available metrics
     named = [task for task in tasks(sets[0]) if task in tasks(sets[1])]
     if not named:
         raise SettingsError(
@@ -200,13 +200,15 @@ def _notes(
         if text := held_back([*both[0], *both[1]], metric, x):
             notes.append(text)
         if rules := other_rules([_shared(runs) for runs in both]):
-            notes.append(f"A and B were not set the same task on {task}, since they differ in {', '.join(rules)}.")
+            notes.append(f"A and B did not have the same task on {task}, since they differ in {', '.join(rules)}.")
     if x == "time":
         facts = [
             {(run.facts.get("layout"), run.facts.get("platform"), run.facts.get("cores")) for run in s} for s in sets
         ]
         if facts[0] != facts[1]:
-            notes.append("A and B had other layouts or machines, on which time depends as much as on what was trained.")
+            notes.append(
+                "A and B ran on different layouts or machines, which time depends on as much as on the methods."
+            )
     for letter, runs, without, paths in zip("AB", sets, left_out, given):
         by_task = [[run.settings for run in runs if run.task == task] for task in tasks(runs)]
         mixed = sorted({name for settings in by_task for name in differing(settings)})
@@ -228,18 +230,16 @@ def _notes(
             )
     shorter = [run for runs in sets for run in runs if run.task in named and not run.finished]
     if shorter:
-        notes.append(
-            f"these runs have not had all the iterations that they were to: {', '.join(run.name for run in shorter)}."
-        )
+        notes.append(f"these runs have not finished all their iterations: {', '.join(run.name for run in shorter)}.")
     compared = [run for runs in sets for run in runs if run.task in named]
     notes += [*diverged(compared, metric), *eased(compared, metric)]
     if both := [run.name for run in sets[0] if run in sets[1]]:
-        notes.append(f"in both sets, which are therefore not independent: {', '.join(both)}.")
+        notes.append(f"the sets are not independent, since both contain: {', '.join(both)}.")
     return notes + few([sum(run.task == task for run in runs) for runs in sets for task in named])
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
-    """The settings of a set of runs; of those that differ within it, all values."""
+    """The settings of a set of runs; for a setting that differs within it, all values."""
     every: dict[str, dict[str, Any]] = {}
     for run in runs:
         for name, value in run.settings.items():
@@ -259,9 +259,9 @@ def _section(comparison: Comparison) -> Section:
     header = ["Task", f"At {comparison.x}", "A", "B", "A − B", "P(A > B)"]
     text = (
         f"{comparison.metric} at the largest number of {comparison.x} that all runs of a task reached: interquartile "
-        "mean over runs with 95% bootstrap intervals. P(A > B) is the probability that a run of A scores higher "
-        "than a run of B on the same task; an interval that contains 0.5 decides nothing, nor does one of the "
-        f"difference that contains 0. {comparison.protocol}"
+        "mean over runs with 95% bootstrap intervals. P(A > B) is the probability that a run of A scores higher than "
+        "a run of B on the same task. An interval of it that contains 0.5 decides nothing, and neither does an "
+        f"interval of the difference that contains 0. {comparison.protocol}"
     )
     body = page.table(header, rows) + page.warnings(comparison.notes) + page.paragraph(text, "note")
     return Section("verdict", "A against B", body)

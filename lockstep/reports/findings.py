@@ -1,4 +1,4 @@
-"""What some runs learned: the sections of a report about scores, curves and aggregates."""
+"""The sections of a report about scores, curves and aggregates."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ _MAX_PAIRS = 15
 _THRESHOLDS = 101
 """Normalized scores at which a performance profile is computed, from the lowest to the highest."""
 _HIGHEST = 8.0
-"""Where profiles end: a game or two are played at 70 times a human's score, beside which nothing else could be read."""
+"""The upper end of profiles: one or two games are played at 70 times the human score, which would dwarf all else."""
 _ELSEWHERE = ("score", "eval", "time", "speed", "lag", "wait")
-"""Kinds of metrics that the page shows in other sections, if at all."""
+"""Metrics that other sections show, or none."""
 _MOST_CHARTS = 120
 _MOST_STILLS = 4
-"""Pictures for readers without JavaScript."""
+"""Images for readers without JavaScript."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the runs of a method scored on a task."""
+    """The scores of a method's runs on a task."""
 
     task: str
     method: str
     runs: int
     samples: tuple[float, float]
-    """Samples of the shortest run and of the longest."""
+    """Samples of the shortest and of the longest run."""
     score: Estimate
     """Interquartile mean over runs."""
     lowest: float
     highest: float
     normalized: float | None
-    """The same on the scale of its benchmark; None for a task without a scale."""
+    """The interquartile mean on the benchmark's scale; None for a task without a scale."""
     scale: str | None
-    """The name of that scale."""
+    """The name of the scale."""
 
 
 def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
-    """What a reader has to know before believing a number."""
+    """What a reader must know before trusting a number."""
     texts = [f"Left out, since they have no {metric}: {some(left_out)}."] if left_out else []
     for group in groups:
         if again := seeds_again(group.runs):
@@ -73,7 +73,7 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
     runs = [run for group in groups for run in group.runs]
     for task in tasks(runs):
         if rules := other_rules([run.settings for run in runs if run.task == task]):
-            texts.append(f"Not all runs of {task} were set the same task, since they differ in {', '.join(rules)}.")
+            texts.append(f"Not all runs of {task} have the same task, since they differ in {', '.join(rules)}.")
     texts += [*few(counts), *diverged(runs, metric), *eased(runs, metric)]
     unfinished = [
         f"{run.name} ({run.last('samples'):,.0f} of {run.settings.get('total_steps', 0):,})"
@@ -81,35 +81,35 @@ def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> 
         if not run.finished
     ]
     if unfinished:
-        texts.append(f"These runs have not collected all the samples that they were to: {some(unfinished)}.")
+        texts.append(f"These runs have not collected all their samples: {some(unfinished)}.")
     return page.warnings(texts)
 
 
 def few(counts: Sequence[int]) -> list[str]:
-    """Sentences about the intervals of so many runs of a task."""
+    """Sentences about the intervals of tasks with this many runs."""
     texts = (
         ["A task with one run has no interval, since one run says nothing about other seeds."] if 1 in counts else []
     )
     if any(1 < count < ENOUGH for count in counts):
         texts.append(
-            f"With fewer than {ENOUGH} runs of a task, intervals are too narrow, and exclude what is true too often: "
+            f"With fewer than {ENOUGH} runs of a task, intervals are too narrow, and miss the true value too often: "
             "train more seeds."
         )
     return texts
 
 
 def diverged(runs: Sequence[Run], metric: str) -> list[str]:
-    """A sentence for each run whose metric, or a loss, is no number any more."""
+    """A sentence for each run whose metric, or a loss, is not a number any more."""
     ends = [(run.name, run.diverged(metric)) for run in runs]
     return [
-        f"{name} has diverged: after {samples:,.0f} samples its metrics are no numbers any more."
+        f"{name} has diverged: after {samples:,.0f} samples its metrics are not numbers any more."
         for name, samples in ends
         if samples is not None
     ]
 
 
 def scored(groups: Sequence[Method], named: Sequence[str], metric: str) -> list[Scored]:
-    """One for each task and method that has runs of it."""
+    """One entry for each task and method that has runs of it."""
     every = []
     for task, group in itertools.product(named, groups):
         if runs := group.on(task):
@@ -123,7 +123,7 @@ def scored(groups: Sequence[Method], named: Sequence[str], metric: str) -> list[
 
 
 def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> str:
-    """A row for each task and method."""
+    """A table with a row for each task and method."""
     scales = {each.scale for each in found if each.scale}
     rows = []
     for each in found:
@@ -141,7 +141,7 @@ def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> st
         "runs.",
     ]
     if any(each.samples[0] < 0.9 * each.samples[1] for each in found):
-        texts.append("Runs of unequal length count with what each of them reached.")
+        texts.append("Runs of unequal length count with the last value of each.")
     text = " ".join(filter(None, texts))
     if scales:
         (name,) = scales if len(scales) == 1 else ("normalized",)
@@ -150,7 +150,7 @@ def scores(groups: Sequence[Method], found: Sequence[Scored], metric: str) -> st
 
 
 def protocol(runs: Sequence[Run], metric: str) -> str:
-    """A sentence that says how scores came about; nothing of other metrics."""
+    """A sentence about the protocol of scores; empty for other metrics."""
     if metric not in SCORES:
         return ""
     if metric == "eval/score":
@@ -170,7 +170,7 @@ def _evaluations(runs: Sequence[Run]) -> str:
     greedy = {each.get("eval_greedy", default.eval_greedy) for each in options}
     acting = {(True,): "the most likely actions", (False,): "actions chosen as by lockstep eval"}
     how = acting.get(tuple(greedy), "the most likely actions in some runs only")
-    text = f"That is the mean raw score of {episodes} episodes on environments of their own, with {how}"
+    text = f"That is the mean raw score of {episodes} episodes on separate environments, with {how}"
     text += ", on levels that training does not see" * any(run.settings.get("env.num_levels") for run in runs)
     played = [each.get("eval_opponents") or run.settings.get("env.opponents") for each, run in zip(options, runs)]
     against = {str(name).partition("#")[0] for names in played for name in names or ()}
@@ -196,7 +196,7 @@ def curves(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: P
         found.append(charts.curves(f"{task}: {metric}" if len(named) > 1 else metric, lines, metric, picture))
     banded = any(len(group.on(task)) >= ENOUGH for group in groups for task in named)
     few_runs = any(1 < len(group.on(task)) < ENOUGH for group in groups for task in named)
-    texts = ["Lines go as far as all runs of the method reached; time does not count checkpoints and evaluations."]
+    texts = ["Lines end where the first run of the method ends; time excludes checkpoints and evaluations."]
     if few_runs:
         text = "Thin lines are single runs, the thick one is their interquartile mean (of fewer than four the mean)."
         texts.insert(0, text)
@@ -206,16 +206,16 @@ def curves(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: P
 
 
 def parallel(drawn: PageRuns, metric: str) -> str:
-    """The settings of each run and what it scored, where there is something to see."""
+    """The settings and the score of each run, if settings differ."""
     chart = drawn.parallel(metric)
     if chart is None:
         return ""
-    text = "A line is a run. Drag along an axis to choose runs, which then the whole page shows; click on it to undo."
+    text = "Each line is a run. Drag along an axis to filter the runs of the whole page; click on the axis to undo."
     return page.figures([chart], "whole") + page.paragraph(text, "note")
 
 
 def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns) -> str:
-    """Whatever else learning recorded and that changed, such as losses: means over runs."""
+    """All other metrics of learning that changed, such as losses: means over runs."""
     every = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in every for name in run.names(""))
     kept = [name for name in names if name == "gradient_norm" or name.partition("/")[0] not in (*_ELSEWHERE, name)]
@@ -224,7 +224,7 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
         found = []
         for metric in kept:
             known = [_runs_with_curves(group.on(task), metric) for group in groups]
-            if not any(np.ptp(y) > 0 for _, curves in known for _, y in curves):  # what stays as it was is a setting
+            if not any(np.ptp(y) > 0 for _, curves in known for _, y in curves):  # a constant is a setting
                 continue
             lines = [drawn.mean(*each) for each in known if each[0]]
             found.append(charts.curves(metric, lines, metric))
@@ -236,14 +236,15 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
             parts.append(page.details(title, page.figures(found, "small"), unfolded=len(named) == 1))
     if not count:
         return ""
-    text = "Losses and other numbers of learning: means over the runs of a method, as far as all of them reached."
+    text = "Losses and other metrics of learning: means over the runs of a method, up to where the first run ends."
     if dropped:
-        text += f" The page would be too large with those of {', '.join(dropped)}: report these apart."
+        text += f" The page would be too large with {', '.join(dropped)}: make a separate report of these."
     return page.paragraph(text, "note") + "".join(parts)
 
 
 def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns, x: str = "samples") -> str:
-    """Over all tasks: what Agarwal et al. recommend, and who beats whom, all runs of a task at an equal budget of x."""
+    """Over all tasks: the aggregates of Agarwal et al., and which method beats which, at an equal budget of x per
+    task."""
     parts, budgets, found, short = [], dict[str, float](), dict[str, list[np.ndarray]](), list[str | None]()
     for task in named:
         runs = [group.on(task) for group in groups]
@@ -265,7 +266,7 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, draw
         )
     if not several and len(named) > 1:
         known = "scores are only normalized for the games of Atari and of Procgen"
-        why = known if metric in SCORES else f"{metric} is no score"
+        why = known if metric in SCORES else f"{metric} is not a score"
         why = why if shared else "no task has runs of every method"
         if normalized:
             only = [game for games in normalized for game in games]
@@ -292,7 +293,7 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, draw
     if rows or several:
         at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
         unit = "seconds" if x == "time" else x
-        text = f"In this section the runs of a task are compared at an equal number of {unit}, which all reached: {at}."
+        text = f"In this section, runs of a task are compared at an equal number of {unit}, which all reached: {at}."
         parts.append(page.paragraph(text, "note"))
         parts.append(page.warnings([text for text in short if text]))
     return "".join(parts)
@@ -301,7 +302,7 @@ def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, draw
 def _normalized(
     groups: Sequence[Method], named: Sequence[str], metric: str, raw: Sequence[Scores], drawn: PageRuns
 ) -> str:
-    """Aggregates of scores of one scale; raw: those of each method, by task."""
+    """Aggregates of scores on one scale; raw: those of each method, by task."""
     scales: list[Scale] = [scale for task in named if (scale := scale_of(task, metric))]
     assert len(scales) == len(named), "tasks without a scale"
     name, meaning, *_ = scales[0]
@@ -326,7 +327,7 @@ def _normalized(
     ]
     text = (
         f"{name} scores of the {len(named)} games of which every method has runs ({', '.join(named)}): {meaning}. "
-        "Intervals are 95% stratified bootstrap intervals, where every game has several runs."
+        "Intervals are 95% stratified bootstrap intervals, shown if every game has several runs."
     )
     table = page.table(["Method", *kinds], rows)
     return page.paragraph(text) + table + page.figures(dots) + page.figures(lines)
@@ -335,7 +336,7 @@ def _normalized(
 def _efficiency(
     groups: Sequence[Method], named: Sequence[str], metric: str, scales: Sequence[Scale], drawn: PageRuns
 ) -> list[Chart]:
-    """The interquartile mean of all games over training, on the axes on which all runs are known."""
+    """The interquartile mean of all games over training, on the axes that all runs recorded."""
     by_x = dict[str, list[list[list[Curve]]]]()
     for x in drawn.axes:
         by_task = [_known(groups, task, x, metric) for task in named]
@@ -361,7 +362,7 @@ def _profile(
     scale: str,
     drawn: PageRuns,
 ) -> Chart:
-    """A performance profile of each method, of scores of a scale."""
+    """A performance profile of each method's scores on one scale."""
     lines = []
     every = np.concatenate([scores for each in found for scores in each])
     highest = float(max(1.0, every.max()))
@@ -375,7 +376,7 @@ def _profile(
 
 
 def _runs_with_curves(runs: Sequence[Run], metric: str) -> tuple[list[Run], list[Curve]]:
-    """The runs that have a metric over samples, and their curves."""
+    """The runs that recorded a metric over samples, and their curves."""
     found = [(run, curve) for run in runs if len((curve := _curve(run, "samples", metric))[0])]
     return [run for run, _ in found], [curve for _, curve in found]
 
@@ -387,7 +388,7 @@ def _known(groups: Sequence[Method], task: str, x: str, metric: str) -> list[lis
 
 
 def _curve(run: Run, x: str, metric: str) -> Curve:
-    """Empty where the metric is not known over x."""
+    """A run's curve; empty if the metric was not recorded over x."""
     try:
         return run.curve(x, metric)
     except SettingsError:

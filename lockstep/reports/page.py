@@ -1,4 +1,4 @@
-"""A web page in one file: nothing loaded from elsewhere, light or dark as the reader prefers."""
+"""A web page in one file: it loads nothing from elsewhere, and is light or dark as the reader prefers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from importlib.resources import files
 from lockstep.reports.charts import Chart, grouped
 
 _COLORS = 8
-"""Colors of lines and bars, c0 to c7; a further line repeats them, dashed (d1), then dotted (d2)."""
+"""Number of colors of lines and bars, c0 to c7; further lines repeat them dashed (d1), then dotted (d2)."""
 _AXES = {"samples": "Samples", "frames": "Frames", "updates": "Updates", "time": "Time"}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter of the page."""
+    """A section of the page."""
 
     anchor: str
     heading: str
@@ -29,7 +29,7 @@ class Section:
 
 
 class Html(str):
-    """Text of a table's cell that is HTML already."""
+    """Text of a table's cell that is already HTML."""
 
 
 def document(title: str, summary: str, controls: str, sections: Sequence[Section]) -> str:
@@ -56,14 +56,14 @@ def _packaged(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    """Plotly's JavaScript, compressed, which makes 2 MB of 5."""
+    """Plotly's JavaScript, compressed from 5 MB to 2 MB."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
 def plain(text: str) -> str:
-    """HTML that shows the text as it is."""
+    """HTML that shows the text literally."""
     return html.escape(text)
 
 
@@ -73,12 +73,12 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph of plain text; kind is note or nothing."""
+    """A paragraph of plain text; kind is note or empty."""
     return f'<p class="{kind}">{html.escape(text)}</p>' if kind else f"<p>{html.escape(text)}</p>"
 
 
 def warnings(texts: Sequence[str]) -> str:
-    """What a reader has to bear in mind."""
+    """What a reader must bear in mind."""
     return f'<div class="warnings">{"".join(map(paragraph, texts))}</div>' if texts else ""
 
 
@@ -86,7 +86,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], places: Sequence
     """A table; cells are plain text unless they are Html. Columns without any text are left out.
 
     Args:
-        places: for each row the place of its run, if the row shall be hidden together with that run.
+        places: the run's index for each row, if the row is hidden together with its run.
     """
     rows = list(rows)
     kept = [n for n, name in enumerate(header) if not name or not rows or any(row[n] for row in rows)]
@@ -110,11 +110,11 @@ def controls(
     """The legend of the methods, and the controls that charts.js reads.
 
     Args:
-        chips: what the legend says of each method.
+        chips: the legend's text for each method.
         methods: their names.
         runs: see charts.PageRuns.described.
         axes: the title of each horizontal axis.
-        banded: whether a method is drawn with an interval instead of its runs.
+        banded: whether methods are drawn with an interval instead of their runs.
     """
     buttons = "".join(
         f'<button type="button" class="c{n % _COLORS} d{n // _COLORS % 3}" data-method="{n}" aria-pressed="true" '
@@ -145,7 +145,7 @@ def controls(
 
 
 def figures(charts: Sequence[Chart], kind: str = "") -> str:
-    """Charts side by side, as many as fit; kind: small, or whole for one that takes the width of the page."""
+    """Charts side by side, as many as fit; kind: small, or whole for the full width of the page."""
     told = "".join(
         f"<figure><figcaption>{html.escape(chart.caption)}</figcaption>"
         f'<div class="chart {chart.spec["kind"]}" role="img" aria-label="{html.escape(chart.caption)}">'
@@ -161,7 +161,7 @@ def figure(caption: str, content: str) -> str:
 
 
 def key(names: Sequence[str]) -> str:
-    """What the colors of share bars mean."""
+    """The legend for the colors of share bars."""
     items = "".join(f'<span class="c{n % _COLORS}"><i></i>{html.escape(name)}</span>' for n, name in enumerate(names))
     return f'<div class="legend">{items}</div>'
 
@@ -172,7 +172,7 @@ def dotted(name: str, color: int) -> Html:
 
 
 def share_bar(shares: Mapping[str, float]) -> Html:
-    """A stacked bar of shares of one whole, with the same in words for those who point at it."""
+    """A stacked bar of shares of one whole, with the shares as text in its tooltip."""
     words = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
     pieces = "".join(
         f'<i class="c{number % _COLORS}" style="width:{100 * share:.1f}%"></i>'

@@ -1,4 +1,4 @@
-"""Learning curves out of run folders, as pictures."""
+"""Plots learning curves of runs as image files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from lockstep.run.files import writing
 from lockstep.system.output import tell
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's palette, which stays distinct for the color-blind.
+# Okabe and Ito's palette, which color-blind readers can distinguish.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#B8A800")
 _FEW = 5
-"""More lines than these are drawn without the single runs, and named beside the picture."""
+"""More lines than this are drawn without single runs, and named next to the plot."""
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.spines.top": False,
@@ -54,7 +54,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "lockstep",
     "svg.fonttype": "none",
-    "text.parse_math": False,  # settings are no formulas
+    "text.parse_math": False,  # settings are not formulas
 }
 
 
@@ -68,32 +68,32 @@ def plot(
 ) -> Path:
     """Draw one metric of some runs against experience or time.
 
-    Runs that differ only in their seed form one line: their mean, over the range of x that all of them reached; of
-    five runs or more with a band of one standard deviation. Thin lines are single runs as recorded (left out where
-    there are many), thick ones are smoothed.
+    Runs that differ only in their seed form one line: their mean, over the range of x that all of them reached. Five or
+    more runs also get a band of one standard deviation. Thin lines are single runs as recorded (left out if there are
+    many), thick lines are smoothed.
 
     Args:
-        runs: run folders, or what was read from them.
-        out: file to write; its suffix says whether PNG, SVG or PDF.
+        runs: run folders, or runs that were already read.
+        out: file to write; its suffix chooses PNG, SVG or PDF.
         x: frames, samples, updates or time (seconds of training).
         metric: name in metrics.jsonl.
-        labels: one for each run; those with the same form one line. None: what sets their settings apart.
+        labels: one for each run; runs with equal labels form one line. None: the settings that differ.
 
     Returns:
         The path written.
 
     Raises:
-        SettingsError: a folder is no run, or has no such metric yet; x or the suffix is unknown; labels are missing.
+        SettingsError: a folder is not a run, or has no such metric yet; x or the suffix is unknown; labels are missing.
     """
     out = Path(out)
     if x not in X_LABELS:
         raise SettingsError(f"Unknown x axis {x!r}. Choose one of {', '.join(X_LABELS)}.")
     if out.suffix.lower() not in _SUFFIXES:
-        raise SettingsError(f"Cannot write a picture to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
+        raise SettingsError(f"Cannot write an image to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
     runs = listed(runs)
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
-    if labels is None:  # each once, however it is spelt
+    if labels is None:  # each once, however its path is written
         runs = list({(run.path if isinstance(run, Run) else Path(run)).resolve(): run for run in runs}.values())
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     groups = methods(read) if labels is None else _labelled(read, labels)
@@ -101,7 +101,7 @@ def plot(
     if len(shown) < len(read):
         without = [run for run in read if run not in shown]
         names = some(tell_apart([run.path for run in without]))
-        tell(f"Left out, since they have no value of {metric}: {names}.", sys.stderr)
+        tell(f"Left out, since they have no values of {metric}: {names}.", sys.stderr)
         groups = [replace(group, runs=[run for run in group.runs if run in shown]) for group in groups]
         groups = [group for group in groups if group.runs]
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]

@@ -1,8 +1,8 @@
-"""Normalized scores of Procgen's games: 0 is a policy that sees nothing, 1 the highest score that is possible or known.
+"""Normalized scores of Procgen's games: 0 is a blind policy, 1 the highest possible or known score.
 
-Raw scores of both are from Cobbe et al., Leveraging Procedural Generation to Benchmark Reinforcement Learning, 2020
-(arXiv:1912.01588), appendix C. They hold for the easy and for the hard games; memory, exploration and extreme ones have
-none.
+Both raw scores are from Cobbe et al., Leveraging Procedural Generation to Benchmark Reinforcement Learning, 2020
+(arXiv:1912.01588), appendix C. They cover the easy and the hard games, but not the memory, exploration and extreme
+ones.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ HARD: dict[str, tuple[float, float]] = {
 
 
 def bounds(env_id: str) -> tuple[float, float] | None:
-    """The raw scores that are 0 and 1 in a game of EnvPool's (StarpilotEasy-v0); None if it is none of these."""
+    """The raw scores that map to 0 and 1 in a game of EnvPool's (StarpilotEasy-v0); None for other games."""
     found = re.fullmatch(r"([A-Z][a-z]+)(Easy|Hard)-v0", env_id)
     return None if found is None else {"Easy": EASY, "Hard": HARD}[found[2]].get(found[1])

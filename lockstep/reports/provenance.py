@@ -1,4 +1,4 @@
-"""How some runs came about: the sections of a report about speed, lag, settings, proof and machines."""
+"""The sections of a report about speed, lag, settings, proof and machines."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lockstep.run.folder import RunFolder
 from lockstep.system.supervision import WorkerError
 
 _MAX_VIDEO = 2_500_000
-"""Bytes of all videos of a page together."""
+"""Maximum number of bytes of all videos on a page."""
 _BESIDE = 4
-"""Methods that stand beside each other in a table; more stand below each other."""
+"""Methods side by side in a table; with more, they go below each other."""
 
 
 def speed(runs: Sequence[Run]) -> str:
@@ -47,8 +47,8 @@ def speed(runs: Sequence[Run]) -> str:
 
 
 def lag(runs: Sequence[Run]) -> str:
-    """How old the data was from which each run learned, and the parameters that its gradients were computed with;
-    nothing where no run had any lag."""
+    """The age of the data that each run learned from, and of the parameters that its gradients were computed with;
+    empty if no run had any lag."""
     if not any(run.settings.get("scheme.lag") or any(map(run.average, run.names("lag/"))) for run in runs):
         return ""
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -72,8 +72,8 @@ def lag(runs: Sequence[Run]) -> str:
     header += ["Gradient asynchrony", "Distribution"]
     rows = [[", ".join(names), *cells] for cells, names in alike.items()]
     text = (
-        "By how many versions the policy that collected was older than the one that learned, and how many updates came "
-        "between the parameters of a gradient and its own update: means over iterations."
+        "How many versions the collecting policy was older than the learning one, and how many updates came between "
+        "the parameters of a gradient and its own update: means over iterations."
     )
     return page.table(header, rows) + page.paragraph(text, "note")
 
@@ -89,25 +89,25 @@ def settings(groups: Sequence[Method]) -> str:
         rows = [[_code(name), *(_value(each.get(name, "—")) for each in every)] for name in names]
         told = page.table(["Setting", *(group.label for group in groups)], rows)
     else:
-        told = page.paragraph("All runs have the same settings, but for seed and task.")
+        told = page.paragraph("All runs have the same settings except seed and task.")
     same = [[_code(name), _value(value)] for name, value in every[0].items() if name not in names]
-    return told + page.details(f"{len(same)} settings that all share", page.table(["Setting", "Value"], same))
+    return told + page.details(f"{len(same)} settings shared by all", page.table(["Setting", "Value"], same))
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a run's ledger says."""
+    """The verdict of a run's ledger."""
 
     ok: bool
     verdict: str
     experiment: str = ""
     """First digits of the experiment's identity."""
     digest: str = ""
-    """First digits of the SHA-256 of the ledger: equal if and only if the same bits were computed."""
+    """First digits of the SHA-256 of the ledger: equal if and only if runs computed the same bits."""
 
 
 def prove(run: Run, again: int = 0) -> Proof:
-    """Check a run's ledger, its settings and its newest checkpoint against each other; repeat some iterations."""
+    """Compare a run's ledger, settings and newest checkpoint with each other; repeat some iterations."""
     folder = RunFolder(run.path)
     checkpoints = list_checkpoints(folder.checkpoints)
     try:
@@ -132,20 +132,20 @@ def prove(run: Run, again: int = 0) -> Proof:
 
 
 def _within(run: Run, error: Exception) -> str:
-    """An error's text with the files of the run's folder named without it, since the run stands beside it."""
+    """An error's text, without the path of the run's folder, since the run's name is shown next to it."""
     return str(error).replace(f"{run.path}/", "")
 
 
 def proof(runs: Sequence[Run], proofs: Sequence[Proof], shown: int) -> str:
-    """The verdict of each run's ledger; the first so many runs are those that the page shows."""
+    """The verdict of each run's ledger; the first `shown` runs are those on the page."""
     rows = []
     for run, found in zip(runs, proofs, strict=True):
         mark = '<span class="good">✓</span> ' if found.ok else '<span class="bad">✗</span> '
         verdict = Html(mark + page.plain(found.verdict))
         rows.append([run.name, str(run.seed), _code(found.experiment), _code(found.digest), verdict])
     text = (
-        "Runs whose ledgers have the same digest computed the same bits. An intact ledger was not changed since it was "
-        "written; that the run can be repeated is shown by lockstep verify, or by this report with --verify N."
+        "Runs whose ledgers have the same digest computed the same bits. An intact ledger was not changed after it "
+        "was written. lockstep verify shows that the run can be repeated, as does this report with --verify N."
     )
     places = [place if place < shown else None for place in range(len(runs))]
     table = page.table(["Run", "Seed", "Experiment", "Ledger", "Verdict"], rows, places)
@@ -153,7 +153,7 @@ def proof(runs: Sequence[Run], proofs: Sequence[Proof], shown: int) -> str:
 
 
 def machines(runs: Sequence[Run]) -> str:
-    """Versions, machines and commands: once where all runs share them, else by run."""
+    """Versions, machines and commands: once if all runs share them, else by run."""
     facts = [_facts(run) for run in runs]
     differ = differing(facts)
     names = list(dict.fromkeys(name for each in facts for name in each))
@@ -184,13 +184,13 @@ def videos(runs: Sequence[Run], named: Sequence[str], metric: str) -> str:
         players.append(page.figure(f"{task}: {best.name}, score {readable(best.last(metric))}", player))
     told = f'<div class="charts">{"".join(players)}</div>' if players else ""
     if left_out:
-        text = f"Left out to keep the page light: {', '.join(left_out)}. lockstep record --max-steps makes short ones."
+        text = f"Left out to keep the page small: {', '.join(left_out)}. lockstep record --max-steps makes short ones."
         told += page.paragraph(text, "note")
     return told
 
 
 def _facts(run: Run) -> dict[str, object]:
-    """What the run was trained by; what was another thing after it was resumed follows, with the iteration."""
+    """The facts about a run's machine and versions; changes after a resume follow, with the iteration."""
     told: dict[str, object] = {}
     last: dict[str, object] = {}
     for each in ({**run.facts, "iteration": 0}, *run.facts.get("resumed", [])):

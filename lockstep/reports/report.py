@@ -1,6 +1,6 @@
-"""`lockstep report`: everything that some runs show, on one page.
+"""`lockstep report`: shows runs on one page.
 
-findings.py says what was learned, provenance.py how it came about.
+findings.py shows what was learned, provenance.py how.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lockstep.run.files import write_whole, writing
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written."""
+    """The result of writing a page."""
 
     path: Path
     left_out: tuple[str, ...]
     """Runs without a value of the metric."""
     proofs: tuple[tuple[str, Proof], ...]
-    """What each run's ledger says, of those that are left out too."""
+    """The verdict of each run's ledger, also for runs that were left out."""
     scores: tuple[Scored, ...] = ()
-    """What each method scored on each task."""
+    """The scores of each method on each task."""
 
 
 def report(
@@ -43,16 +43,16 @@ def report(
     """Write one self-contained HTML page about some runs. Runs that differ only in seed and task are one method.
 
     Args:
-        runs: run folders, of runs that have ended or not.
+        runs: run folders; the runs may still be training.
         out: file to write, ending in .html.
-        metric: name in metrics.jsonl that counts as the score; runs without it are left out, and named.
+        metric: name in metrics.jsonl that counts as the score; runs without it are left out and named.
         verify: iterations of each run to repeat and compare (see lockstep.verify), 0 for none.
 
     Returns:
-        Where it was written, and what it says of single runs.
+        The page's path, and its findings about single runs.
 
     Raises:
-        SettingsError: a folder is no run, no run has the metric, or the file's name does not end in .html.
+        SettingsError: a folder is not a run, no run has the metric, or the file's name does not end in .html.
     """
     runs = listed(runs)
     if not runs:
@@ -66,10 +66,11 @@ def report(
 
 
 def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list[Run]]:
-    """Each run once, however its folder is spelt, and those that are left out, since they have no value of the metric.
+    """Each run once, however its folder's path is written, and the runs left out because they have no value of the
+    metric.
 
     Raises:
-        SettingsError: a folder is no run, or none has the metric.
+        SettingsError: a folder is not a run, or no run has the metric.
     """
     folders = list({path.resolve(): path for path in map(Path, paths)}.values())
     found = [replace(Run.read(path), label=name) for path, name in zip(folders, tell_apart(folders), strict=True)]
@@ -87,7 +88,8 @@ def write_page(
     left_out: Sequence[Run] = (),
     verify: int = 0,
 ) -> Report:
-    """The page about some methods; verdict is what a comparison at equal x found, left_out the runs without the metric.
+    """The page about some methods. verdict: the result of a comparison at equal x. left_out: the runs without the
+    metric.
 
     Raises:
         SettingsError: see report.
@@ -128,5 +130,5 @@ def write_page(
     text = page.document(heading, summary, controls, [section for section in sections if section.body])
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, text.encode(errors="replace"))  # a folder's name may be of another encoding
+        write_whole(out, text.encode(errors="replace"))  # a folder's name may not be valid text
     return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)), tuple(scored))

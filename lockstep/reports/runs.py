@@ -1,4 +1,4 @@
-"""Finished and unfinished runs as data: what plots, reports and comparisons are made of."""
+"""Finished and unfinished runs as data for plots, reports and comparisons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ X_LABELS = {
 SCORES = ("score/mean", "score/best", "score/iteration_mean", "score/iteration_max", "eval/score")
 """Metrics whose unit is the task's raw score."""
 TASK = "env.id"
-"""The setting by which tasks are told apart."""
+"""The setting that distinguishes tasks."""
 _MAIN = (TASK, "algorithm.$type")
 _RULES = ("env.protocol", "env.options", "env.num_levels", "env.start_level", "env.opponents")
 _CURRICULUM = "env.curriculum"
@@ -39,31 +39,31 @@ _NAMED = 6
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """The unit in which so many seconds read best: its seconds, and its name."""
+    """The most readable unit for a number of seconds: its length in seconds, and its name."""
     return (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 120 else (1, "seconds")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder says of it."""
+    """A run as read from its folder."""
 
     path: Path
     seed: int
     settings: dict[str, Any]
-    """The experiment but for its seed, by dotted name."""
+    """The experiment without its seed, by dotted name."""
     facts: dict[str, Any]
     """run.json: layout, command, versions, machine."""
     records: list[dict[str, float | None]]
     """The lines of metrics.jsonl."""
     label: str = ""
-    """A name that tells it apart from others, if its folder's does not."""
+    """A name that distinguishes it from others, if its folder's name does not."""
 
     @staticmethod
     def read(path: Path | str) -> Run:
-        """Read a run's folder, also while the run is being trained.
+        """Read a run's folder; the run may still be training.
 
         Raises:
-            SettingsError: the folder is no run.
+            SettingsError: the folder is not a run.
         """
         path = Path(path)
         if not (path / "experiment.json").is_file():
@@ -71,7 +71,7 @@ class Run:
                 f"{path} is not a run folder: it has no experiment.json. Give the folder that train printed."
             )
         folder = RunFolder(path)
-        records = folder.records() if folder.metrics.is_file() else []  # none before it has started
+        records = folder.records() if folder.metrics.is_file() else []  # missing before the first iteration
         settings = {name: value for name, value in flat(folder.read("experiment.json")).items() if value != {}}
         seed, steps = settings.pop("seed", None), settings.get("total_steps", 0)
         if not isinstance(seed, int) or not isinstance(steps, int):
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it had all its iterations: where timing decides, they may have collected less than they were to."""
+        """Whether it had all its iterations: if timing decides, it may have collected fewer samples than planned."""
         total, rollout, envs = (self.settings.get(n) for n in ("total_steps", "algorithm.rollout", "env.num_envs"))
         if isinstance(rollout, int) and isinstance(envs, int) and isinstance(total, int):
             return self.last("iteration") >= math.ceil(total / (rollout * envs))
@@ -101,7 +101,7 @@ class Run:
             x: frames, samples, updates or time (seconds of training).
 
         Raises:
-            SettingsError: there is no such metric yet.
+            SettingsError: the metric has no values yet.
         """
         horizontal = {"time": "seconds"}.get(x, x)
         points = [(r[horizontal], r[metric]) for r in self.records if r.get(metric) is not None and horizontal in r]
@@ -120,7 +120,7 @@ class Run:
         return next((float(value) for value in values if value is not None), math.nan)
 
     def diverged(self, metric: str) -> float | None:
-        """Samples after which the metric, or a loss, is no number any more; None where both still are."""
+        """Samples after which the metric, or a loss, is not a number any more; None if both still are."""
         ended = []
         for name in (metric, *self.names("loss/")):
             written = [record for record in self.records if name in record]
@@ -135,7 +135,7 @@ class Run:
         return float(np.mean(values)) if values else math.nan
 
     def share(self, metric: str) -> float:
-        """Mean over time of a share of each iteration's, NaN if there is none."""
+        """Mean over time of each iteration's share, NaN if there is none."""
         known, seconds, before = [], [], 0.0
         for record in self.records:
             now = record.get("seconds") or before
@@ -146,7 +146,7 @@ class Run:
         return float(np.average(known, weights=seconds)) if sum(seconds) > 0 else math.nan
 
     def names(self, prefix: str) -> list[str]:
-        """The metrics that begin like that, in the order of their first appearance."""
+        """The metrics with a prefix, in the order of their first appearance."""
         return [name for name in self._names if name.startswith(prefix)]
 
     @cached_property
@@ -157,19 +157,19 @@ class Run:
         if self.has(metric):
             return f"{self.path} does not record {horizontal} with {metric!r}. Choose another --x."
         if metric in self._names:
-            return f"{self.path} has no number for {metric!r}: every value is null, as where learning has diverged."
+            return f"{self.path} has no number for {metric!r}: every value is null; learning may have diverged."
         close = difflib.get_close_matches(metric, sorted(self._names), n=4, cutoff=0.5)
         known = ", ".join(sorted(self._names)) or "no metrics at all"
-        hint = f"Close to it are {', '.join(close)}." if close else f"It has {known}."
+        hint = f"Similar names: {', '.join(close)}." if close else f"It has {known}."
         later = " Scores appear when the first episodes have ended." if metric.startswith("score/") else ""
         later = " Runs are evaluated with --eval-every." if metric.startswith("eval/") else later
         return f"{self.path} has no values of {metric!r} yet. {hint}{later}"
 
 
 def listed(runs: Path | str | Sequence[_Item]) -> list[_Item | Path | str]:
-    """Some runs, of which one may have been given by itself, with all runs of a sweep, or of a folder, in its place.
+    """The given runs, with the folder of a sweep, or any single folder, replaced by all runs in it.
 
-    What else lies in such a folder is passed over, as a shell's FOLDER/* names it too.
+    Other contents of such a folder are ignored, since a shell's FOLDER/* includes them, too.
     """
     given: list[_Item | Path | str] = [runs] if isinstance(runs, (str, Path)) else list(runs)
     found, others = list[_Item | Path | str](), list[_Item | Path | str]()
@@ -186,30 +186,30 @@ def listed(runs: Path | str | Sequence[_Item]) -> list[_Item | Path | str]:
 
 
 def with_metric(runs: Sequence[Run], metric: str, x: str) -> list[Run]:
-    """Those that have a value of the metric.
+    """The runs that have a value of the metric.
 
     Raises:
-        SettingsError: none has; says what there is instead.
+        SettingsError: no run has one; the message lists the available metrics.
     """
     found = [run for run in runs if run.has(metric)]
     if not found:
-        runs[0].curve(x, metric)  # which raises
+        runs[0].curve(x, metric)  # raises
     return found
 
 
 @dataclass
 class Method:
-    """Runs that differ in nothing but the seed, or but the seed and the task."""
+    """Runs that differ only in the seed, or only in seed and task."""
 
     settings: dict[str, Any]
-    """What they share, by dotted name."""
+    """The settings that they share, by dotted name."""
     runs: list[Run] = field(default_factory=list)
     label: str = ""
-    """What sets the method apart from others; empty if there is no other."""
+    """What distinguishes the method from others; empty if there is no other."""
 
     @property
     def size(self) -> str:
-        """How many runs, in words."""
+        """The number of runs, in words."""
         count = len(self.runs)
         noun = "seed" if len({run.seed for run in self.runs}) == count else "run"
         return f"{count} {noun}{'' if count == 1 else 's'}"
@@ -220,11 +220,12 @@ class Method:
 
 
 def methods(runs: Sequence[Run], *, across_tasks: bool = False) -> list[Method]:
-    """Group runs that differ only in their seed, or across tasks only in seed and task; label what sets each apart."""
+    """Group runs that differ only in their seed, or across tasks only in seed and task, and label what distinguishes
+    each."""
     found: dict[str, Method] = {}
     for run in runs:
         shared = {name: value for name, value in run.settings.items() if not (across_tasks and name == TASK)}
-        given = {name: value for name, value in shared.items() if value is not None}  # older runs may not have the name
+        given = {name: value for name, value in shared.items() if value is not None}  # older runs may lack the setting
         found.setdefault(json.dumps(given, sort_keys=True), Method(shared)).runs.append(run)
     groups = list(found.values())
     for method, label in zip(groups, labels([method.settings for method in groups]), strict=True):
@@ -233,10 +234,10 @@ def methods(runs: Sequence[Run], *, across_tasks: bool = False) -> list[Method]:
 
 
 def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tuple[float, np.ndarray]:
-    """The largest x that all runs reached, and the metric of each there, [R].
+    """The largest x that all runs reached, and each run's metric there, [R].
 
     Raises:
-        SettingsError: a run has no such metric, or its first value lies beyond.
+        SettingsError: a run has no such metric, or its first value comes later.
     """
     curves = [run.curve(x, metric) for run in runs]
     budget = float(min(steps[-1] for steps, _ in curves))
@@ -251,7 +252,7 @@ def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tup
 
 
 def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | None:
-    """A sentence if a run of a task is so short that at_equal_budget compares all far from where most of them end."""
+    """A sentence if one of a task's runs is so short that at_equal_budget compares all far before most of them end."""
     ends = sorted(((float(run.curve(x, metric)[0][-1]), run) for run in runs), key=lambda end: end[0])
     budget, usual = ends[0][0], ends[(len(ends) - 1) // 2][0]
     short = [run.name for end, run in ends if end < 0.9 * usual]
@@ -265,7 +266,7 @@ def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | Non
 
 
 def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
-    """The last part of each name, with as many parts before it as it takes to tell the names apart."""
+    """The last part of each name, with as many parts before it as are needed to distinguish the names."""
     depths = [1] * len(names)
     while True:
         found = [between.join(each[-depth:]) for each, depth in zip(names, depths)]
@@ -277,17 +278,17 @@ def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
 
 
 def tell_apart(paths: Sequence[Path]) -> list[str]:
-    """The name of each folder, with as many parents as it takes to tell the folders apart."""
+    """The name of each folder, with as many parents as are needed to distinguish the folders."""
     return endings([path.resolve().parts for path in paths], "/")
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
+    """The first few names, and the number of the others."""
     return ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
 
 
 def seeds_again(runs: Sequence[Run]) -> list[int]:
-    """Seeds that several runs of the same task have."""
+    """Seeds that several runs of the same task share."""
     counts = Counter((run.task, run.seed) for run in runs)
     return sorted({seed for (_, seed), count in counts.items() if count > 1})
 
@@ -304,7 +305,7 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def other_rules(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of settings that make another task of the same env.id, and that are not the same in all."""
+    """The names of differing settings that make another task of the same env.id."""
     return [name for name in differing(settings) if name.startswith(_RULES)]
 
 
@@ -314,29 +315,29 @@ def eased(runs: Sequence[Run], metric: str) -> list[str]:
     if not names or not metric.startswith("score/"):
         return []
     return [
-        f"{metric} of {', '.join(names)} is the score of training episodes, which had {_CURRICULUM}'s options in place "
-        "of the task's own. Scores of the task itself are in eval/score, of runs with --eval-every."
+        f"{metric} of {', '.join(names)} is the score of training episodes, which used {_CURRICULUM}'s options "
+        "instead of the task's. For scores of the task itself, train with --eval-every and use eval/score."
     ]
 
 
 def title(settings: Sequence[dict[str, Any]]) -> str:
-    """Task and algorithm, as far as all share them."""
+    """Task and algorithm, if all share them."""
     differ = differing(settings)
     main = [name for name in _MAIN if name in settings[0] and name not in differ]
     return " · ".join(_setting(name, settings[0][name]) for name in main)
 
 
 def _follows(settings: Sequence[dict[str, Any]], name: str) -> bool:
-    """Whether a setting of a warm start tells nothing beside the run that it names."""
+    """Whether a warm start's setting adds nothing to the run that it names."""
     group, _, last = name.rpartition(".")
     values = {json.dumps(each[name]) for each in settings if name in each}
     return group == "warm_start" and last != "run" and (last in ("$type", "digest") or len(values) == 1)
 
 
 def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """What sets each apart from the others, in a few words."""
+    """A short text that distinguishes each from the others."""
     differ = [name for name in differing(settings) if not _follows(settings, name)]
-    # A different algorithm or model brings many other settings with it; its name says enough.
+    # A different algorithm or model changes many other settings, too; its name says enough.
     parts = {n.rpartition(".")[0] for n in differ if n.endswith(".$type")}
     telling = [n for n in differ if n.endswith(".$type") or not any(n.startswith(p + ".") for p in parts)]
     telling.sort(key=lambda n: (n not in _MAIN, n))
@@ -350,7 +351,7 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
         for each in settings
     ]
     for label, count in Counter(found).items() if parts else ():
-        if 1 < count < len(settings):  # the same algorithm, with other settings
+        if 1 < count < len(settings):  # the same algorithm with other settings
             alike = [number for number, each in enumerate(found) if each == label]
             for number, rest in zip(alike, labels([settings[number] for number in alike]), strict=True):
                 found[number] = ", ".join(filter(None, (label, rest)))
@@ -358,7 +359,7 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _separating(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """A few of the names that tell all apart, as far as names can: each one tells most of what those before did not."""
+    """A few names that distinguish all settings, as far as possible: each one separates the most of what is left."""
     chosen = [name for name in names if name in _MAIN]
 
     def told_apart(name: str) -> int:
@@ -373,7 +374,7 @@ def _separating(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> lis
 
 
 def _setting(name: str, value: Any, short: str = "") -> str:
-    """A setting in a few words; short: the part of its name that tells it from others."""
+    """A setting as a short text; short: the part of its name that distinguishes it."""
     if name.endswith(".$type"):
         kind = str(value).rpartition(":")[2].removesuffix("Config")
         return kind.upper() if len(kind) <= 4 else kind

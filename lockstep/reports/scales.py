@@ -1,4 +1,4 @@
-"""Scales on which the scores of different games can be averaged."""
+"""Scales on which scores of different games can be averaged."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Scale(NamedTuple):
     """A linear scale for the raw scores of a game."""
 
     name: str
-    """What scores on this scale are called."""
+    """The name of scores on this scale."""
     meaning: str
-    """What 0 and 1 mean, in words."""
+    """The meaning of 0 and 1, in words."""
     zero: float
     one: float
 
@@ -33,13 +33,13 @@ def scale_of(task: str, metric: str) -> Scale | None:
     if game := atari.game(task):
         return Scale("human-normalized", "0 is random play, 1 a human tester", *atari.RANDOM_AND_HUMAN[game])
     if bounds := procgen.bounds(task):
-        meaning = "0 is a policy that sees nothing, 1 the highest score that is possible or known"
+        meaning = "0 is a blind policy, 1 the highest possible or known score"
         return Scale("Procgen-normalized", meaning, *bounds)
     return None
 
 
 def on_one_scale(tasks: Sequence[str], metric: str) -> dict[str, list[str]]:
-    """The tasks whose scores can be averaged with those of others, by the name of their scale."""
+    """The tasks whose scores can be averaged with others', by the name of their scale."""
     found: dict[str, list[str]] = {}
     for task in tasks:
         if scale := scale_of(task, metric):

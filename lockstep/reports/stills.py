@@ -1,4 +1,4 @@
-"""Pictures of a report's curves for readers without JavaScript."""
+"""Images of a report's curves for readers without JavaScript."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.reports.plots import COLORS, STYLE
 
 
 def still(lines: Sequence[dict[str, Any]], names: Sequence[str], x_label: str, y_label: str) -> bytes:
-    """An SVG picture of some lines (see charts.PageRuns) over samples; names: those of the methods."""
+    """An SVG image of some lines (see charts.PageRuns) over samples; names: of the methods."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 4))
         axes = figure.add_axes((0.07, 0.13, 0.91, 0.84))

@@ -1,1 +1,1 @@
-"""Proofs that runs are what they claim: verify, diff and replay."""
+"""Checks that runs are what they claim to be: verify, diff and replay."""

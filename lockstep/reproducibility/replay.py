@@ -1,4 +1,4 @@
-"""Repeating a run, whatever timing decided in it, on any layout: it ends with the same bits."""
+"""Repeats a run, with all recorded decisions of timing, on any layout: it ends with the same bits."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from lockstep.transport.free_running import Pace
 
 @dataclass(frozen=True)
 class Replay:
-    """What replay found."""
+    """The result of a replay."""
 
     ok: bool
-    """Whether every recorded digest came out again."""
+    """Whether every recorded digest was reproduced."""
     run: Path
     """The folder of the repetition."""
     digest: str
-    """Of the repetition's final state."""
+    """The digest of the repetition's final state."""
     iterations: int
     difference: Difference | None
     stopped: bool
     """Whether it was interrupted before all recorded iterations were repeated."""
     warning: str | None = None
-    """Set if the run was made, or resumed, on another platform: then bits may differ for that reason alone."""
+    """Set if the run was made or resumed on another platform, which may explain differing bits."""
 
 
 def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
-    """Raise SettingsError if so many iterations cannot be repeated, since a resumption began with an empty memory."""
+    """Raise SettingsError if this many iterations cannot be repeated, because a resume began with an empty memory."""
     if experiment.algorithm.resumes_exactly:
         return
     resumed = [each["iteration"] for each in folder.facts().get("resumed", []) if each.get("iteration")]
     if resumed and min(resumed) < iterations:
         raise SettingsError(
-            f"{folder.path} was resumed after {min(resumed)} iterations without what it remembered, since its "
-            "checkpoints do not hold that (algorithm.replay.no-checkpoint): no more iterations than those can be "
-            f"repeated. lockstep verify {folder.path} --iterations {min(resumed)} does so."
+            f"{folder.path} was resumed after {min(resumed)} iterations without its replay memory, which its "
+            "checkpoints do not hold (algorithm.replay.no-checkpoint). Only the iterations before that can be "
+            f"repeated: lockstep verify {folder.path} --iterations {min(resumed)}"
         )
 
 
 def recorded_schedule(experiment: Experiment, lines: list[dict[str, Any]], of: Path) -> Recorded | None:
-    """The decisions in the ledger of the run in `of`; None for an experiment in which timing decides nothing.
+    """The decisions in the ledger of the run in `of`; None if timing decides nothing in the experiment.
 
     Raises:
-        LedgerError: they are none that a run could have made: to repeat them could take for ever.
+        LedgerError: no run could have made these decisions: repeating them could take forever.
     """
     scheme, schedule = experiment.scheme, experiment.schedule()
     if not scheme.timing_decides:
@@ -122,18 +122,18 @@ def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
             steps = algorithm.updates_in(iteration, samples)
             last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
             for place, (slot, behind) in enumerate(line["updates"]):
-                # A slot's next gradient is not begun before the one before it was applied.
+                # A slot's next gradient is not begun before its previous one was applied.
                 if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
                     raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
                 last[slot], taken[slot] = place, taken[slot] + 1
-            least = steps if config.replays else 1  # others may stop early
+            least = steps if config.replays else 1  # other algorithms may stop early
             if not all(least <= number <= steps for number in taken.values()):
                 raise _undecidable(iteration, f"{len(line['updates'])} updates")
 
 
 @contextlib.contextmanager
 def _decided(iteration: int) -> Iterator[None]:
-    """Lets the ledger's line be read; LedgerError if an entry is not there, or of another kind than a run writes."""
+    """Read a line of the ledger; raises LedgerError if an entry is missing or has another type than a run writes."""
     try:
         yield
     except LedgerError:
@@ -144,8 +144,8 @@ def _decided(iteration: int) -> Iterator[None]:
 
 def _undecidable(iteration: int, what: object) -> LedgerError:
     return LedgerError(
-        f"The ledger records for iteration {iteration} what cannot have been decided: {what}. It was edited, or "
-        "experiment.json was: restore both from a copy.",
+        f"The ledger records an impossible decision in iteration {iteration}: {what}. The ledger or experiment.json "
+        "was edited: restore both from a copy.",
         iteration,
     )
 
@@ -157,11 +157,11 @@ def replay(
 
     Args:
         run: its folder.
-        layout: of the repetition: inline (also the default), or any other that the recorded decisions allow.
-        options: where the repetition is kept and how it is shown; a text or a path is its folder.
+        layout: of the repetition: inline (the default), or any other that the recorded decisions allow.
+        options: the repetition's folder and display; a text or a path is its folder.
 
     Raises:
-        SettingsError: there is no such run, or nothing is recorded.
+        SettingsError: the run does not exist, or nothing is recorded.
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
@@ -178,7 +178,7 @@ def replay(
     result = launch(
         experiment,
         Layout.of(layout),
-        dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # it goes as far as the run did
+        dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # as far as the run went
         stop_after=len(lines),
         recorded=recorded,
         weights=folder.weights,

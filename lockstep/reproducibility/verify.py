@@ -1,4 +1,4 @@
-"""Proof after the fact: rerun the beginning of a run under any layout and compare, or compare two runs."""
+"""Verifies a run afterwards: repeats its beginning under any layout and compares, or compares two runs."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from lockstep.run.ledger import Difference, LedgerError
 
 DEFAULT_ITERATIONS = 3
 _SCORES = ("score/mean", "score/length", "score/iteration_mean", "score/iteration_max")
-"""Metrics of training episodes that are not in the ledger."""
+"""Metrics of training episodes, which the ledger does not contain."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verify found."""
+    """The result of verify."""
 
     ok: bool
     iterations: int
-    """Iterations that were run again and compared."""
+    """Iterations that were repeated and compared."""
     difference: Difference | None
     """The first difference; None if ok."""
     message: str
     """The verdict in a sentence or two."""
     warning: str | None = None
-    """Set if this platform, or what is in users' files, is not what it was when the run was made or resumed: then bits
-    may differ for that reason."""
+    """Set if this platform, or a user's file, has changed since the run was made or resumed, which may explain
+    differing bits."""
 
 
 def verify(
@@ -51,18 +51,18 @@ def verify(
     *,
     seed: int | None = None,
 ) -> Verdict:
-    """Check a run's ledger and newest checkpoint, run its first iterations again, and compare every digest.
+    """Check a run's ledger and newest checkpoint, repeat its first iterations, and compare every digest.
 
     Args:
         run: the folder of the run.
         layout: of the repetition, or a text such as "processes:2": any that suits the number of shards. Default:
-            inline.
-        iterations: how many to run again, at most those recorded; None means 3.
+        inline.
+        iterations: how many to repeat, at most those recorded; None means 3.
         workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
-        seed: repeat with another seed, to see where that makes a difference.
+        seed: repeat with another seed, to see where the results differ.
 
     Raises:
-        SettingsError: there is no such run, or nothing recorded to compare with.
+        SettingsError: the run does not exist, or nothing is recorded.
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
@@ -87,20 +87,20 @@ def verify(
         experiment = experiment.replace(seed=seed)
     damage = rows.fault(folder, max(len(lines) - 1, *map(checkpoint.iteration_of, checkpoints), 0), checkpoints)
     difference = _rerun(folder, experiment, layout, count, head, lines, workdir)
-    share = f"{count} of {len(lines)} recorded iterations, run again with layout {layout}"
+    share = f"{count} of {len(lines)} recorded iterations, repeated with layout {layout}"
     if difference is None and damage is not None:
         message = (
-            f"{folder.metrics} is not what was written. {damage} Restore it from a copy, or do without those rows. "
-            f"What was learned is not affected: {share}, gave the same bits."
+            f"{folder.metrics} has changed since it was written. {damage} Restore it from a copy, or do without those "
+            f"rows. What was learned is not affected: {share}, gave the same bits."
         )
         return Verdict(False, count, Difference(None, folder.metrics.name, "written", "read"), message, warning)
     if difference is None:
-        unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to be checked."
+        unchecked = "" if checkpoint.list_checkpoints(folder.checkpoints) else " There is no checkpoint to check."
         return Verdict(True, count, None, f"Verified: {share}, gave the same bits.{unchecked}", warning)
     message = f"Not verified ({share}). {difference}"
     if seed is None and ":" in experiment.env.id:
         message += (
-            f" Whether the environment is the cause, lockstep check-env {experiment.env.id} tells (with the run's "
+            f" lockstep check-env {experiment.env.id} tells whether the environment is the cause (with the run's "
             "--env flags)."
         )
     return Verdict(False, count, difference, message, warning)
@@ -110,8 +110,8 @@ def diff(run_a: str | Path, run_b: str | Path) -> Difference | None:
     """The first difference between two runs' ledgers, with the settings that differ, or None.
 
     Raises:
-        LedgerError: one of them is missing or damaged.
-        SettingsError: there is no such run.
+        LedgerError: a ledger is missing or damaged.
+        SettingsError: a run does not exist.
     """
     (head_a, lines_a), (head_b, lines_b) = (ledger.read(RunFolder.open(run).ledger) for run in (run_a, run_b))
     return ledger.compare(head_a, lines_a, head_b, lines_b)
@@ -124,7 +124,7 @@ def _iterations(asked: int | Literal["all"] | None, recorded: int, folder: RunFo
         return min(DEFAULT_ITERATIONS, recorded) if asked is None else recorded
     if not 1 <= asked <= recorded:
         raise SettingsError(
-            f"--iterations {asked} was asked for, but {folder.path} records {recorded}. Give a number from 1 to "
+            f"--iterations {asked} is too many: {folder.path} records {recorded}. Give a number from 1 to "
             f"{recorded}, or all."
         )
     return asked
@@ -165,9 +165,9 @@ def _rerun(
 
 
 def _scores(folder: RunFolder) -> dict[tuple[int, str], float | None]:
-    """What metrics.jsonl says of training episodes' scores, by iteration and name; nothing where there is none."""
+    """The scores of training episodes in metrics.jsonl, by iteration and name; empty if there is none."""
     lines: list[dict[str, float | None]] = []
-    with contextlib.suppress(OSError, SettingsError):  # what is damaged is told apart from that
+    with contextlib.suppress(OSError, SettingsError):  # damage is reported elsewhere
         lines = folder.records()
     return {(int(line["iteration"] or 0), name): line[name] for line in lines for name in _SCORES if name in line}
 
@@ -175,7 +175,7 @@ def _scores(folder: RunFolder) -> dict[tuple[int, str], float | None]:
 def _other_scores(
     recorded: dict[tuple[int, str], float | None], again: dict[tuple[int, str], float | None]
 ) -> Difference | None:
-    """The first score that metrics.jsonl has otherwise than the repetition."""
+    """The first score in metrics.jsonl that differs from the repetition."""
     for done, name in sorted(recorded.keys() & again.keys()):
         a, b = recorded[done, name], again[done, name]
         if a != b:
@@ -184,7 +184,7 @@ def _other_scores(
 
 
 def checkpoint_digest(path: Path) -> str | None:
-    """The `digest:` of a checkpoint, from its tensors; None if that checkpoint was not kept."""
+    """The `digest:` of a checkpoint, computed from its tensors; None if the checkpoint was not kept."""
     if not path.is_dir():
         return None
     tensors, _ = checkpoint.open_checkpoint(path, only=("learner",)).part("learner")

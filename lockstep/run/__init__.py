@@ -1,1 +1,1 @@
-"""What a run keeps: its folder, ledger, checkpoints and metrics."""
+"""What a run writes: its folder, ledger, checkpoints and metrics."""

@@ -4,8 +4,8 @@
                                               was the best so far
     checkpoints/00000040/<part>.safetensors   tensors, with the part's JSON in the file's metadata
 
-A checkpoint exists exactly when its folder has its final name: parts are gathered in `.partial-00000040`,
-which one rename completes. Deleting goes the other way, through `.removing-00000040`.
+A checkpoint exists if and only if its folder has its final name: parts are gathered in `.partial-00000040`, which one
+rename completes. Deletion renames the folder to `.removing-00000040` first.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _MANIFEST = "manifest.json"
 
 
 class CheckpointError(SettingsError):
-    """A checkpoint that is missing or damaged; says which file, what is wrong, and what to resume instead."""
+    """A checkpoint is missing or damaged. The message names the file, the damage, and a checkpoint to resume
+    instead."""
 
 
 class _Damage(Exception):
-    """What is wrong with one checkpoint, before anything is offered in its place."""
+    """The damage of one checkpoint, before an alternative is offered."""
 
 
 def _folder(iteration: int) -> str:
@@ -46,20 +47,20 @@ def _folder(iteration: int) -> str:
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
-    """Where the checkpoint of an iteration is, or will be once it is finished."""
+    """The path of an iteration's checkpoint, whether it exists yet or not."""
     return directory / _folder(iteration)
 
 
 def _sealed(entries: Mapping[str, Any]) -> bytes:
     """Canonical JSON with its own SHA-256 (over all other entries) added."""
-    # Through JSON once, since its keys become text, which may sort differently.
+    # Through JSON once: keys become text, which may sort differently.
     body = json.loads(json.dumps({key: value for key, value in entries.items() if key != "sha256"}))
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1) + "\n").encode()
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    """The entries that _sealed wrote into a file; _Damage if one byte of it differs."""
+    """The entries that _sealed wrote into a file; raises _Damage if a byte of it differs."""
     try:
         raw = path.read_bytes()
         entries = json.loads(raw)
@@ -78,19 +79,21 @@ def _unsealed(path: Path) -> dict[str, Any]:
 def write_part(
     directory: Path, iteration: int, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write one part of a checkpoint; any process may, each for its own names. `finish` completes it.
+    """Write one part of a checkpoint; any process may write parts under its own names. `finish` completes the
+    checkpoint.
 
     Args:
         directory: the run's checkpoints folder.
-        name: of the file, unique in the checkpoint; one per shard, not process, so any layout can resume.
+        name: of the file, unique in the checkpoint; one per shard rather than per process, so that any layout can
+        resume.
         tensors: of any dtype and shape, on any device; they may share memory.
         meta: JSON values (tuples come back as lists, keys as text).
 
     Returns:
-        The entry that `finish` wants: name, sha256 and bytes of the file.
+        The entry for `finish`: name, sha256 and bytes of the file.
     """
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", name), f"not a file name: {name!r}"
-    # Clones, since safetensors refuses views that share memory, such as overlapping rollout fields.
+    # Clones, since safetensors rejects views that share memory, such as overlapping rollout fields.
     own = {key: t.detach().cpu().clone(memory_format=torch.contiguous_format) for key, t in tensors.items()}
     data = safetensors.torch.save(own, {"meta": json.dumps(meta)})
     folder = directory / f".partial-{_folder(iteration)}"
@@ -100,16 +103,15 @@ def write_part(
 
 
 def link_part(directory: Path, iteration: int, part: Mapping[str, Any], origin: Path) -> dict[str, Any]:
-    """Take a part over as it is from another checkpoint: a second name for the same file where the file system can do
-    that, a copy elsewhere.
+    """Reuse a part of another checkpoint unchanged: as a hard link if the file system supports it, else as a copy.
 
     Args:
         directory: the run's checkpoints folder.
         part: what write_part returned for it.
-        origin: the folder of a finished checkpoint that has it.
+        origin: the folder of a finished checkpoint that contains it.
 
     Returns:
-        The entry that `finish` wants.
+        The entry for `finish`.
     """
     folder, file = directory / f".partial-{_folder(iteration)}", f"{part['name']}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,15 +134,15 @@ def finish(
     best: bool = False,
     finite: bool = True,
 ) -> Path:
-    """Complete a checkpoint from what write_part returned; delete all but the newest `keep` and the best.
+    """Complete a checkpoint from the entries of write_part; delete all but the newest `keep` and the best.
 
-    A crash at any moment leaves the old state or the new one. Checkpoints of later iterations (of a run that
-    was resumed from an earlier one) are neither counted nor deleted.
+    A crash at any moment leaves the old state or the new one. Checkpoints of later iterations (of a run that was
+    resumed from an earlier one) are neither counted nor deleted.
 
     Args:
         meta: JSON values of the run as a whole.
         best: whether this is the run's best so far, which is kept until a better one is recorded.
-        finite: whether its parameters are; as long as they are not, the newest one whose parameters are is kept, too.
+        finite: whether its parameters are finite; if they are not, the newest checkpoint with finite ones is kept, too.
     """
     assert keep >= 1, "the checkpoint just written is always kept"
     partial, final = directory / f".partial-{_folder(iteration)}", directory / _folder(iteration)
@@ -171,7 +173,7 @@ def finish(
 
 
 def _sweep(directory: Path) -> None:
-    """Restore a checkpoint whose replacement did not arrive, then delete what is no checkpoint any more."""
+    """Restore a checkpoint whose replacement was not completed, then delete what is no longer a checkpoint."""
     for path in directory.glob(".replaced-*"):
         final = directory / path.name.removeprefix(".replaced-")
         if final.exists():
@@ -183,7 +185,7 @@ def _sweep(directory: Path) -> None:
 
 
 def recover(directory: Path) -> None:
-    """Clear what a crash left behind. Call once when a run starts or resumes, before anything is written."""
+    """Clean up after a crash. Call once when a run starts or resumes, before anything is written."""
     if directory.is_dir():
         _sweep(directory)
         for path in [*directory.glob(".partial-*"), *directory.glob(".*.partial")]:
@@ -191,9 +193,9 @@ def recover(directory: Path) -> None:
 
 
 def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
-    """Rename checkpoints newer than iteration to `<name>.superseded`: a run resumed there takes their place.
+    """Rename checkpoints newer than iteration to `<name>.superseded`: a run resumed there will replace them.
 
-    Only one that was set aside under that name before is deleted. Returns the new names.
+    An earlier checkpoint that was set aside under the same name is deleted. Returns the new names.
     """
     moved = []
     for path in list_checkpoints(directory):
@@ -210,15 +212,15 @@ def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint. Its parts are read, and checked again, when they are asked for."""
+    """An intact checkpoint. Its parts are read, and checked again, on demand."""
 
     path: Path
     iteration: int
-    """Iterations done when it was taken: the version that its parameters are."""
+    """Iterations done when it was taken, which is the version of its parameters."""
     meta: dict[str, Any]
-    """What `finish` was given."""
+    """The meta that `finish` received."""
     parts: dict[str, dict[str, Any]]
-    """By name: the size in bytes and SHA-256 of each file."""
+    """The size in bytes and the SHA-256 of each file, by name."""
 
     def names(self) -> list[str]:
         """Names of all parts, sorted."""
@@ -228,7 +230,7 @@ class Checkpoint:
         """The tensors (CPU, own memory) and JSON values of one part.
 
         Raises:
-            CheckpointError: there is no such part, or the file was damaged.
+            CheckpointError: the part does not exist, or its file is damaged.
         """
         if name not in self.parts:
             raise CheckpointError(
@@ -244,16 +246,16 @@ class Checkpoint:
 
 
 def _intact(path: Path, part: Mapping[str, Any]) -> bytes:
-    """The bytes of one part's file; _Damage if they are not those that were written."""
+    """The bytes of one part's file; raises _Damage if they are not those that were written."""
     file = f"{part['name']}.safetensors"
     try:
         data = (path / file).read_bytes()
     except OSError as error:
         raise _Damage(f"{file} cannot be read ({error.strerror})") from None
     if len(data) != part["bytes"]:
-        raise _Damage(f"{file} has {len(data):,} bytes where {part['bytes']:,} were written")
+        raise _Damage(f"{file} has {len(data):,} bytes, but {part['bytes']:,} were written")
     if hashlib.sha256(data).hexdigest() != part["sha256"]:
-        raise _Damage(f"{file} does not have the SHA-256 that was recorded, so its contents changed")
+        raise _Damage(f"{file} does not match its recorded SHA-256, so its contents changed")
     return data
 
 
@@ -272,7 +274,7 @@ def _open(path: Path, only: Collection[str] | None = None) -> Checkpoint:
 
 
 def _error(path: Path, damage: _Damage) -> CheckpointError:
-    """Name the damage, and offer the newest earlier checkpoint that is intact."""
+    """Describe the damage, and offer the newest earlier checkpoint that is intact."""
     earlier = [p for p in list_checkpoints(path.parent) if p.name < path.name]
     for candidate in reversed(earlier):
         try:
@@ -293,7 +295,8 @@ def open_checkpoint(path: str | os.PathLike[str], only: Collection[str] | None =
     """Open a checkpoint folder after checking the size and SHA-256 of every file.
 
     Args:
-        only: the parts to check; None checks all, gigabytes where there is replay. Each is checked when it is read.
+        only: the parts to check; None checks all, which may be gigabytes with replay. Each part is also checked when
+        read.
 
     Raises:
         CheckpointError: something is missing, truncated or changed.
@@ -316,8 +319,8 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def iteration_of(path: Path | None) -> int:
-    """Iterations done when a checkpoint was taken, as its name says, also that of one that was set aside; 0 without
-    one."""
+    """Iterations done when a checkpoint was taken, according to its name, also for one that was set aside; 0 for
+    None."""
     return 0 if path is None else int(path.name.partition(".")[0])
 
 
@@ -337,10 +340,10 @@ def latest(directory: str | os.PathLike[str]) -> Path:
 
 
 def find(directory: Path, name: str | int | None = None) -> Path:
-    """The checkpoint of a run that is called latest (also None), best, or by its iteration.
+    """A run's checkpoint by name: latest (also None), best, or an iteration.
 
     Raises:
-        CheckpointError: none is called so.
+        CheckpointError: the checkpoint does not exist.
     """
     name, run = "latest" if name is None else str(name), directory.parent
     if name == "latest":
@@ -353,7 +356,7 @@ def find(directory: Path, name: str | int | None = None) -> Path:
                 "ended. Use --checkpoint latest."
             )
         return checkpoint_path(directory, best)
-    if Path(name).name == name and (directory / name).is_dir():  # as it is called there, such as one that was set aside
+    if Path(name).name == name and (directory / name).is_dir():  # the name of a folder, for example set aside
         return directory / name
     if not name.isdecimal():
         there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
@@ -362,13 +365,13 @@ def find(directory: Path, name: str | int | None = None) -> Path:
 
 
 def best_iteration(directory: str | os.PathLike[str]) -> int | None:
-    """The iteration of the checkpoint with the best score, None if there is none that is intact."""
+    """The iteration of the checkpoint with the best score, None if none is intact."""
     path = _best(list_checkpoints(directory))
     return None if path is None else int(path.name)
 
 
 def newest_finite(directory: Path) -> Path | None:
-    """The newest checkpoint whose parameters are finite, None if there is none that is intact."""
+    """The newest checkpoint with finite parameters, None if none is intact."""
     for path in reversed(list_checkpoints(directory)):
         with contextlib.suppress(_Damage):
             if _unsealed(path / _MANIFEST).get("finite", True):
@@ -377,7 +380,7 @@ def newest_finite(directory: Path) -> Path | None:
 
 
 def _best(paths: list[Path]) -> Path | None:
-    """The newest of these checkpoints that was the best of its run when it was taken."""
+    """The newest of these checkpoints that was its run's best when it was taken."""
     for path in reversed(paths):
         with contextlib.suppress(_Damage):
             if _unsealed(path / _MANIFEST).get("best"):

@@ -1,4 +1,4 @@
-"""Whether what lies in a run's folder agrees with the run's ledger."""
+"""Whether the files in a run's folder agree with its ledger."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lockstep.run.platform import this_platform
 
 
 def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
-    """Whether experiment.json still is, to the letter, what the ledger was started with."""
+    """Whether experiment.json is still exactly what the ledger started with."""
     written = folder.read("experiment.json")
     return ledger.compare(head, [], {**head, "settings": written}, [])
 
 
 def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
-    """What to say if this platform, or one that the run was resumed on, or what is in users' files, is not what it was
-    when the run was started."""
+    """A warning if this platform, one that the run was resumed on, or a user's file is not as it was when the run
+    started."""
     here = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
     for each in folder.facts().get("resumed", []):
@@ -31,12 +31,12 @@ def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
     if not told:
         return None
     what = ledger.platform_or_code(here) if here else "what the run was resumed with"
-    only = "is not what it was when the run was started, and bits are only comparable where it is."
+    only = "is not what it was when the run started, and bits are only comparable if it is."
     return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)}"
 
 
 def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:
-    """What in a checkpoint's parameters and normalizers is not what its line of the ledger says, or None.
+    """The first of a checkpoint's parameters and normalizers that differs from its line in the ledger, or None.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -57,12 +57,12 @@ def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) ->
 def newest_checkpoint_difference(
     found: Sequence[Path], lines: list[dict[str, Any]], *, whole: bool = False
 ) -> Difference | None:
-    """What in the newest checkpoint is not what its line of the ledger says; None if nothing, or there is none.
+    """How the newest checkpoint differs from its line in the ledger; None if it does not, or if there is none.
 
     Args:
-        whole: check the files of shards and replay, too, which may take gigabytes.
+        whole: also check the files of shards and replay, which may be gigabytes.
         found: the run's checkpoints, the newest last, listed before the ledger was read: then each has its line, even
-            if the run goes on.
+        if the run is still training.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -75,6 +75,6 @@ def newest_checkpoint_difference(
                 return Difference(None, where, f"{len(lines)}", f"{saved.iteration}")
             return checkpoint_difference(saved, lines[saved.iteration - 1])
         except checkpoint.CheckpointError:
-            if path.exists():  # else the run, which goes on, has removed it by now
+            if path.exists():  # otherwise the run, which is still training, has removed it
                 raise
     return None

@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half written, and that two processes do not write at once."""
+"""Files that a crash cannot leave half written, and locks against simultaneous writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _locks: set[int] = set()
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name holds the old contents or the new ones, never a part of them."""
+    """Write a file atomically: its name holds the old contents or the new ones, never a part of them."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -27,7 +27,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        partial.unlink(missing_ok=True)  # on a full disk even this much is missed
+        partial.unlink(missing_ok=True)  # on a full disk, even these bytes matter
         raise
     os.replace(partial, path)
 
@@ -42,8 +42,8 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def read_objects(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each complete line of a file that holds a JSON object a line, with the object; None where it is damaged, as by a
-    power failure. What follows the last line's end is left out: it may be being written."""
+    """Each complete line of a file with one JSON object per line, and the object; None for a damaged line, for example
+    after a power failure. An incomplete last line is skipped: another process may be writing it."""
     for line in data.split(b"\n")[:-1]:
         found = None
         with contextlib.suppress(ValueError):
@@ -53,7 +53,7 @@ def read_objects(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Explain why something that a user named cannot be written.
+    """Explain why a path that the user named cannot be written.
 
     Raises:
         SettingsError: the file system refuses it.
@@ -68,10 +68,10 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a full disk, a quota, or a limit of file sizes (ulimit -f) is the reason of an error."""
+    """Whether an error was caused by a full disk, a quota, or a limit on file sizes (ulimit -f)."""
     reasons = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
     while error is not None:
-        told = str(error) if isinstance(error, RuntimeError) else ""  # of a worker process, whose error came as text
+        told = str(error) if isinstance(error, RuntimeError) else ""  # a worker's error arrives as text
         if (isinstance(error, OSError) and error.errno in reasons) or any(os.strerror(n) in told for n in reasons):
             return True
         error = error.__cause__ or error.__context__
@@ -89,11 +89,11 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(file: IO[Any], seconds: float) -> Iterator[bool]:
-    """Hold an open file's lock; False if another process held it for so many seconds. The lock goes with this process,
-    whatever ends that, and even if processes that it forked live on.
+    """Hold an open file's lock; False if another process still holds it after this many seconds. The lock disappears
+    with this process, however it ends, even if processes that it forked live on.
 
-    flock rather than lockf, whose locks a process loses as soon as anything in it closes the file, as a tool does that
-    copies the folder.
+    Uses flock rather than lockf: a process loses lockf's locks as soon as it closes the file anywhere, for example
+    after copying the folder.
 
     Raises:
         OSError: the file system has no locks.
@@ -108,12 +108,12 @@ def locked(file: IO[Any], seconds: float) -> Iterator[bool]:
 
 
 def _release_locks() -> None:
-    """In a process that was forked from this one, as by an environment: it shares the open files, and with them the
+    """In a process forked from this one, for example by an environment: it shares the open files, and with them the
     locks."""
     if _locks:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in _locks:
-            os.dup2(nowhere, descriptor, inheritable=False)  # not closed: whoever knows the number may still close it
+            os.dup2(nowhere, descriptor, inheritable=False)  # not closed, since its owner may still close it
         os.close(nowhere)
         _locks.clear()
 
@@ -122,7 +122,7 @@ os.register_at_fork(after_in_child=_release_locks)
 
 
 def open_in(path: Path) -> list[int]:
-    """The processes of this machine that have a file open, as far as this one may see it."""
+    """The processes of this machine that have a file open, as far as this process may see them."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -132,8 +132,8 @@ def open_in(path: Path) -> list[int]:
 
 
 def locked_within(file: int, seconds: float, *, shared: bool = False) -> bool:
-    """Lock an open file, with others that share the lock or alone; False if it stayed locked for so many seconds. The
-    lock goes with its process, whatever ends that.
+    """Lock an open file, shared or exclusively; False if it stayed locked for this many seconds. The lock disappears
+    with its process, however it ends.
 
     Raises:
         OSError: the file system has no locks.

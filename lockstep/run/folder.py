@@ -1,4 +1,4 @@
-"""The folder that holds everything about a run."""
+"""A run's folder, which holds everything about the run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from lockstep.system.output import tell
 _LINES = 2**16
 """Bytes at the end of metrics.jsonl that hold its last lines."""
 _NAMED = 5
-"""Runs that are named to who named none."""
+"""Maximum number of runs to list for a user who named none."""
 _GLANCE = 0.5
-"""Seconds that a sweep's look at whether the run is going on may keep it locked."""
+"""Seconds that a sweep may hold the lock while it checks whether the run is being trained."""
 _WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
 _FACTS: dict[str, type] = {
     "layout": str,
@@ -50,32 +50,32 @@ _FACTS: dict[str, type] = {
     "options": dict,
     "directory": str,
 }
-"""What run.json may say, and of which kind it is."""
+"""The entries of run.json and their types."""
 
 
 class RunBusy(SettingsError):
-    """Another process trains the run."""
+    """Another process is training the run."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Everything that one run leaves behind."""
+    """All files of one run."""
 
     path: Path
 
     @property
     def ledger(self) -> Path:
-        """One line an iteration: the digests that prove what was computed."""
+        """One line per iteration: the digests that prove what was computed."""
         return self.path / "ledger.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """One line an iteration: what docs/metrics.md defines."""
+        """One line per iteration: the metrics of docs/metrics.md."""
         return self.path / "metrics.jsonl"
 
     @property
     def weights(self) -> Path:
-        """What a run with a warm start began with."""
+        """The initial weights of a run with a warm start."""
         return self.path / _WEIGHTS
 
     @property
@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def checkpointed(self) -> Path:
-        """Empty, and there once a checkpoint was taken, whatever becomes of it."""
+        """An empty file, which exists after the first checkpoint even if all checkpoints are deleted."""
         return self.path / ".checkpointed"
 
     @property
@@ -95,16 +95,16 @@ class RunFolder:
     def create(
         experiment: Experiment, layout: Layout, options: RunOptions, weights: bytes = b"", repeats: str | None = None
     ) -> RunFolder:
-        """Make a new folder and write experiment.json and run.json into it, and what the run begins with, if that is
-        another run's, and which run it repeats, if it does. A folder whose making was cut short is taken over.
+        """Make a new folder and write experiment.json and run.json; also the initial weights of a warm start, and the
+        run that this one repeats, if any. A folder whose creation was interrupted is reused.
 
         Raises:
-            SettingsError: the folder that the options name exists and holds something.
+            SettingsError: the folder that the options name exists and is not empty.
         """
         if not layout.launcher.leads:
-            return RunFolder(Path(options.run or "runs"))  # until rank 0 says which one it made
+            return RunFolder(Path(options.run or "runs"))  # until rank 0 sends the folder that it made
         seeds = envs.first_seeds(experiment.env, experiment.seed)
-        settings = to_json(experiment)  # before there is a folder: what cannot be written leaves none behind
+        settings = to_json(experiment)  # before the folder exists: an error leaves none behind
         facts = {
             **_here_and_now(layout),
             "code": digests_of(settings),
@@ -116,18 +116,18 @@ class RunFolder:
         with writing(options.run or "runs"):
             folder = RunFolder(_new_folder(experiment, options.run))
             with folder.locked(warn=False):
-                require_empty(str(folder.path))  # since another process may have made a run of it meanwhile
+                require_empty(str(folder.path))  # another process may have made a run of it meanwhile
                 folder.checkpoints.mkdir(exist_ok=True)
                 try:
                     replayed = b"" if repeats is None else _json({"of": repeats})
                     for name, known in ((_WEIGHTS, weights), (_REPLAY, replayed)):
-                        (folder.path / name).unlink(missing_ok=True)  # of a run that was not begun
+                        (folder.path / name).unlink(missing_ok=True)  # from a run that was never started
                         if known:
                             write_whole(folder.path / name, known)
                     _write_json(folder.path / "run.json", facts)
-                    _write_json(folder.path / "experiment.json", settings)  # last: it makes the folder that of a run
+                    _write_json(folder.path / "experiment.json", settings)  # last: it marks the folder as a run
                 except OSError:
-                    folder.checkpoints.rmdir()  # with what is in it the folder could be neither resumed nor used again
+                    folder.checkpoints.rmdir()  # otherwise the folder could be neither resumed nor reused
                     for name in ("run.json", _WEIGHTS, _REPLAY):
                         (folder.path / name).unlink(missing_ok=True)
                     raise
@@ -148,8 +148,8 @@ class RunFolder:
                     command = RunFolder(path).facts().get("command")
                 again = f": {command}" if command else "."
                 raise SettingsError(
-                    f"{path} is the folder of a run that was ended before it began: there is nothing to resume. Repeat "
-                    f"the command that began it, which takes this folder{again}"
+                    f"{path} is the folder of a run that stopped before it began: there is nothing to resume. Repeat "
+                    f"the command that started it, which reuses this folder{again}"
                 )
             what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
             near = path if path.is_dir() else path.parent
@@ -160,7 +160,7 @@ class RunFolder:
             found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
             hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
             every = (
-                f" report, compare and plot take all of them: {shlex.quote(str(path))}."
+                f" report, compare and plot accept the whole folder: {shlex.quote(str(path))}."
                 if path.is_dir() and len(runs) > 1
                 else ""
             )
@@ -171,7 +171,7 @@ class RunFolder:
         """The settings that this run was started with.
 
         Raises:
-            SettingsError: experiment.json is damaged, or names what is not there.
+            SettingsError: experiment.json is damaged, or names code that does not exist.
         """
         look_for_files_in(self.facts().get("directory", ""))
         try:
@@ -188,14 +188,14 @@ class RunFolder:
         return Layout.parse(self._fact("layout"))
 
     def options(self) -> RunOptions:
-        """The options that this run was started with; run is this folder."""
+        """The options that this run was started with, with run set to this folder."""
         known = dataclasses.asdict(RunOptions())
         noted = self._fact("options")
         options = {name: value for name, value in noted.items() if name in known}
         if unknown := sorted(noted.keys() - known):
             tell(
                 f"warning: run.json of {self.path} has options that this version of lockstep does not know and "
-                f"ignores: {', '.join(unknown)}. Give what you want by flags.",
+                f"ignores: {', '.join(unknown)}. Use flags to set what you need.",
                 sys.stderr,
             )
         for name, value in options.items():
@@ -207,9 +207,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self, *, warn: bool = True) -> Iterator[None]:
-        """Keep other processes from writing this run at the same time. The lock goes with the process.
+        """Keep other processes from writing this run at the same time. The lock disappears with the process.
 
-        warn: if the file system has no locks.
+        warn: print a warning if the file system has no locks.
 
         Raises:
             RunBusy: another process is writing it.
@@ -224,20 +224,20 @@ class RunFolder:
             except OSError as error:  # a file system without locks
                 if warn:
                     tell(
-                        f"warning: {self.path} cannot be locked ({error}): train it by one process at a time.",
+                        f"warning: {self.path} cannot be locked ({error}): train it in one process at a time.",
                         sys.stderr,
                     )
             if not mine:
                 file.seek(0)
                 raise RunBusy(f"{self.path} is being trained by another process{self._holder(file.read())}")
-            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+            with contextlib.suppress(OSError):  # on a full disk, the lock still works
                 file.truncate(0)
                 file.write(f"{os.getpid()} {socket.gethostname()}\n")
                 file.flush()
             yield
 
     def _holder(self, noted: str) -> str:
-        """Which process holds the lock, and what to do about it, as it noted it itself."""
+        """Which process holds the lock, according to its own note, and what to do about it."""
         number, _, host = noted.strip().partition(" ")
         advice = ". Wait until it has ended, or stop it with Ctrl-C or SIGTERM, before resuming the run."
         if not number.isdecimal():
@@ -252,7 +252,7 @@ class RunFolder:
         )
         return (
             f": {number}, which trained it, has ended, but left behind a process that holds the lock ({left}). End "
-            "that before resuming the run."
+            "that process before resuming the run."
         )
 
     @property
@@ -260,11 +260,11 @@ class RunFolder:
         return self.path / ".lock"
 
     def facts(self) -> dict[str, Any]:
-        """run.json: layout, options, command, versions and machine of the start, and of each time it was resumed."""
+        """run.json: layout, options, command, versions and machine at the start and after each resume."""
         facts = self.read("run.json")
         resumed = facts.get("resumed", [])
         if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
-            raise self.damaged("run.json", "its 'resumed' is no list of objects")
+            raise self.damaged("run.json", "its 'resumed' is not a list of objects")
         for each in (facts, *resumed):
             wrong = [name for name, kind in _FACTS.items() if not isinstance(each.get(name, kind()), kind)]
             if wrong:
@@ -272,8 +272,8 @@ class RunFolder:
         return facts
 
     def note_resumption(self, iteration: int, layout: Layout, options: RunOptions, differs: Sequence[str]) -> None:
-        """Note in run.json how the run goes on after so many iterations, in place of what is repeated so; differs:
-        what of the platform is not as the ledger's head says."""
+        """Record in run.json how the run continues after this many iterations, replacing entries about the part that it
+        repeats. differs: entries of the platform that differ from the ledger's head."""
         facts = self.facts()
         before = [each for each in facts.get("resumed", []) if each.get("iteration", 0) < iteration]
         again = {"iteration": iteration, "checkpoint_every": options.checkpoint_every, **_here_and_now(layout)}
@@ -282,51 +282,51 @@ class RunFolder:
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
 
     def begin_again(self, experiment: Experiment) -> None:
-        """Set aside what a run recorded that ended before its first checkpoint; experiment: as it is started now.
+        """Set aside the records of a run that ended before its first checkpoint. experiment: as it starts now.
 
         Raises:
-            SettingsError: it had one.
+            SettingsError: it had a checkpoint.
         """
         recorded = self.ledger.read_bytes().count(b"\n") - 1 if self.ledger.is_file() else 0
         every = self._fact("options").get("checkpoint_every", 0)
         resumed = [each.get("checkpoint_every", 0) for each in self.facts().get("resumed", [])]
         if not self.checkpoints.is_dir() or self.checkpointed.exists() or recorded > max(every, *resumed, 0):
             raise SettingsError(
-                f"{self.path} has no checkpoint any more, but it had one: its ledger records {recorded} iterations. "
-                f"Restore its folder {self.checkpoints.name} from a copy, or train it anew in another folder."
+                f"{self.path} has lost its checkpoints: its ledger records {recorded} iterations. Restore its folder "
+                f"{self.checkpoints.name} from a copy, or train it again in another folder."
             )
         for written in (self.ledger, self.metrics):
             if written.is_file():
                 written.replace(written.with_name(f"{written.name}.superseded"))
             elif written.exists():
                 set_aside(written, "superseded")
-        _write_json(self.path / "experiment.json", to_json(experiment))  # which this version may write otherwise
+        _write_json(self.path / "experiment.json", to_json(experiment))  # this version may write it differently
 
     def remove_unbegun(self) -> None:
-        """Remove the folder of a run that recorded nothing, unless it holds what is not of lockstep's."""
+        """Remove the folder of a run that recorded nothing, unless it contains other files."""
         ours = (".lock", "run.json", "experiment.json", "replay.json", self.weights.name)
         if self.ledger.exists() or self.metrics.exists():
             return
         for name in ours:
             (self.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # something else is in it
+        with contextlib.suppress(OSError):  # it contains other files
             self.checkpoints.rmdir()
             self.path.rmdir()
 
     def records(self) -> list[dict[str, float | None]]:
-        """The lines of metrics.jsonl, as far as they are complete."""
+        """The complete lines of metrics.jsonl."""
         found = []
         for number, (_, values) in enumerate(read_objects(self.metrics.read_bytes()), 1):
             if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
                 raise SettingsError(
-                    f"Line {number} of {self.metrics} is damaged: train did not write it so. Take that line out; what "
-                    "it told of one iteration is lost."
+                    f"Line {number} of {self.metrics} is damaged: train did not write it. Remove the line; only the "
+                    "metrics of one iteration are lost."
                 )
             found.append(values)
         return found
 
     def diverged(self) -> list[str]:
-        """Losses that are NaN or infinite at the end."""
+        """Losses that are NaN or infinite at the end of the run."""
         with contextlib.suppress(OSError), self.metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LINES))
             for _, values in reversed(list(read_objects(file.read()))):
@@ -336,15 +336,15 @@ class RunFolder:
         return []
 
     def truncate_metrics(self, iterations: int) -> None:
-        """Keep the lines of the first `iterations` iterations: those that a resumed run will not repeat. A damaged one
-        is lost."""
+        """Keep the lines of the first `iterations` iterations, which a resumed run does not repeat. A damaged line is
+        lost."""
         if not self.metrics.is_file():
             return
         lines = [line for line, known in read_objects(self.metrics.read_bytes()) if _within(known, iterations)]
         write_whole(self.metrics, b"".join(lines))
 
     def read(self, name: str) -> dict[str, Any]:
-        """One of the folder's files that hold a JSON object."""
+        """Read one of the folder's files with a JSON object."""
         try:
             found = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -360,7 +360,7 @@ class RunFolder:
         return facts[name]
 
     def damaged(self, name: str, why: object) -> SettingsError:
-        """What to raise where one of the folder's files is not what it was."""
+        """The error for a damaged file of the folder."""
         return SettingsError(
             f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
             "start a new run."
@@ -373,9 +373,9 @@ def _within(line: dict[str, Any] | None, iterations: int) -> bool:
 
 
 def _here_and_now(layout: Layout) -> dict[str, Any]:
-    """What a run, or a part of it, is trained by."""
+    """The layout, command, versions and machine of this process."""
     program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name  # as for python -m lockstep
+    name = program.parent.name if program.name == "__main__.py" else program.name  # for python -m lockstep
     return {
         "layout": str(layout),
         "command": shlex.join([name, *sys.argv[1:]]),
@@ -388,7 +388,7 @@ def _here_and_now(layout: Layout) -> dict[str, Any]:
 
 
 def version(distribution: str) -> str | None:
-    """The installed version of a distribution, None if there is none."""
+    """The installed version of a distribution, None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -396,12 +396,12 @@ def version(distribution: str) -> str | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, completely made."""
+    """Whether a folder is that of a run, completely created."""
     return (folder / "experiment.json").is_file()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the making of a run's folder was cut short, so that nothing but its beginnings lies in it."""
+    """Whether the creation of a run's folder was interrupted, so that it contains only first files."""
     made = ("checkpoints", "run.json", _WEIGHTS, _REPLAY)
     known = {*made, ".lock", *(f".{name}.partial" for name in (*made, "experiment.json"))}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -411,7 +411,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs that a sweep's folder, or any folder of runs, holds, by name; none of what is no such folder."""
+    """The runs in a sweep's folder, or in any folder of runs, by name; empty for other folders."""
     home = folder / "runs" if (folder / "queue").is_dir() else folder
     return sorted(path.parent for path in home.glob("*/experiment.json"))
 

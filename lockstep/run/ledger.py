@@ -1,4 +1,5 @@
-"""The record that proves what a run computed: one chained line of digests per iteration, in `ledger.jsonl`.
+"""The ledger: the record that proves what a run computed, with one chained line of digests per iteration
+(`ledger.jsonl`).
 
 Nothing in it depends on layout or time, so two runs of one experiment on one platform have equal files.
 """
@@ -24,7 +25,7 @@ _NO_CHAIN = "0" * 64
 
 
 class LedgerError(SettingsError):
-    """A ledger that was damaged or edited; `iteration` names its first bad line (None: the head)."""
+    """A ledger was damaged or edited; `iteration` names its first bad line (None: the head)."""
 
     def __init__(self, text: str, iteration: int | None = None) -> None:
         super().__init__(text)
@@ -35,7 +36,7 @@ _ORDER = ("iteration", "collected_with", "events", "cuts", "rollout", "updates",
 
 
 def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Known entries first, shards in numerical order; tensors keep the order of the rollout and the model."""
+    """Known entries first, shards in numerical order; tensors in the order of the rollout and the model."""
     known = [name for name in _ORDER if name in line]
     result = {name: line[name] for name in [*known, *sorted(set(line) - set(known))]}
     for name in ("rollout", "gradient"):
@@ -45,14 +46,14 @@ def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seal(line: Mapping[str, Any], chain: str) -> tuple[str, str]:
-    """The line's text with its chain hash, SHA-256 over the previous hash and the line; and that hash."""
+    """The line's text with its chain hash, which is SHA-256 over the previous hash and the line; and that hash."""
     text = json.dumps(line, separators=(",", ":"))
     chain = hashlib.sha256((chain + text).encode()).hexdigest()
     return f'{text[:-1]}{_CHAIN}{chain}"}}\n', chain
 
 
 def _unseal(raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
-    """The inverse of _seal; ValueError if one byte is not what _seal wrote."""
+    """The inverse of _seal; raises ValueError if a byte is not what _seal wrote."""
     body, _, rest = raw.rpartition(_CHAIN.encode())
     expected = hashlib.sha256(chain.encode() + body + b"}").hexdigest()
     if rest != f'{expected}"}}\n'.encode():
@@ -64,7 +65,7 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Head and lines, each with its chain hash and the file offset of its end.
 
     Raises:
-        LedgerError: no such file; or a line that is not what was written.
+        LedgerError: the file does not exist, or a line is not what was written.
     """
     if not path.is_file():
         raise LedgerError(
@@ -83,10 +84,10 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
                 why = (
                     "does not match its hash, so it was damaged or edited"
                     if raw.endswith(b"\n")
-                    else "is incomplete, as if the run was cut off while writing it (resume repairs that)"
+                    else "is incomplete, as after a crash during the write (resume repairs that)"
                 )
                 raise LedgerError(
-                    f"The ledger {path} is no proof from {which} on: line {index + 1} {why}. Restore the "
+                    f"The ledger {path} proves nothing from {which} on: line {index + 1} {why}. Restore the "
                     "file from a copy, or run the experiment again.",
                     index - 1 if index else None,
                 ) from None
@@ -97,7 +98,7 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
 
 
 def _first(path: Path, iterations: int) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """The entries of the head and of the first iterations; what follows may be damaged."""
+    """The entries of the head and of the first iterations; later lines may be damaged."""
     count = 0
     for each in itertools.islice(_entries(path), iterations + 1):
         yield each
@@ -115,7 +116,7 @@ class Ledger:
     def __init__(self, path: Path, file: IO[str], chain: str, iterations: int) -> None:
         self.path = path
         self.iterations = iterations
-        """Lines so far, beside the head."""
+        """Number of lines so far, without the head."""
         self._file = file
         self._chain = chain
 
@@ -140,7 +141,7 @@ class Ledger:
 
     @staticmethod
     def reopen(path: str | os.PathLike[str], iterations: int) -> Ledger:
-        """Continue a ledger after its first `iterations` lines; later ones, and a torn last one, are cut off.
+        """Continue a ledger after its first `iterations` lines; later lines and an incomplete last line are cut off.
 
         Raises:
             LedgerError: a line to be kept is missing or damaged.
@@ -170,7 +171,7 @@ class Ledger:
         self._file.flush()
 
     def sync(self) -> None:
-        """Make the lines so far survive a power failure; called before a checkpoint that relies on them."""
+        """Make the lines so far survive a power failure; called before a checkpoint, which relies on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -181,7 +182,7 @@ class Ledger:
 
 
 def ledger_head(experiment: Any) -> dict[str, Any]:
-    """The head of an Experiment's ledger: version, identity, settings, and this platform with users' files."""
+    """The head of an experiment's ledger: version, identity, settings, and this platform with users' files."""
     settings = to_json(experiment)
     return {
         "version": VERSION,
@@ -192,13 +193,13 @@ def ledger_head(experiment: Any) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str], iterations: int | None = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Head and lines of a ledger, every byte checked against the chain; the chain hashes are left out.
+    """Head and lines of a ledger, with every byte checked against the chain; the chain hashes are left out.
 
     Args:
-        iterations: read only so many lines, which have to be there; None reads all.
+        iterations: read only this many lines, which must exist; None reads all.
 
     Raises:
-        LedgerError: missing, or damaged; names the first bad iteration.
+        LedgerError: it is missing or damaged; names the first bad iteration.
     """
     path = Path(path)
     first, *lines = (entry for entry, _, _ in (_entries(path) if iterations is None else _first(path, iterations)))
@@ -207,10 +208,10 @@ def read(path: str | os.PathLike[str], iterations: int | None = None) -> tuple[d
 
 
 def read_last(path: str | os.PathLike[str], iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Head, and the last of so many lines, all of which are checked: as read, without keeping them.
+    """Head, and the last of this many lines, all of which are checked. Like read, without keeping them.
 
     Raises:
-        LedgerError: as read does.
+        LedgerError: see read.
     """
     path = Path(path)
     entries = (entry for entry, _, _ in _first(path, iterations))
@@ -225,7 +226,7 @@ def _require_version(path: Path, first: dict[str, Any]) -> None:
     if first.get("version") != VERSION:
         raise LedgerError(
             f"The ledger {path} has format {first.get('version')}, and this lockstep reads format {VERSION}. "
-            "Use the version of lockstep that wrote it (see run.json beside it)."
+            "Use the version of lockstep that wrote it (see run.json next to it)."
         )
 
 
@@ -234,7 +235,7 @@ def _require_version(path: Path, first: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs, a and b, part."""
+    """The first difference between two runs, a and b."""
 
     iteration: int | None
     """The first iteration that differs; None if no recorded iteration does."""
@@ -243,7 +244,7 @@ class Difference:
     a: str
     b: str
     settings: tuple[str, ...] = ()
-    """Settings that differ too, and entries of the platform, and so may be the cause."""
+    """Differing settings and entries of the platform, which may be the cause."""
 
     def __str__(self) -> str:
         place = "" if self.iteration is None else f"Iteration {self.iteration}: "
@@ -255,7 +256,7 @@ class Difference:
 
 _ABSENT = "absent"
 _OPTIONAL = ("libraries.", "code.")
-"""Entries of a platform that need not be there."""
+"""Optional entries of a platform."""
 
 
 def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -272,14 +273,14 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]
 
 
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """The entries of two platforms that differ, each as `name: a != b`. A library that is on one of them alone was not
-    used, and a user's file that one alone has was not found, or not looked at by an earlier version."""
+    """The entries of two platforms that differ, each as `name: a != b`. A library that only one of them has was not
+    used, and a user's file that only one of them has was not found, or an earlier version did not check it."""
     found = _differing(dict(a), dict(b))
     return tuple(_told(*each) for each in found if not (each[0].startswith(_OPTIONAL) and _ABSENT in each[1:]))
 
 
 def platform_or_code(differs: Sequence[str]) -> str:
-    """What to call entries that differ."""
+    """A name for differing entries."""
     return "your own code" if all(each.startswith("code.") for each in differs) else "this platform"
 
 
@@ -288,7 +289,7 @@ def _told(name: str, a: Any, b: Any) -> str:
 
 
 def _where(name: str, line: Mapping[str, Any]) -> str:
-    """The entry of a line, told in words."""
+    """A readable name for an entry of a line."""
     rollout, gradient = ("of event", "in batch slot") if "events" in line else ("of shard", "of shard")
     kind, _, rest = name.partition(".")
     if kind == "rollout":
@@ -300,7 +301,7 @@ def _where(name: str, line: Mapping[str, Any]) -> str:
         return f"parameter {rest}"
     words = {
         "collected_with": "the version that collected",
-        "events": "what timing decided",
+        "events": "the decisions of timing",
         "cuts": "where shards were cut",
         "updates": "the order of updates",
     }
@@ -316,11 +317,11 @@ def compare(
 ) -> Difference | None:
     """The first difference of two runs, or None.
 
-    Lines come first, in the order of cause and effect: the collecting version, each shard's rollout, each
-    shard's gradient, the parameters. Settings that differ are named beside it, or alone where no line does.
+    Lines are compared first, in the order of cause and effect: the collecting version, each shard's rollout, each
+    shard's gradient, the parameters. Differing settings are named with the difference, or alone if all lines agree.
 
     Args:
-        iterations: compare only that many; both ledgers must hold them.
+        iterations: compare only this many; both ledgers must have them.
     """
     settings_a, settings_b = (with_current_names(head["settings"]) for head in (head_a, head_b))
     differing = list(_differing(settings_a, settings_b))

@@ -1,7 +1,7 @@
-"""The rows of metrics.jsonl: one for each iteration, and others of evaluations. Are all of them there, as written?
+"""The rows of metrics.jsonl: one for each iteration, others for evaluations. Checks that all are there as written.
 
-The ledger proves what was computed, and does not hold the metrics, which depend on time. So a checkpoint keeps a seal
-of them: the size and the SHA-256 of the file up to there.
+The ledger proves what was computed. It does not hold the metrics, which depend on time, so a checkpoint stores a seal
+of them: the size and the SHA-256 of the file so far.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.run.folder import RunFolder
 
 
 class Rows:
-    """metrics.jsonl being written, after what it holds already."""
+    """metrics.jsonl being written, after its existing rows."""
 
     def __init__(self, path: Path) -> None:
         before = path.read_bytes() if path.exists() else b""
@@ -27,7 +27,7 @@ class Rows:
         self._size, self._hash = len(before), hashlib.sha256(before)
 
     def append(self, row: str) -> None:
-        """Write one row, which must be one line, and flush it."""
+        """Write one row, which must be a single line, and flush it."""
         data = row.encode() + b"\n"
         self._file.write(data)
         self._file.flush()
@@ -35,7 +35,7 @@ class Rows:
         self._hash.update(data)
 
     def seal(self) -> dict[str, Any]:
-        """Make the rows so far survive a power failure; returns what a checkpoint keeps of them."""
+        """Make the rows so far survive a power failure; returns the seal for a checkpoint."""
         os.fsync(self._file.fileno())
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
@@ -44,15 +44,15 @@ class Rows:
 
 
 def sealed(folder: RunFolder, saved: checkpoint.Checkpoint) -> bool:
-    """Whether the rows up to a checkpoint are, to the bit, those that it was taken with."""
+    """Whether the rows up to a checkpoint are exactly those at its time."""
     return "metrics" in saved.meta and folder.metrics.is_file() and _matches(folder.metrics, saved.meta["metrics"])
 
 
 def fault(folder: RunFolder, iterations: int, found: Sequence[Path] = ()) -> str | None:
-    """What is wrong with the rows of the first iterations, in a sentence; None if each is there once, as written.
+    """What is wrong with the rows of the first iterations, in a sentence; None if each exists once, as written.
 
     Args:
-        found: checkpoints whose seals the file must match, oldest first. Those of earlier versions have none.
+        found: checkpoints whose seals the file must match, oldest first. Checkpoints of earlier versions have no seals.
     """
     try:
         data = folder.metrics.read_bytes()
@@ -66,14 +66,14 @@ def fault(folder: RunFolder, iterations: int, found: Sequence[Path] = ()) -> str
         if not _matches(data, seal):
             return f"A row of iterations {before + 1} to {done}, or of an evaluation among them, was changed."
         if seal.get("damage"):
-            return f"When the run was resumed, this was found: {seal['damage']}"
+            return f"When the run was resumed, this damage was found: {seal['damage']}"
         before = done
     return None
 
 
 def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str | None:
-    """Cut off what a run repeats that goes on after so many iterations. What is damaged is set aside as a whole, and
-    the rows that can be read are kept.
+    """Cut off the rows that a run resumed after this many iterations will repeat. A damaged file is set aside as a
+    whole, and its readable rows are kept.
 
     Args:
         seal: the checkpoint's, if it has one.
@@ -95,7 +95,7 @@ def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str
     if path.exists():
         set_aside(path, "damaged")
     kept = dict.fromkeys(line for line, row in read_objects(data) if _iteration(row) in range(1, iterations + 1))
-    write_whole(path, b"".join(kept))  # a line that was there twice is there once
+    write_whole(path, b"".join(kept))  # of a repeated line, one remains
     return seal.get("damage") if seal is not None and _matches(path, seal) else damage
 
 
@@ -104,10 +104,10 @@ def _wrong_row(data: bytes, iterations: int) -> str | None:
     for number, (_, row) in enumerate(read_objects(data), 1):
         done = _iteration(row)
         if due > iterations and (done is None or done >= due):
-            break  # what follows may be cut off by a crash, and will be repeated
+            break  # a crash may have cut off the rest, which will be repeated
         if row is None or done is None:
             return f"Line {number} is damaged: it should be the row of iteration {due}."
-        expected = due - 1 if "eval/score" in row else due  # an evaluation follows the iteration that it is of
+        expected = due - 1 if "eval/score" in row else due  # an evaluation follows its iteration
         if done < expected:
             return f"Line {number} repeats iteration {done}."
         if done > expected:
@@ -133,7 +133,7 @@ def _matches(rows: bytes | Path, seal: dict[str, Any]) -> bool:
 
 def _seals(found: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
     for path in found:
-        with contextlib.suppress(checkpoint.CheckpointError):  # which is told elsewhere
+        with contextlib.suppress(checkpoint.CheckpointError):  # other code reports it
             saved = checkpoint.open_checkpoint(path, only=())
             if "metrics" in saved.meta:
                 yield saved.iteration, saved.meta["metrics"]

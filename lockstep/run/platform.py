@@ -1,5 +1,5 @@
-"""What bits depend on beside the experiment: the machine, its libraries, variables that these listen to, and what is in
-users' files, of which settings have the names alone."""
+"""What bits depend on in addition to the experiment: the machine, its libraries, the variables that these read, and the
+contents of users' files, which settings only name."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _library_versions() -> dict[str, str]:
 
 
 def this_platform(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a run's bits depend on beside its experiment: processor, torch, Python, C library, env libraries, and the
-    users' files that its settings, as JSON has them, name.
+    """What a run's bits depend on in addition to its experiment: processor, torch, Python, C library, environment
+    libraries, and the users' files named in its settings, which are in JSON form.
 
-    Runs are comparable bit for bit only where this is equal.
+    Runs are comparable bit for bit only if this is equal.
     """
     code = digests_of(settings)
     cuda = torch.cuda.is_available()

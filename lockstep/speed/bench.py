@@ -1,4 +1,4 @@
-"""How near training comes to the machine's limit, and what takes the rest."""
+"""`lockstep bench`: how close training comes to the machine's limit, and what takes the rest."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from lockstep.system.machine import cores
 from lockstep.training.prepare import check, prepare
 
 _LOOK = 1.0
-"""Seconds for which others are looked at before anything is measured."""
+"""Seconds to observe the load of other programs before the measurement."""
 _BUSY = 0.25
-"""Load of other programs, as a share of the cores, from which on absolute numbers mean little."""
+"""Above this load of other programs, as a share of the cores, absolute numbers mean little."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round's measurements, taken one after the other."""
+    """One round of measurements, taken in turn."""
 
     costs: Costs
     samples_per_second: float
     limit: float
     shares: dict[str, float]
-    """What the processes' time was spent on, as shares, averaged over processes. Empty after too few iterations."""
+    """Shares of the processes' time by activity, averaged over processes. Empty after too few iterations."""
 
     @property
     def fraction_of_limit(self) -> float:
         return self.samples_per_second / self.limit
 
     def lost(self, processes: int) -> dict[str, float]:
-        """Shares of the processes' time that went to anything but the parts, by cause.
+        """Shares of the processes' time spent outside the parts, by cause.
 
-        A cause below 0 is time that was hidden: environments stepped meanwhile in threads or processes of their own.
+        A negative share is hidden time: environments stepped at the same time in separate threads or processes.
         """
         if not self.shares:
             return {}
@@ -58,20 +58,20 @@ class Round:
         }
 
     def taken(self, part: str, processes: int) -> float:
-        """The share of the processes' time that a part takes at least."""
+        """The least share of the processes' time that a part can take."""
         return self.samples_per_second / processes * getattr(self.costs, part)
 
 
 CAUSES = {
-    "waiting": "waiting for other processes, and exchanging with them",
-    "collecting": "around environments and inference: copies, bookkeeping, noise",
+    "waiting": "waiting for other processes and exchanging data with them",
+    "collecting": "overhead of environments and inference: copies, bookkeeping, noise",
     "optimizer": "optimizer steps",
     "reduction": "adding up a process's own gradients",
-    "learning": "around the loss: targets, gathering minibatches, digests of gradients",
+    "learning": "overhead of the loss: targets, gathering minibatches, digests of gradients",
     "delivery": "digests of rollouts, statistics, messages, publishing parameters",
     "recording": "metrics and ledger, while the others wait",
 }
-"""What time is lost to."""
+"""Causes of lost time."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class Report:
     load: float
     """The load of other programs before the measurement, in cores."""
     measuring: int
-    """Processes that measured the parts at once."""
+    """Processes that measured the parts at the same time."""
     rounds: tuple[Round, ...]
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of PARTS that the experiment has."""
+        """The members of PARTS that the experiment has."""
         return tuple(part for part in PARTS if any(getattr(each.costs, part) for each in self.rounds))
 
     def spread(self, of: Callable[[Round], float]) -> dict[str, float]:
-        """Median, least and greatest over the rounds."""
+        """Median, minimum and maximum over the rounds."""
         values = [of(each) for each in self.rounds]
         return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
@@ -106,12 +106,12 @@ class Report:
         }
 
     def taken(self) -> dict[str, dict[str, float]]:
-        """The least share of the processes' time that each part takes."""
+        """The least share of the processes' time that each part can take."""
         count = self.layout.processes
         return {part: self.spread(lambda each, p=part: each.taken(p, count)) for part in self.parts}
 
     def to_json(self) -> dict[str, Any]:
-        """Medians at the top, with least and greatest below `spread`."""
+        """Medians at the top level, minimum and maximum below `spread`."""
         figures = {
             "samples_per_second": self.spread(lambda each: each.samples_per_second),
             "limit": self.spread(lambda each: each.limit),
@@ -166,21 +166,21 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def load_of_others(cores: int, say: Callable[[str], None]) -> float:
-    """Cores that programs keep busy which already run, looked at for a second; says so if they are many."""
+    """Cores that other running programs keep busy, observed for a second; prints a warning if they are many."""
     before = _busy_seconds()
     time.sleep(_LOOK)
     after = _busy_seconds()
     load = os.getloadavg()[0] if before is None or after is None else (after - before) / _LOOK
     if load > _BUSY * cores:
         say(
-            f"warning: other programs keep {load:.1f} of this machine's {cores} cores busy. What is measured in turn "
-            "compares; absolute numbers mean little."
+            f"warning: other programs keep {load:.1f} of this machine's {cores} cores busy. Results measured in turn "
+            "are comparable with each other, but absolute numbers mean little."
         )
     return load
 
 
 def _busy_seconds() -> float | None:
-    """Seconds that this process's cores have been busy since the machine started. None where the system hides it."""
+    """Seconds that this process's cores have been busy since the machine started. None if the system hides it."""
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
@@ -199,22 +199,22 @@ def bench(
     seconds: float = 3.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Measure, in turn over several rounds: each part alone, and real training.
+    """Measure, in turn over several rounds, each part alone and real training.
 
     Args:
         experiment: as for train.
-        layout: as for train; measuring loads as many cores as it does.
-        seconds: that each part is measured in each round; training is for twice as long, and three iterations at least.
-        say: hears what is being done.
+        layout: as for train; the measurement loads as many cores as training.
+        seconds: to measure each part in each round; training runs twice as long, and at least three iterations.
+        say: prints progress.
 
     Raises:
-        SettingsError: as train does.
+        SettingsError: as in train.
         WorkerError: a process failed.
     """
     experiment, available = prepare(experiment, layout), cores()
     check(experiment, layout)  # before many processes are started
     load = load_of_others(available, say)
-    say(f"starting: processes that measure the parts, and training with {layout} (first iterations left out) …")
+    say(f"starting the processes that measure the parts, and training with {layout} (first iterations left out) …")
     workers, parts = PartsWorkers(experiment, layout, available), parts_of(experiment)
     trial = None
     try:
@@ -229,7 +229,7 @@ def bench(
             say(f"round {number} of {rounds}: {', '.join(parts)}, each alone …")
             costs = workers.costs(seconds)
             bound = limit(experiment, layout, costs, available).rate
-            say(f"round {number} of {rounds}: limit {bound:,.0f} samples/s; now all of it together …")
+            say(f"round {number} of {rounds}: limit {bound:,.0f} samples/s; now real training …")
             slot = trial.run(2 * seconds, iterations=3)
             measured.append(Round(costs, slot.rate, bound, slot.shares()))
             say(f"round {number} of {rounds}: {slot.rate:,.0f} samples/s, {slot.rate / bound:.2f} of the limit")

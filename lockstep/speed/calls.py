@@ -1,4 +1,4 @@
-"""What is timed: an experiment's environments, model, replay and minibatches, each part alone, in the shapes it uses.
+"""The timed calls: an experiment's environments, model, replay and minibatches, each part alone, in the shapes it uses.
 
 Shape legend: T time, B environments of a shard, A rows of an acting batch, n items of a slice of a minibatch.
 """
@@ -31,17 +31,17 @@ from lockstep.experiment import Experiment
 from lockstep.learners.optimizer import Optimizer
 
 _REMEMBERED = 100_000
-"""Steps that are remembered at most while replay is measured: what more of them cost is memory, not time."""
+"""Maximum number of steps in the memory while replay is measured: more would cost memory, not time."""
 _EXAMPLES = 128
-"""Steps that are collected to be inserted again and again. Fewer would cut more episodes than frames allow."""
+"""Steps that are collected once and inserted again and again. Fewer would cut more episodes than frames allow."""
 
 
 class Calls:
-    """One process's environments, model and batch, ready to be timed.
+    """One process's environments, model and batch, ready for timing.
 
     Args:
-        experiment: what is measured.
-        layout: says where it computes.
+        experiment: the one to measure.
+        layout: chooses the device.
         index: of this process.
     """
 
@@ -68,7 +68,7 @@ class Calls:
         collected = size * experiment.algorithm.rollout
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
-        """For each part, the call to time and how many training samples it stands for."""
+        """For each part, the call to time and the number of training samples that it covers."""
         batches = batches_for(learning, range(1), TreeSum(1, Group()))
         if experiment.algorithm.replays:
             rollouts = self._played(acting, buffers)
@@ -78,7 +78,7 @@ class Calls:
             self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
         else:
             rollout = buffer.shards[self._group.shards[0]].map(torch.clone)
-            rollout.valid.fill_(True)  # of numbers without meaning
+            rollout.valid.fill_(True)  # its numbers are arbitrary
             nothing = RolloutInfo(self._group.shards[0], 0, 0, ((0, 0),), np.zeros(0), {}, [])
             self._inserting(learning, batches, [CollectedRollout(nothing, rollout, learning.normalizers)])()
         batch = batches.slice(0, 0).batch
@@ -151,7 +151,7 @@ class Calls:
         return insert
 
     def _sampling(self, batches: Batches, updates: int) -> Callable[[], object]:
-        """Draw a slice and, where its priorities change, change them."""
+        """Draw a slice and, if its priorities change, update them."""
         steps = itertools.cycle(range(updates))
         priorities = torch.rand(self._experiment.algorithm.gradient_steps(1)[1])
 
@@ -197,7 +197,7 @@ class Calls:
 
 
 def _with_less_memory(experiment: Experiment) -> Experiment:
-    """The same with a smaller replay, where it has a large one."""
+    """The experiment with a smaller replay memory, if it has a large one."""
     if not experiment.algorithm.replays:
         return experiment
     algorithm = off_policy(experiment.algorithm)

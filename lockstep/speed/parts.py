@@ -1,5 +1,5 @@
-"""What a sample costs at least: environment, inference, replay and training, each measured alone and without the
-library around it, in the shapes that an experiment uses; and the limit that follows for a layout.
+"""The least cost of a sample: environment, inference, replay and training, each measured alone and without the
+library's overhead, in the shapes of an experiment; and the resulting limit for a layout.
 """
 
 from __future__ import annotations
@@ -35,50 +35,50 @@ PARTS = {
     "sampling": "drawing from replay",
     "training": "training, all gradient steps",
 }
-"""What the limit counts, and how it is called."""
+"""The parts that the limit counts, and their names."""
 OVERHEAD = ("optimizer", "reduction")
-"""What learning needs beside it, once a gradient step."""
+"""Work of learning in addition, once per gradient step."""
 
 
 def parts_of(experiment: Experiment) -> tuple[str, ...]:
-    """Those of PARTS that an experiment has."""
+    """The members of PARTS that an experiment has."""
     replays = experiment.algorithm.replays
     return tuple(part for part in PARTS if replays or part not in ("inserting", "sampling"))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds a sample on one core (or GPU), while other processes of the layout do the same."""
+    """Seconds per sample on one core (or GPU), while the layout's other processes do the same."""
 
     env: float
     """One environment step, on one core."""
     inference: float
     """One action: a forward pass and drawing the action."""
     training: float
-    """The loss, forwards and backwards, in all gradient steps together."""
+    """The loss, forwards and backwards, over all gradient steps."""
     optimizer: float
-    """A process's share of the optimizer's steps."""
+    """A process's share of the optimizer steps."""
     reduction: float
     """Adding up the gradients of a process's own shards."""
     inserting: float = 0.0
     """Remembering it."""
     sampling: float = 0.0
-    """Drawing items from replay for all of its gradient steps, and changing priorities."""
+    """Drawing items from replay for all gradient steps, and updating priorities."""
 
     @property
     def learning(self) -> float:
-        """What learners do with it at least."""
+        """The least cost of learning."""
         return self.inserting + self.sampling + self.training
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a layout cannot exceed on a machine, in samples a second."""
+    """What a layout cannot exceed on a machine, in samples per second."""
 
     cores: float
-    """If every core that computes were always busy with the parts, and with nothing else."""
+    """If every computing core were always busy with the parts and nothing else."""
     roles: float
-    """If no process ever waited for more than it has to: the slowest role, or the sum of those that take turns."""
+    """If no process ever waited longer than necessary: the slowest role, or the sum of roles that take turns."""
 
     @property
     def rate(self) -> float:
@@ -86,10 +86,10 @@ class Limit:
 
 
 def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> Limit:
-    """What follows from the parts' costs.
+    """The limit that follows from the parts' costs.
 
-    Colocated processes do one part after the other, except that environments with threads or processes of their own
-    step while the policy runs for another acting batch. Split ones overlap from lag 1 on.
+    Colocated processes do one part after the other, except that environments in separate threads or processes step
+    while the policy runs for another acting batch. Split layouts overlap from lag 1 on.
     """
     collectors = layout.collecting
     learners = layout.learning
@@ -107,7 +107,7 @@ def limit(experiment: Experiment, layout: Layout, costs: Costs, cores: int) -> L
 
 
 def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors: int) -> float:
-    """Seconds a sample of all collectors together."""
+    """Seconds per sample for all collectors together."""
     groups = acting_groups(experiment, block(experiment.scheme.shards, collectors, 0))
     if not adapter_of(experiment.env).threads and not layout.env_processes:
         return (costs.env + costs.inference) / collectors
@@ -118,16 +118,16 @@ def _collecting(experiment: Experiment, layout: Layout, costs: Costs, collectors
 
 
 def processes_to_load(experiment: Experiment, layout: Layout, cores: int) -> int:
-    """Processes that measure at once, so that each has a core as slow as training's cores are."""
+    """Number of processes that measure at the same time, so that each core is as slow as in training."""
     helpers = layout.env_processes > 0 or layout.env_threads > 1
     return max(1, min(cores, cores if helpers else layout.processes))
 
 
 class PartsWorkers:
-    """Processes that measure the parts whenever they are asked, all at once; idle in between.
+    """Processes that measure the parts on request, all at the same time; idle in between.
 
     Args:
-        cores: of this machine, which are loaded as the layout loads them.
+        cores: of this machine; loaded as the layout loads them.
     """
 
     def __init__(self, experiment: Experiment, layout: Layout, cores: int) -> None:
@@ -136,7 +136,7 @@ class PartsWorkers:
         self._parts, self._stall_timeout = parts_of(experiment), layout.stall_timeout
         context, count = get_context("spawn"), processes_to_load(experiment, layout, cores)
         self._progress = SharedCounts(count)
-        """Calls that each has made."""
+        """Number of calls that each process has made."""
         for index in range(count):
             ours, theirs = context.Pipe()
             arguments = (experiment, layout, index, theirs, self._progress)
@@ -152,14 +152,14 @@ class PartsWorkers:
         self._answers()
 
     def measure(self, part: str, seconds: float) -> float:
-        """Seconds a sample, mean over the processes, measured for so many seconds."""
+        """Seconds per sample, averaged over the processes, measured for this many seconds."""
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # its process has died, as is told below
+            with contextlib.suppress(OSError):  # its process has died, which is reported below
                 pipe.send((part, seconds))
         return statistics.fmean(self._answers())
 
     def costs(self, seconds: float) -> Costs:
-        """All parts, one after the other; what is needed once a gradient step takes a tenth of the time."""
+        """All parts, one after the other; the work per gradient step is measured for a tenth of the time."""
         main = {part: self.measure(part, seconds) for part in self._parts}
         return Costs(**main, **{part: self.measure(part, seconds / 10) for part in OVERHEAD})
 
@@ -177,7 +177,7 @@ class PartsWorkers:
             waited_for = [end for i in missing for end in (self._pipes[i], self._processes[i].sentinel)]
             wait(waited_for, timeout=1.0)
             for index in missing:
-                gone = not self._processes[index].is_alive()  # asked first: what it sent before it went still counts
+                gone = not self._processes[index].is_alive()  # check first: messages sent before its death still count
                 try:
                     if self._pipes[index].poll():
                         value = self._pipes[index].recv()
@@ -197,15 +197,14 @@ class PartsWorkers:
                 for index in missing:
                     children.show_stack(self._processes[index], f"Measuring process {index}")
                 raise WorkerError(
-                    f"The processes that measure have made no progress for {patience:g} seconds "
-                    "(Layout.stall_timeout). Where they stand is printed above. To allow longer, use "
-                    "stall_timeout=SECONDS in the layout."
+                    f"The measuring processes have made no progress for {patience:g} seconds (Layout.stall_timeout). "
+                    "Their stacks are printed above. To allow more time, use stall_timeout=SECONDS in the layout."
                 )
         return [answers[index] for index in range(len(self._pipes))]
 
 
 def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection, progress: SharedCounts) -> None:
-    """What a measuring process does."""
+    """The main function of a measuring process."""
     keep_freed_memory()
     try:
         settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning))
@@ -227,12 +226,12 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection,
         pipe.send(error)
     except BaseException:
         pipe.send(traceback.format_exc())
-    os._exit(0)  # environments' threads need no goodbye
+    os._exit(0)  # without waiting for the environments' threads
 
 
 def seconds_a_call(call: Callable[[], object], seconds: float) -> float:
-    """The mean over repetitions, at least three, after one that warms up. Not the median: where other programs take
-    turns on this core, they slow training too."""
+    """The mean over at least three repetitions, after one for warm-up. Not the median: other programs that take turns
+    on this core slow down training, too."""
     call()
     begin, calls = time.perf_counter(), 0
     while (passed := time.perf_counter() - begin) < seconds or calls < 3:

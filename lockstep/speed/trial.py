@@ -1,4 +1,4 @@
-"""Trains for real in separate processes that can be halted and continued, so that several are timed in turn."""
+"""Trains in separate processes that can be paused and continued, so that several layouts are timed in turn."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from lockstep.system import children
 from lockstep.system.supervision import WorkerError, unattended
 
 _POLL = 0.005
-"""Seconds between looks for finished iterations."""
+"""Seconds between checks for finished iterations."""
 _ENDLESS = 10**15
-"""total_steps of a trial, so that it goes on until it is ended."""
+"""total_steps of a trial, which never ends by itself."""
 
 
 class OutOfTime(Exception):
@@ -36,7 +36,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Slot:
-    """A stretch of training between two ends of iterations."""
+    """A period of training between the ends of two iterations."""
 
     samples: int
     seconds: float
@@ -45,13 +45,12 @@ class Slot:
 
     @property
     def rate(self) -> float:
-        """Samples a second of wall time, everything included."""
+        """Samples per second of wall time, everything included."""
         return self.samples / self.seconds
 
     def shares(self) -> dict[str, float]:
-        """Where the processes' time went, on average, as shares of the wall time; `recording` is what learner 0 does
-        after an iteration. The slot's first iteration is left out: it holds the time that the trial was halted. Empty
-        if there are no others."""
+        """Average shares of the wall time by activity; `recording` is the work of learner 0 after an iteration. The
+        slot's first iteration is left out, since it includes the pause of the trial. Empty if there are no others."""
         (begin, before), (end, after) = self.lines[0], self.lines[-1]
         if len(self.lines) < 2:
             return {}
@@ -64,18 +63,18 @@ class Slot:
 
 
 class Trial:
-    """Trains an experiment under a layout, without end and, where there is replay, without a warm-up.
+    """Trains an experiment under a layout, without end and, with replay, without warm-up.
 
-    Whatever happens to the calling process, the trial's processes end with it. It begins to run at once; let one
-    run at a time, or they take each other's cores.
+    The trial's processes end with the calling process, however it ends. The trial begins to run at once; run one at a
+    time, or they compete for cores.
     """
 
     def __init__(self, experiment: Experiment, layout: Layout) -> None:
         self.layout = layout
         self._samples = 0
-        """Collected so far."""
+        """Samples collected so far."""
         self.settling = experiment.scheme.buffers
-        """Iterations at the beginning that are unlike the others: buffers are filled, or nothing is learned yet."""
+        """First iterations that are not typical: buffers fill, or nothing is learned yet."""
         if experiment.algorithm.replays:
             algorithm = dataclasses.replace(off_policy(experiment.algorithm), warmup=0)
             experiment = experiment.replace(algorithm=algorithm)
@@ -89,11 +88,11 @@ class Trial:
         self._process = children.start(_train, (experiment, layout, folder), f"lockstep-trial-{layout}")
 
     def run(self, seconds: float, iterations: int = 1, deadline: float = float("inf")) -> Slot:
-        """Let it train for at least so many seconds and iterations, and halt it.
+        """Let it train for at least this many seconds and iterations, then pause it.
 
         Raises:
             OutOfTime: the deadline (time.perf_counter) passed first.
-            SettingsError, WorkerError: what ended the training.
+            SettingsError, WorkerError: the error that ended the training.
         """
         self._signal(signal.SIGCONT)
         begin = time.perf_counter()
@@ -113,7 +112,7 @@ class Trial:
     def close(self) -> None:
         """End it."""
         self._signal(signal.SIGKILL)
-        self._process.kill()  # it has a group of its own only once it runs
+        self._process.kill()  # it has a process group only once it runs
         self._process.join()
         self._folder.cleanup()
 
@@ -122,7 +121,7 @@ class Trial:
             os.killpg(self._process.pid, number)
 
     def _new_lines(self) -> list[dict[str, float]]:
-        """The metrics of iterations that have ended since this was last asked."""
+        """The metrics of iterations that have ended since the last call."""
         if not self._metrics.exists():
             return []
         with self._metrics.open("rb") as file:
@@ -142,8 +141,8 @@ class Trial:
 
 
 def _train(experiment: Experiment, layout: Layout, folder: Path) -> None:
-    """What the trial's process does."""
-    os.setpgrp()  # so that all of its processes can be halted together
+    """The main function of the trial's process."""
+    os.setpgrp()  # so that all its processes can be paused together
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

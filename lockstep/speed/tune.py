@@ -1,4 +1,4 @@
-"""The fastest layout for an experiment on this machine, by short measured trials."""
+"""`lockstep tune`: finds the fastest layout for an experiment on this machine by short measured trials."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import check, prepare
 
 _ENDING = 4.0
-"""Seconds of the budget that are kept for ending all processes."""
+"""Seconds of the budget reserved for ending all processes."""
 _STARTING = 0.6
 """Share of the budget in which candidates are started; the rest is for comparing the best of them."""
 _ENOUGH = 6
-"""Turns after which two layouts are as well compared as they need to be."""
+"""After this many turns, two layouts are compared well enough."""
 _ALIKE = 0.02
-"""Layouts whose rates differ by less count as equally fast: the simplest of them is taken."""
+"""Layouts whose rates differ by less count as equally fast, and the simplest of them is chosen."""
 _FEW_SAMPLES = 128
-"""Samples of a shard's slice of a minibatch, up to which trials keep theirs: below, kernels are less efficient."""
+"""Trials do not shrink a shard's slice of a minibatch below this many samples: kernels would become less efficient."""
 _FEW_STEPS = 16
-"""Steps of a rollout that trials keep: below, what happens once a rollout weighs more than in training."""
+"""Trials do not shrink a rollout below this many steps: the cost per rollout would weigh more than in training."""
 
 
 def candidates(experiment: Experiment, available: int, gpus: int) -> list[Layout]:
-    """Layouts worth trying, the likeliest first.
+    """Layouts worth trying, the most promising first.
 
     Args:
-        experiment: its shards bound the number of processes, its adapter says how environments can be spread, its lag
-            whether collecting and learning can overlap.
+        experiment: its shards bound the number of processes, its adapter decides how environments can be spread, and
+        its lag whether collecting and learning can overlap.
         available: cores.
         gpus: that torch can use.
     """
@@ -58,14 +58,14 @@ def candidates(experiment: Experiment, available: int, gpus: int) -> list[Layout
     for gpu_text in _with_gpus(experiment, available, gpus):
         texts.insert(0, gpu_text)
     found = [Layout.parse(text) for text in dict.fromkeys(texts)]
-    # Processes that the system moves between cores find their caches cold, a game's engines above all.
+    # Processes that the system moves between cores find cold caches, which slows game engines most of all.
     pinned = [dataclasses.replace(each, pin=1) for each in found if 1 < each.processes == available]
     helped = [each for layout in found for each in _with_helpers(experiment, layout, available)]
     return _valid(experiment, [*found, *pinned, *helped])
 
 
 def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
-    """The likeliest last. Collectors feed a GPU from as many cores as there are."""
+    """The most promising last. Collectors feed a GPU from as many cores as there are."""
     if not gpus:
         return []
     shards = experiment.scheme.shards
@@ -83,7 +83,7 @@ def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
 
 
 def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> list[Layout]:
-    """The same with environments spread over the cores that the layout leaves idle, or over one more."""
+    """The layout with environments spread over the cores that it leaves idle, or over one more."""
     collecting = layout.collecting
     share = max(2, (available - len(layout.learners)) // collecting)  # a collector waits while its helpers step
     if available < 2 or collecting * share > 2 * available:
@@ -104,11 +104,11 @@ def _valid(experiment: Experiment, layouts: list[Layout]) -> list[Layout]:
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """The same work a sample in shorter iterations, so that a trial sees more of them.
+    """The experiment with equal work per sample in shorter iterations, so that a trial sees more of them.
 
-    Fewer steps and, in proportion, fewer minibatches, whose size stays as it is as long as there are two of them; then
-    smaller ones, no smaller than kernels need to be efficient. Where minibatches hold whole sequences, nothing is
-    shortened, since a sample's cost depends on their length; nor is it with replay, whose iterations are short.
+    It has fewer steps and proportionally fewer minibatches. Their size stays as long as there are two of them; then
+    they shrink, but not below what efficient kernels need. With minibatches of whole sequences nothing is shortened,
+    since a sample's cost depends on their length; nor with replay, whose iterations are short.
     """
     algorithm = experiment.algorithm
     if not isinstance(algorithm, OnPolicyConfig) or algorithm.sequences or experiment.model.recurrent:
@@ -118,7 +118,7 @@ def shortened(experiment: Experiment) -> Experiment:
     minibatches = min(2, algorithm.minibatches)
     samples = minibatches * min(slice_size, _FEW_SAMPLES)
     rollout = min(algorithm.rollout, max(_FEW_STEPS, -(-samples // size)))
-    minibatches = max(minibatches, size * rollout // slice_size)  # small ones do not grow because steps became no fewer
+    minibatches = max(minibatches, size * rollout // slice_size)  # small ones do not grow for a kept rollout
     while size * rollout % minibatches:
         rollout += 1
     shorter = dataclasses.replace(algorithm, rollout=rollout, minibatches=minibatches)
@@ -127,18 +127,18 @@ def shortened(experiment: Experiment) -> Experiment:
 
 @dataclass
 class Candidate:
-    """A layout and how fast it was, at its every turn."""
+    """A layout and its measured speeds."""
 
     layout: Layout
     rates: list[float] = field(default_factory=list)
-    """Samples a second. Only the turns since most others were left out compare with each other."""
+    """Samples per second in each turn. Only the turns since the last halving are comparable."""
     note: str = ""
     """Why it was not measured, or what ended it."""
     trial: Trial | None = None
 
     @property
     def rate(self) -> float:
-        """The median turn; 0 if there was none."""
+        """The median over turns; 0 if there was none."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     def end(self, note: str = "") -> None:
@@ -151,11 +151,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found."""
+    """The result of tuning."""
 
     best: Layout
     candidates: tuple[Candidate, ...]
-    """Fastest first; those that were not measured last."""
+    """Fastest first; unmeasured candidates last."""
     seconds: float
     load: float
     """The load of other programs, in cores."""
@@ -177,14 +177,14 @@ def tune(
 ) -> Tuned:
     """Find the fastest layout by real training.
 
-    Every candidate's processes are started once and halted when it is another's turn. All get a first turn, as many as
-    60% of the budget allows; after each further round the slower half is left out.
+    Every candidate's processes are started once and paused between turns. As many candidates as fit into 60% of the
+    budget get a first turn; after each further round, the slower half is dropped.
 
     Args:
         experiment: as for train.
-        budget: seconds that this may take.
+        budget: maximum number of seconds.
         begin: when the budget began (time.perf_counter); by default now.
-        say: hears what is being done.
+        say: prints progress.
 
     Raises:
         SettingsError: the experiment's settings contradict each other, or the budget is too short for any trial.
@@ -192,7 +192,7 @@ def tune(
     begin = time.perf_counter() if begin is None else begin
     default = Layout.parse("cpu:a1-l1" if experiment.scheme.free_running else "inline")
     experiment = prepare(experiment, default)
-    check(experiment, default)  # or every layout would be tried in vain
+    check(experiment, default)  # otherwise every layout would fail
     available = cores()
     load = load_of_others(available, say)
     trial_of = shortened(experiment)
@@ -210,10 +210,10 @@ def tune(
     if not measured:
         failures = next((each.note for each in all_of_them if each.note), "none could start")
         raise SettingsError(
-            f"No layout could be measured within {budget:.0f} seconds ({failures}). Allow more with --budget, or use "
-            f"--layout {default} untried."
+            f"No layout could be measured within {budget:.0f} seconds ({failures}). Allow more time with --budget, or "
+            f"use --layout {default} without measuring."
         )
-    # As many turns as any other had: what was left out after a round was slower in it.
+    # Only candidates with the most turns: a candidate dropped after a round was slower in it.
     finalists = [each for each in measured if len(each.rates) == len(measured[0].rates)]
     fastest = max(finalists, key=lambda each: each.rate)
     alike = [each for each in finalists if each.rate > (1 - _ALIKE) * fastest.rate]
@@ -222,7 +222,7 @@ def tune(
 
 
 def _size(layout: Layout) -> int:
-    """How much a layout asks of a machine and of its reader."""
+    """The complexity of a layout, for the machine and the reader."""
     return layout.processes + layout.env_threads + layout.env_processes + layout.pin
 
 
@@ -254,7 +254,7 @@ def _first_turns(
 
 
 def _halve(running: list[Candidate], deadline: float, say: Callable[[str], None]) -> None:
-    """Turns for the better half of those that are left, in rounds, until one is left or the time is over."""
+    """Give turns to the better half of the remaining candidates, in rounds, until one is left or the time is over."""
     while len(running) > 1:
         running.sort(key=lambda each: -each.rates[-1])
         for slower in running[(len(running) + 1) // 2 if len(running) > 2 else 2 :]:
@@ -280,5 +280,5 @@ def _halve(running: list[Candidate], deadline: float, say: Callable[[str], None]
 
 
 def _turn(left: float, parts: int) -> float:
-    """Seconds of one turn out of what is left of the time: at least half a second, at most four."""
+    """Seconds of one turn, given the time left: at least half a second, at most four."""
     return min(4.0, max(0.5, left / parts))

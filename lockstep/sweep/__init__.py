@@ -1,7 +1,6 @@
 """Sets of experiments, run as one durable queue: see docs/sweep.md.
 
-`Run` and `grid`, and for searches `Search` or `Population`, `Between` and `OneOf`, are what a sweep file needs.
-"""
+Sweep files need `Run` and `grid`; searches also need `Search` or `Population`, with `Between` and `OneOf`."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ __all__ = ["Between", "OneOf", "Population", "Run", "Search", "grid"]
 
 
 def __getattr__(name: str) -> Any:
-    # A run's process gives itself to its parent and its cores before it imports torch, which takes seconds.
+    # A run's process attaches itself to its parent and its cores before it imports torch, which takes seconds.
     if name not in __all__:
         raise AttributeError(f"module 'lockstep.sweep' has no attribute {name!r}")
     module = "spec" if name in ("Run", "grid") else "population" if name == "Population" else "search"

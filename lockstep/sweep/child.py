@@ -24,15 +24,15 @@ from lockstep.system import children
 from lockstep.system.output import tell
 
 INTERRUPTED = 130
-"""Exit code of a run that was told to stop and can continue."""
+"""Exit code of a run that was asked to stop and can continue."""
 ELSEWHERE = 75
-"""Exit code if another process runs it."""
+"""Exit code if another process already runs it."""
 FULL = 77
 """Exit code if the disk is full. The run can continue once there is space."""
 LOST = 76
-"""Stands for the exit code of a run whose machine was lost. The run can continue elsewhere."""
+"""The exit code used for a run whose machine was lost. The run can continue elsewhere."""
 STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
-"""Exit codes of a run that was asked to stop, or that a signal ended before it handled signals."""
+"""Exit codes of a run that was asked to stop, or that a signal ended before the run handled signals."""
 
 
 _BEGIN = (
@@ -44,8 +44,8 @@ _BEGIN = (
 def start(
     queue: Queue, name: str, cores: Iterable[int], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start the process of a run, which ends with this one; what it prints goes to the log of the run."""
-    # Not -m, which would look into the current folder first, even where this process does not.
+    """Start the process of a run. It ends when this process ends, and its output goes to the run's log."""
+    # Not -m, which would search the current folder first even if this process does not.
     command = [sys.executable, "-c", _BEGIN, "\n".join(sys.path), str(queue.folder), name, str(os.getpid())]
     with open(queue.log(name), "ab") as log:
         return subprocess.Popen(
@@ -54,12 +54,12 @@ def start(
             stdout=log,
             stderr=log,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the sweep, which tells its runs
+            start_new_session=True,  # Ctrl-C goes to the sweep, which then asks its runs to stop
         )
 
 
 def main(arguments: list[str]) -> int:
-    """Run one entry of a queue, on the cores that the sweep gave to it, and no longer than the sweep lives."""
+    """Run one entry of a queue on the cores that the sweep assigned to it, and stop when the sweep dies."""
     folder, name, parent, cores = arguments
     children.die_with_parent(int(parent))
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
@@ -67,13 +67,13 @@ def main(arguments: list[str]) -> int:
 
 
 def run_entry(queue: Queue, name: str) -> int:
-    """Begin a run or continue it, and note how it ended. Returns the exit code."""
+    """Begin a run or continue it, and record how it ended. Returns the exit code."""
     with queue.claimed(name) as mine:
         if not mine:
             print(f"{name} is being run by another process.", file=sys.stderr)
             return ELSEWHERE
         if not queue.has(name):
-            print(f"{name} was taken out of the sweep.", file=sys.stderr)  # a job that Slurm had kept
+            print(f"{name} was taken out of the sweep.", file=sys.stderr)  # by a Slurm job that was still queued
             return 0
         ended = queue.outcome(name)
         if ended is None:
@@ -84,11 +84,11 @@ def run_entry(queue: Queue, name: str) -> int:
                 queue.end(name, ended)
             except KeyboardInterrupt:
                 return INTERRUPTED
-            except Diverged as error:  # as bad settings do, among which a search is to find the good ones
+            except Diverged as error:  # bad settings diverge, too, and a search has to learn from them
                 ended = Outcome("stopped", reason=str(error))
                 tell(ended.reason, sys.stderr)
                 queue.end(name, ended)
-            except Exception as error:  # but not SystemExit, by which a job of Slurm's that is queued again leaves
+            except Exception as error:  # not SystemExit, with which a requeued Slurm job exits
                 ended = Outcome("failed", reason=_explained(error))
                 tell(ended.reason, sys.stderr)
                 if _is_busy(error):
@@ -100,8 +100,8 @@ def run_entry(queue: Queue, name: str) -> int:
 
 
 def _train(queue: Queue, entry: Entry) -> Outcome | None:
-    """How the run ended; None if it was told to stop before."""
-    # Importing torch takes seconds. By now this process has its cores, and ends with its parent.
+    """How the run ended; None if it was asked to stop before its end."""
+    # Importing torch takes seconds. By now this process has its cores and ends when its parent ends.
     from lockstep.launchers.launch import resume, train
     from lockstep.system.supervision import unattended
 
@@ -137,14 +137,14 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether somebody trains the run by hand."""
+    """Whether another process trains the run, for example by hand."""
     from lockstep.run.folder import RunBusy
 
     return isinstance(error, RunBusy)
 
 
 def _explained(error: Exception) -> str:
-    """A traceback, except where the error itself explains what happened."""
+    """A traceback, or only the message if the error explains itself."""
     from lockstep.system.supervision import WorkerError
 
     return str(error) if isinstance(error, (SettingsError, WorkerError)) else traceback.format_exc().rstrip()

@@ -1,4 +1,4 @@
-"""Cores that the sweeps of one machine leave to each other."""
+"""Locks on cores, by which the sweeps of one machine avoid each other."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 _PATIENCE = 1.0
-"""Seconds that another sweep may take to choose."""
+"""Seconds to wait while another sweep chooses its cores."""
 
 
 class CoreLocks:
-    """The cores that one sweep has taken of its machine. A claim is the name of a socket, in no file: all processes can
-    list these, and it goes with its own. Containers with networks of their own do not see each other's.
+    """The cores that one sweep has taken on its machine. A lock is the name of an abstract socket: every process can
+    list these names, and a name disappears with its process. Containers with their own network do not see each other's.
 
     Args:
-        machine: sweeps with the same see each other.
+        machine: sweeps with the same name see each other.
     """
 
     def __init__(self, machine: str = "lockstep-sweep") -> None:
@@ -33,7 +33,8 @@ class CoreLocks:
         self.give_back(list(self._held))
 
     def take(self, choose: Callable[[Counter[int]], tuple[int, ...]]) -> tuple[tuple[int, ...], bool]:
-        """Claim the cores that are chosen, given how many other sweeps have each; these, and whether any has one."""
+        """Lock the cores that choose returns, given how many other sweeps use each. Returns the cores, and whether
+        another sweep uses any of them."""
         with self._alone():
             others = self._others()
             cores = choose(others)
@@ -43,14 +44,14 @@ class CoreLocks:
         return cores, any(others[core] for core in cores)
 
     def give_back(self, cores: Iterable[int]) -> None:
-        """Leave these to others."""
+        """Release these cores."""
         for core in cores:
             if core in self._held:
                 self._held.pop(core).close()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other sweep chooses."""
+        """Hold the lock that lets one sweep at a time choose."""
         deadline = time.monotonic() + _PATIENCE
         while (lock := _socket(self._machine)) is None and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -67,7 +68,8 @@ class CoreLocks:
 
 
 def _socket(name: str) -> socket.socket | None:
-    """One with this name, which no other has meanwhile; None if one has, or the system refuses."""
+    """A socket with this name, which no other process can bind meanwhile; None if the name is taken or the system
+    refuses."""
     try:
         made = socket.socket(socket.AF_UNIX)
     except OSError:

@@ -1,4 +1,4 @@
-"""The generations of a population: a file for each in the sweep's folder, and who begins with what in the next."""
+"""The generations of a population: a file for each in the sweep's folder, and which member succeeds which."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Member:
     run: str
     """Its run's name."""
     successor_of: int | None
-    """The member of the generation before with whose weights it began."""
+    """The member of the previous generation whose weights it started from."""
     state: State
     value: float | None = None
     """The objective at the end of the run."""
@@ -56,14 +56,16 @@ class Generations(Proposals[Population]):
 
     @classmethod
     def make(cls, queue: Queue, search: Any) -> Generations:
-        """Begin or continue a population. Its folder may hold nothing else."""
+        """Begin or continue a population. Its folder may contain nothing else."""
         if queue.exists() and queue.entries() and cls.open(queue) is None:
-            raise SettingsError(f"{queue.folder} holds runs that are no population's. Choose another folder.")
+            raise SettingsError(
+                f"{queue.folder} already holds runs that are not part of a population. Choose another folder."
+            )
         return super().make(queue, search)
 
     @property
     def complete(self) -> bool:
-        """Whether no further generation is wanted, or can be: what failed has to end first."""
+        """Whether no further generation is wanted or possible: failed runs have to end first."""
         count = self._count
         states = self._ended(count)
         return count >= self.search.generations or ("failed" in states and None not in states)
@@ -81,10 +83,10 @@ class Generations(Proposals[Population]):
             before = self.members(count)
             if all(member.value is None for member in before):
                 raise SettingsError(
-                    f"No run of generation {count} has the metric {population.objective} (--objective), or all have "
-                    "diverged: there is nothing to choose by. docs/metrics.md lists what there is; score/mean needs an "
-                    "episode that ended, eval/score --eval-every N. Begin in another folder, with longer generations "
-                    "or other settings."
+                    f"No run of generation {count} has the metric {population.objective} (--objective), or every run "
+                    "has diverged, so there is nothing to select by. docs/metrics.md lists the metrics; score/mean "
+                    "needs a finished episode, eval/score needs --eval-every N. Start again in another folder, with "
+                    "longer generations or other settings."
                 )
             successors = population.succession(generation, [member.value for member in before])
             values = [
@@ -99,7 +101,7 @@ class Generations(Proposals[Population]):
             {"run": run.name, "values": value, "successor_of": of, "experiment": run.experiment}
             for run, value, of in zip(runs, values, successors)
         ]
-        # First, so that a run that is queued belongs to a generation, whatever ends this process.
+        # Write this first, so that a queued run always belongs to a generation, even if this process is killed.
         write_json(self._folder / f"{generation:03}.json", {"members": to_json(members)})
         return self._enqueue(generation)
 
@@ -108,7 +110,7 @@ class Generations(Proposals[Population]):
         return [member for generation in range(1, self._count + 1) for member in self.members(generation)]
 
     def members(self, generation: int) -> list[Member]:
-        """Those of one generation."""
+        """The members of one generation."""
         found = []
         for number, kept in enumerate(self._kept(generation), 1):
             name, of = kept["run"], kept["successor_of"]
@@ -120,11 +122,11 @@ class Generations(Proposals[Population]):
         return found
 
     def measured(self, member: Member) -> list[dict[str, Any]]:
-        """The lines of what a member's run measured."""
+        """The lines of metrics that a member's run wrote."""
         return measured(self._queue.metrics(member.run))
 
     def best(self) -> Member | None:
-        """The best of the last generation that has ended."""
+        """The best member of the last generation that has ended."""
         for generation in range(self._count, 0, -1):
             members = self.members(generation)
             scores = [-math.inf if member.value is None else member.value for member in members]
@@ -133,24 +135,24 @@ class Generations(Proposals[Population]):
         return None
 
     def give_up(self, pattern: str) -> list[str]:
-        """Have members that failed, and whose runs have such a name, end without a score, so that others succeed them.
+        """End failed members whose runs match a pattern without a score, so that other members replace them.
 
         Raises:
-            SettingsError: there is none.
+            SettingsError: no failed run matches.
         """
         ended = {member.run: member.state for member in (self.members(self._count) if self._count else ())}
         names = [name for name, state in ended.items() if state == "failed" and fnmatchcase(name, pattern)]
         if not names:
             raise SettingsError(
-                f"--drop {pattern}: of a population what failed can be dropped, and no failed run has such a name. "
-                f"Names: {self._queue.command} --status"
+                f"--drop {pattern}: in a population only failed runs can be dropped, and no failed run has such a "
+                f"name. For the names, see: {self._queue.command} --status"
             )
         for name in names:
             self._queue.end(name, Outcome("stopped", reason="failed, and was given up"))
         return names
 
     def ancestry(self, member: Member) -> list[Member]:
-        """A member and those whose weights it has, the first one first."""
+        """A member and its ancestors, whose weights it inherited, the oldest first."""
         known = {(each.generation, each.number): each for each in self.all()}
         line = [member]
         while line[0].successor_of is not None:
@@ -158,7 +160,7 @@ class Generations(Proposals[Population]):
         return line
 
     def summary(self) -> str:
-        """How far it is."""
+        """The progress so far, in one line."""
         best = self.best()
         done = best.generation if best else 0
         where = f"; its run: {self._queue.run(best.run)}" if best else ""
@@ -167,7 +169,7 @@ class Generations(Proposals[Population]):
         return f"{done} of {size} done; best by {search.objective}: {best or 'none yet'}{where}"
 
     def document(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """The whole population as JSON, for programs."""
         best = self.best()
         return {
             "objective": self.search.objective,
@@ -184,7 +186,7 @@ class Generations(Proposals[Population]):
         return read_json(self._folder / f"{generation:03}.json")["members"]
 
     def _ended(self, generation: int) -> list[str | None]:
-        """How the runs of a generation have ended, each None if it has not."""
+        """How the runs of a generation ended; None for each that has not."""
         outcomes = [self._queue.outcome(kept["run"]) for kept in self._kept(generation)] if generation else []
         return [outcome and outcome.state for outcome in outcomes]
 
@@ -196,18 +198,18 @@ class Generations(Proposals[Population]):
         return [self._queue.entry(kept["run"]) for kept in members]
 
     def _ended_with(self, name: str) -> WarmStart:
-        """The weights and the optimizer of a run that has ended."""
+        """The weights and the optimizer state of a run that has ended."""
         path = self._queue.run(name)
         start = resolved(self.search.run.experiment.replace(warm_start=WarmStart(str(path), optimizer=True))).warm_start
         return dataclasses.replace(start, run=self._place(path))
 
     def _rival(self, name: str) -> str:
-        """A run that has ended, as opponents are named."""
+        """The name of a run that has ended, in the form that opponents are named in."""
         path = self._queue.run(name)
         (found,) = opponents.resolved(self.search.run.experiment.env, (str(path),))
         return self._place(path) + found.removeprefix(str(path))
 
     def _place(self, path: Path) -> str:
-        """Where the run will look from: so a population has the same names wherever its folder is below that one."""
+        """The path relative to where the run starts, so that names stay equal wherever the population's folder is."""
         relative = os.path.relpath(path, self._directory)
         return str(path) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""The picture of a population: what its members reached, with which settings, and from whom the best one descends."""
+"""The figure of a population: the scores and settings of its members, and the ancestors of the best one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lockstep.sweep.spec import task
 from lockstep.training.recorder import WINDOW
 
 _WIDTH, _HEIGHT, _LOW = 8.5, 4.0, 1.7
-"""Inches: of all, of what the members reached, and of each setting."""
+"""Inches: the figure's width, the height of the scores, and the height of each setting."""
 
 
 def draw(population: Generations, out: Path) -> Path:
-    """Draw a population of which a generation has ended.
+    """Draw a population in which at least one generation has ended.
 
     Args:
-        population: what its folder holds.
-        out: file to write; its suffix says which kind of picture.
+        population: read from its folder.
+        out: file to write; its suffix chooses the format.
 
     Returns:
         The path written.
@@ -75,7 +75,8 @@ def _reached(axes: Axes, population: Generations, member: Member, *, chosen: boo
     search = population.search
     lines = [line for line in population.measured(member) if line.get(search.objective) is not None]
     if search.objective in SCORES[:2] and lines:
-        # The first episodes that end are the short ones, and tell nothing of what the member begins with.
+        # The first episodes that end are the short ones, and say nothing about the weights that the member started
+        # from.
         enough = min(WINDOW, lines[-1].get("episodes", 0) // 2)
         lines = [line for line in lines if line.get("episodes", 0) >= enough]
     before = (member.generation - 1) * search.steps

@@ -14,7 +14,8 @@ class SweepOptions:
     """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
 
     slots: int = 0
-    """The most runs at once. 0 fills the cores and GPUs of this machine (on Slurm 256 runs, or 4 of a search)."""
+    """The maximum number of runs at once. 0 fills the cores and GPUs of this machine (on Slurm 256 runs, or 4 of a
+    search)."""
     runs_per_gpu: int = 1
     """Runs that share a GPU. More keep it busy with small networks, and must fit into its memory together. On Slurm
     each run has its own GPU, except in a search."""
@@ -68,10 +69,10 @@ class SweepOptions:
                 "least 1."
             )
         if self.slurm and self.ray:
-            raise SettingsError("--slurm and --ray are two places for the same runs. Leave one of them out.")
+            raise SettingsError("--slurm and --ray choose different places for the same runs. Leave one of them out.")
         if self.drop and (self.status or self.dry_run):
             raise SettingsError(
-                f"--drop {self.drop} changes the queue, --status and --dry-run only look. Leave one out."
+                f"--drop {self.drop} changes the queue, but --status and --dry-run only show it. Leave one out."
             )
         if self.stop_early:
             StopRule.parse(self.stop_early)

@@ -1,4 +1,4 @@
-"""What a person watching a sweep sees: a live table on a terminal, plain lines elsewhere."""
+"""The display of a running sweep: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep.system.output import PatientConsole, on_terminal, tell
 from lockstep.training.display import duration, number
 
 PLAIN_INTERVAL = 30.0
-"""Seconds between plain lines of what is running."""
+"""Seconds between plain lines about the running runs."""
 COLORS: dict[State, str] = {
     "done": "green",
     "stopped": "yellow",
@@ -45,7 +45,7 @@ class Row:
     rate: float
     """Agent samples a second; 0 while it is starting."""
     pending: bool = False
-    """Whether it still waits for its machine."""
+    """Whether it is still waiting for a machine."""
 
     @property
     def share(self) -> float:
@@ -60,12 +60,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Picture:
-    """A sweep at some moment."""
+    """The state of a sweep at one moment."""
 
     counts: dict[State, int]
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the sweep was started, or continued."""
+    """Seconds since the sweep was started or continued."""
 
     def summary(self) -> str:
         """3 done · 2 running · 10 waiting"""
@@ -73,7 +73,7 @@ class Picture:
 
 
 class Overview(Protocol):
-    """Shows pictures and messages."""
+    """Shows the state of the sweep, and messages."""
 
     def update(self) -> None: ...
     def message(self, text: str, style: str = "") -> None: ...
@@ -89,7 +89,7 @@ class NoOverview:
 
 
 class PlainOverview:
-    """A line when something happens, and every half minute one of what is running."""
+    """Prints a line for each event, and every half minute a line about the running runs."""
 
     def __init__(self, picture: Callable[[], Picture]) -> None:
         self._picture = picture
@@ -107,13 +107,13 @@ class PlainOverview:
 
 
 def plain_line(picture: Picture) -> str:
-    """A picture in one line."""
+    """The state of a sweep in one line."""
     rows = [f"{row.name} {row.share:.0%} score {number(row.score)} left {row.left}" for row in picture.rows]
     return " | ".join([picture.summary(), *rows])
 
 
 class LiveOverview:
-    """A table of what is running, which redraws itself below the messages."""
+    """A table of the running runs, redrawn below the messages."""
 
     def __init__(self, picture: Callable[[], Picture], title: str) -> None:
         self._picture, self._title = picture, title
@@ -122,7 +122,7 @@ class LiveOverview:
         self._live.start()
 
     def update(self) -> None:
-        with contextlib.suppress(OSError):  # a terminal that is gone
+        with contextlib.suppress(OSError):  # the terminal is gone
             self._live.update(self._render(), refresh=True)
 
     def message(self, text: str, style: str = "") -> None:
@@ -139,19 +139,19 @@ class LiveOverview:
 
 
 def fitting(console: Console, picture: Picture, title: str) -> RenderableType:
-    """The live table, with as many runs as the terminal has lines for: rich would cut off what is below, the counts."""
+    """The live table, with as many runs as fit the terminal: rich would cut off the counts at the bottom."""
     shown = len(picture.rows)
     while shown > 1 and (over := len(console.render_lines(panel(picture, title, shown))) - console.height + 1) > 0:
-        shown -= max(1, min(over // 3, shown - 1))  # a name may take some lines
+        shown -= max(1, min(over // 3, shown - 1))  # a long name wraps over several lines
     return panel(picture, title, shown)
 
 
 def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
-    """The live table, with so many runs at most."""
+    """The live table, with at most this many runs."""
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(overflow="fold")  # names differ at their ends
     table.add_column(no_wrap=True, justify="right")
-    table.add_column(no_wrap=True, ratio=1, width=8)  # bars have what names leave, and at least that
+    table.add_column(no_wrap=True, ratio=1, width=8)  # bars get the width that names leave, but at least this
     for _ in range(2):
         table.add_column(no_wrap=True, justify="right")
     if picture.rows:

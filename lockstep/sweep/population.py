@@ -1,8 +1,8 @@
-"""Population-based training: members learn side by side, and after each generation the worst go on with what the best
-have learned, and with other settings (Jaderberg et al. 2017, arXiv:1711.09846).
+"""Population-based training: members learn side by side, and after each generation the worst continue with the weights
+of the best and with other settings (Jaderberg et al. 2017, arXiv:1711.09846).
 
-A member is a run in each generation, which begins with the weights and the optimizer of its predecessor's last
-checkpoint. So each can be verified and repeated by itself, and who succeeds whom follows from scores alone.
+A member is one run per generation. Each run begins with the weights and the optimizer state of its predecessor's last
+checkpoint, so it can be verified and repeated on its own. The succession depends on the scores alone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _STEP = 0.1
 _ANEW = 0.1
 """Probability that a setting is drawn anew instead of moved."""
 _OF_WEIGHTS = ("algorithm.optimizer.name", "algorithm.rnd.features")
-"""Settings of the algorithm with which other weights, or other moments of them, go."""
+"""Settings of the algorithm that would no longer match the weights or the optimizer's moments."""
 _DRAWS = 20
-"""Draws at most until settings do not contradict each other."""
+"""Maximum number of draws until settings do not contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +38,34 @@ class Population:
     """Runs that learn side by side and from each other, while the settings of their algorithm change."""
 
     run: Run
-    """What a member does in one generation: total_steps are those of a generation. From its seed follow who begins with
-    which settings and who succeeds whom; members' runs have the seeds from it on."""
+    """What a member does in one generation: total_steps is the length of one generation. Its seed decides the first
+    settings and the succession; the members' runs have the seeds that follow it."""
     space: Mapping[str, Between | OneOf]
     """What changes, by a setting's path, such as {"algorithm.learning_rate": Between(1e-5, 1e-3, log=True)}."""
     members: int = 8
-    """More find better settings, and tell them from luck more often; each costs a run a generation."""
+    """Number of members. More find better settings and tell them from luck more reliably; each costs a run per
+    generation."""
     generations: int = 10
-    """More let settings change more often, and weights that are worse be given up sooner."""
+    """Number of generations. More change settings more often, and give up worse weights sooner."""
     share: float = 0.25
-    """Share of the members that others succeed after each generation, and of those by which. Higher selects harder, and
-    leaves less variety."""
+    """Share of the members that are replaced after each generation, and of the members that replace them. A higher
+    share selects harder and keeps less variety."""
     objective: str = OBJECTIVE
-    """The metric (docs/metrics.md) to maximize: the last one of a member's run."""
+    """The metric (docs/metrics.md) to maximize: its last value in a member's run."""
     rivals: bool = False
-    """Let members play against all those of the generation before, besides whom env.opponents names (which is all that
-    the first generation has): self-play against several policies, which is harder to get stuck in than against one."""
+    """Let members play against all members of the previous generation, in addition to env.opponents, which are the only
+    opponents of the first generation. Self-play gets stuck less easily against several policies than against one."""
 
     later: ClassVar[frozenset[str]] = frozenset({"rivals"})
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """What all members' runs are like."""
+        """One run like those of all members."""
         return (self.run,)
 
     @property
     def steps(self) -> int:
-        """Samples that a member collects in a generation."""
+        """Samples that a member collects in one generation."""
         return self.run.experiment.total_steps
 
     def validate(self) -> None:
@@ -77,18 +78,18 @@ class Population:
                 "algorithm.learning_rate=log:1e-5..1e-3."
             )
         if not 0 < self.share <= 0.5:
-            raise SettingsError(f"A population's share={self.share} must lie above 0 and not above 0.5.")
+            raise SettingsError(f"A population's share={self.share} must be above 0 and at most 0.5.")
         check_objective(self.objective, self.runs)
         experiment = self.run.experiment
         if self.rivals and not agents_of(envs.resolve(experiment.env)):
             raise SettingsError(
-                f"--rivals lets members play against each other, but env.id={experiment.env.id} is none of "
-                "PettingZoo's environments, and has nobody to play against. Leave it out."
+                f"--rivals lets members play against each other, but env.id={experiment.env.id} is not a PettingZoo "
+                "environment and has no opponents. Leave it out."
             )
         if experiment.algorithm.replays:
             raise SettingsError(
-                f"{experiment.algorithm.name} learns from a memory, which would be empty at the beginning of each "
-                "generation. Populations are for algorithms that learn from fresh rollouts, such as PPO, IMPALA and "
+                f"{experiment.algorithm.name} learns from a replay memory, which would be empty at the start of each "
+                "generation. Populations work with algorithms that learn from fresh rollouts, such as PPO, IMPALA and "
                 "APPO; search without --population."
             )
         algorithm = experiment.algorithm
@@ -102,27 +103,29 @@ class Population:
         for name, space in self.space.items():
             if not name.startswith("algorithm.") or name in _OF_WEIGHTS:
                 raise SettingsError(
-                    f"The population cannot vary {name}: members go on with each other's weights and optimizer, and "
-                    "what these belong to has to stay. Vary settings of the algorithm, or search without --population."
+                    f"The population cannot vary {name}: members inherit each other's weights and optimizer state, so "
+                    "settings that these depend on must stay. Vary settings of the algorithm, or search without "
+                    "--population."
                 )
             check_space(name, space, setting(experiment, name))
             values = space.values if isinstance(space, OneOf) else (space.low, space.high)
             if name == "algorithm.rnd.coef" and 0 in values:
                 raise SettingsError(
-                    "The population cannot vary algorithm.rnd.coef to 0, where there are no networks of curiosity that "
-                    "a successor could go on with. Begin its range above 0."
+                    "The population cannot vary algorithm.rnd.coef to 0: a member without RND networks could not pass "
+                    "them on to a successor. Begin its range above 0."
                 )
 
     def begun(self) -> list[dict[str, Any]]:
-        """The settings with which the members begin."""
+        """The initial settings of the members."""
         return [self._drawn(self._random(1, member)) for member in range(self.members)]
 
     def succession(self, generation: int, scores: Sequence[float | None]) -> list[int]:
-        """Whom each member succeeds: itself, or one of the best if it is one of the worst or has no score.
+        """Which member each member succeeds: itself, or one of the best if it is one of the worst or has no score.
 
         Args:
-            generation: which begins.
-            scores: of the members in the last one; None for one that had none, as after it had diverged.
+            generation: the generation that begins.
+            scores: of the members in the previous generation; None for a member without one, for example after it
+            diverged.
         """
         known = {member: score for member, score in enumerate(scores) if score is not None and math.isfinite(score)}
         ranked = sorted(known, key=lambda member: (-known[member], member))
@@ -133,8 +136,8 @@ class Population:
         return [chosen[member] if member in worst else member for member in range(self.members)]
 
     def explored(self, generation: int, member: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with which a member goes on that succeeds another one, which had these: each number a step up or
-        down, and one in ten settings drawn anew. Something changes in any case."""
+        """The settings of a member that replaces another, given the settings of that other: each number moves a step up
+        or down, and one setting in ten is drawn anew. At least one setting changes."""
         random = self._random(generation, member, 1)
         for _ in range(_DRAWS):
             anew = self._drawn(random)
@@ -144,7 +147,7 @@ class Population:
             }
             if found != values and holds(self._with(found)):
                 return found
-        for name in self.space:  # of few listed values, draws may all have been the same
+        for name in self.space:  # with few listed values, every draw may have left them unchanged
             for value in self._others(name, values[name]):
                 if holds(self._with(found := {**values, name: value})):
                     return found
@@ -163,8 +166,8 @@ class Population:
         Args:
             generation, member: from 1, and from 0.
             values: its settings.
-            begin: what it begins with; None in the first generation.
-            rivals: further opponents, as EnvConfig.opponents has them.
+            begin: the weights that it starts from; None in the first generation.
+            rivals: further opponents, in the form of EnvConfig.opponents.
         """
         seed = self.run.experiment.seed + (generation - 1) * self.members + member
         experiment = self._with(values).replace(seed=seed)
@@ -179,7 +182,7 @@ class Population:
         return dataclasses.replace(run, label=f"{run.title}-g{generation:03}-m{member + 1:02}")
 
     def identity(self) -> Any:
-        """All that decides what the members do; not how many generations there are."""
+        """Everything that decides what the members do, except the number of generations."""
         space = to_json(dict(self.space))
         return self.run.experiment.identity(), space, self.members, self.share, self.objective, self.rivals
 
@@ -190,7 +193,7 @@ class Population:
         return np.random.default_rng(np.random.SeedSequence([self.run.experiment.seed % 2**64, *of]))
 
     def _drawn(self, random: np.random.Generator) -> dict[str, Any]:
-        """Settings from anywhere in the space."""
+        """Settings drawn from the whole space."""
         found: dict[str, Any] = {}
         for _ in range(_DRAWS):
             for name, space in self.space.items():
@@ -200,7 +203,7 @@ class Population:
                     found[name] = self._at(name, space, float(random.random()))
             if holds(self._with(found)):
                 return found
-        self._with(found).validate()  # which says what contradicts what
+        self._with(found).validate()  # names the contradiction
         return found
 
     def _moved(self, name: str, value: Any, random: np.random.Generator) -> Any:
@@ -212,17 +215,17 @@ class Population:
         low, high, now = (math.log(x) if space.log else x for x in (space.low, space.high, value))
         moved = self._at(name, space, (now - low) / (high - low) + up * _STEP)
         whole = is_whole(space, setting(self.run.experiment, name))
-        return value + up if whole and moved == value else moved  # of whole numbers a step may be less than one
+        return value + up if whole and moved == value else moved  # for whole numbers a step may be less than one
 
     def _others(self, name: str, value: Any) -> list[Any]:
-        """The values of a setting that lists them, from the one behind the given on."""
+        """The other values of a listed setting, starting behind the given one."""
         space = self.space[name]
         listed = list(space.values) if isinstance(space, OneOf) else []
         place = listed.index(value) if value in listed else -1
         return [*listed[place + 1 :], *listed[: max(0, place)]]
 
     def _at(self, name: str, space: Between, place: float) -> Any:
-        """The number at a place of its range, 0 to 1; that of its nearest end outside."""
+        """The number at a position of its range, 0 to 1; a position outside gives the nearest bound."""
         place = min(max(place, 0.0), 1.0)
         low, high = (math.log(x) if space.log else x for x in (space.low, space.high))
         value = low + place * (high - low)

@@ -1,4 +1,4 @@
-"""What adds runs to a queue as others end: a search trial by trial, a population generation by generation."""
+"""Searches and populations: both add runs to a queue as others end, trial by trial or generation by generation."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ ProposalsT = TypeVar("ProposalsT", bound="Proposals[Any]")
 class Proposals(ABC, Generic[AskedT]):
     """A search, or a population, in the folder of a sweep.
 
-    KEY.json says what it is, PARTS/NUMBER.json what each of its trials, or generations, runs, and outcomes/, as of any
-    run, how its runs ended. What comes next follows from these: so whatever ends this process, the next one goes on as
-    it would have.
+    KEY.json holds its settings, PARTS/NUMBER.json the runs of each trial or generation, and outcomes/, as for any run,
+    how they ended. The next part follows from these files alone, so a sweep that was killed continues as if nothing had
+    happened.
     """
 
     key: ClassVar[str]
-    """What it is called: its file, and its place among what the command line prints for programs."""
+    """Its name: that of its file, and its key in the JSON that the command line prints."""
     parts: ClassVar[str]
-    """What it adds, one at a time: their folder, and the setting that says how many."""
+    """The name of what it adds, one at a time: that of their folder, and of the setting that limits their number."""
 
     def __init__(self, queue: Queue, search: AskedT, directory: str, command: list[str]) -> None:
         """
         Args:
-            directory: where it was started. Paths of users' files are relative to it.
+            directory: where it was started; users' files are relative to it.
             command: the command that started it.
         """
         search.validate()
@@ -47,18 +47,18 @@ class Proposals(ABC, Generic[AskedT]):
 
     @classmethod
     def make(cls: type[ProposalsT], queue: Queue, search: Any) -> ProposalsT:
-        """One that begins in a folder, or goes on there.
+        """Begin one in a folder, or continue the one that the folder holds.
 
         Raises:
-            SettingsError: the folder holds another one.
+            SettingsError: the folder holds a different one.
         """
         before = cls.open(queue)
         if before is None:
             return cls(queue, search, os.getcwd(), list(sys.argv))
         if before.search.identity() != search.identity():
             raise SettingsError(
-                f"{queue.folder} holds another {cls.key}: its {cls.parts} would say nothing of this one. Choose "
-                f"another folder, or go on with that one, for more {cls.parts} if wanted: {queue.command} "
+                f"{queue.folder} holds another {cls.key}, whose {cls.parts} say nothing about this one. Choose "
+                f"another folder, or continue that one, with more {cls.parts} if you like: {queue.command} "
                 f"--{cls.parts} N"
             )
         return cls(queue, search, before._directory, before._command)
@@ -74,7 +74,7 @@ class Proposals(ABC, Generic[AskedT]):
         return cls(queue, from_json(kept[cls.key]), kept["directory"], kept["command"])
 
     def begin(self) -> None:
-        """Keep what it is, and queue what a kill kept from being queued."""
+        """Write its settings, and queue runs that a kill kept from being queued."""
         kept = {"directory": self._directory, "command": self._command, self.key: to_json(self.search)}
         write_json(self._queue.folder / f"{self.key}.json", kept)
         self._folder.mkdir(exist_ok=True)
@@ -82,38 +82,38 @@ class Proposals(ABC, Generic[AskedT]):
 
     @property
     def needs(self) -> Needs:
-        """What each run occupies."""
+        """What each of its runs occupies."""
         run = self.search.runs[0]
         return needs(Layout.parse(run.layout), run.experiment.torch_threads, run.memory)
 
     @property
     @abstractmethod
     def complete(self) -> bool:
-        """Whether nothing further is wanted, or can be."""
+        """Whether no further part is wanted or possible."""
 
     @abstractmethod
     def next(self) -> list[Entry]:
-        """Begin another part; its runs, none while it has to wait for others."""
+        """Begin another part and return its runs; none while it has to wait for others."""
 
     @abstractmethod
     def all(self) -> Sequence[Any]:
-        """What became of each so far."""
+        """The result of each part so far."""
 
     @abstractmethod
     def best(self) -> Any:
-        """The best that came to its end, None if none did."""
+        """The best part that ran to its end, None if there is none."""
 
     @abstractmethod
     def summary(self) -> str:
-        """How far it is."""
+        """The progress so far, in one line."""
 
     @abstractmethod
     def document(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """The whole of it as JSON, for programs."""
 
     @abstractmethod
     def _requeue(self) -> None:
-        """Queue what has begun, and was not queued."""
+        """Queue runs of parts that have begun, if they were not queued."""
 
     @property
     def _folder(self) -> Path:
@@ -121,5 +121,5 @@ class Proposals(ABC, Generic[AskedT]):
 
     @property
     def _count(self) -> int:
-        """Parts that have begun."""
+        """Number of parts that have begun."""
         return len(list(self._folder.glob("*.json")))

@@ -1,4 +1,4 @@
-"""The state of a sweep: a folder with one file for each run, written whole or not at all. There is no other record."""
+"""The state of a sweep: a folder with one file for each run, each written atomically. There is no other record."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from lockstep.run.files import locked, locked_within, sync, write_whole, writing
 Kept = TypeVar("Kept", "Entry", "Outcome")
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 SEARCH = "search"
-"""The name of a whole search where runs are listed by name, as among Slurm's jobs."""
+"""The name of a whole search in lists of runs, such as Slurm's jobs."""
 _DYING = 20.0
-"""Seconds that a run's process, whose sweep was killed, may take to be gone."""
+"""Seconds that a run's process may take to exit after its sweep was killed."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one run is to do."""
+    """A run in the queue."""
 
     name: str
     order: int
-    """Its place in the queue."""
+    """Its position in the queue."""
     identity: str
     """The experiment's identity. A sweep holds each experiment once."""
     experiment: dict[str, Any]
@@ -46,7 +46,7 @@ class Entry:
     command: list[str] = field(default_factory=list)
     """The command that added the run to the sweep. The run records it."""
     memory: int = 0
-    """Bytes that its replay takes once it is full."""
+    """Bytes that its replay memory takes when it is full."""
 
     @property
     def env(self) -> str:
@@ -54,17 +54,17 @@ class Entry:
 
     @cached_property
     def env_settings(self) -> dict[str, Any]:
-        """What its scores are scores of."""
+        """The settings that make scores comparable."""
         return {name: value for name, value in self.experiment["env"].items() if name != "num_envs"}
 
     @property
     def samples(self) -> int:
-        """Agent samples that it is to collect."""
+        """Agent samples that it will collect."""
         return self.experiment["total_steps"]
 
 
 class Queued(Protocol):
-    """What can be added to a queue: lockstep.sweep.Run, whose module needs torch."""
+    """What can be added to a queue: a lockstep.sweep.Run. That module needs torch."""
 
     @property
     def experiment(self) -> Any: ...
@@ -95,9 +95,9 @@ class Outcome:
 class Queue:
     """The folder of a sweep.
 
-    queue/NAME.json says what a run is to do, outcomes/NAME.json how it ended; runs/NAME is the run's own folder and
-    logs/NAME.txt what it printed. Whoever runs NAME holds a lock on its log, which goes with the process: so what is
-    running is known without a word from anybody.
+    queue/NAME.json describes a run, and outcomes/NAME.json how it ended. runs/NAME is the run's folder, and
+    logs/NAME.txt holds its output. The process that runs NAME holds a lock on its log. The lock disappears with the
+    process, so it tells reliably which runs are running.
     """
 
     folder: Path
@@ -107,35 +107,37 @@ class Queue:
         """The sweep in an existing folder.
 
         Raises:
-            SettingsError: there is none.
+            SettingsError: the folder holds no sweep.
         """
         queue = Queue(folder.resolve())
         queue._make_whole()
         if not queue.exists():
             what = "holds no sweep" if folder.is_dir() else "does not exist"
             raise SettingsError(
-                f"{folder} {what}. To begin one, say after its folder what to run, as in: lockstep sweep "
+                f"{folder} {what}. To begin a sweep, name what to run after its folder, as in: lockstep sweep "
                 "runs/cartpole ppo-cartpole --seed 1..5"
             )
         return queue
 
     @staticmethod
     def make(folder: Path) -> Queue:
-        """The sweep in a folder, which is made if there is none.
+        """The sweep in a folder, which is created if it does not exist.
 
         Raises:
             SettingsError: the folder holds something else.
         """
         queue = Queue(folder.resolve())
         if folder.exists() and not queue.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SettingsError(f"{folder} exists and is not the folder of a sweep. Choose another, or a new one.")
+            raise SettingsError(
+                f"{folder} exists and is not the folder of a sweep. Choose another folder or a new one."
+            )
         with writing(folder):
             queue._queue.mkdir(parents=True, exist_ok=True)
         queue._make_whole()
         return queue
 
     def _make_whole(self) -> None:
-        """Make its other folders, which copies may lack while they are empty."""
+        """Create its subfolders, which a copy may lack if they were empty."""
         if self.exists():
             with writing(self.folder):
                 for part in (self._outcomes, self._logs, self.folder / "runs"):
@@ -143,7 +145,7 @@ class Queue:
 
     @property
     def command(self) -> str:
-        """The one that goes on with it."""
+        """The command that continues it."""
         return f"lockstep sweep {shlex.quote(str(self.folder))}"
 
     def exists(self) -> bool:
@@ -151,10 +153,10 @@ class Queue:
 
     @contextlib.contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
-        """Keep other sweeps from this folder. The lock goes with the process.
+        """Keep other sweeps out of this folder. The lock disappears with the process.
 
         Raises:
-            SettingsError: another process holds it, and goes on to for `patience` seconds.
+            SettingsError: another process still holds the lock after `patience` seconds.
         """
         with writing(self.folder):
             opened = open(self.folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -168,18 +170,18 @@ class Queue:
 
     @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
-        """Hold the lock of a run; False, after some seconds, if another process does."""
+        """Hold the lock of a run; False if another process still holds it after some seconds."""
         with open(self.log(name), "a", encoding="utf-8") as file, _locked(file, _DYING) as mine:
             yield mine
 
     def add(self, runs: Sequence[Queued], directory: str | None = None, command: Sequence[str] | None = None) -> None:
-        """Queue those runs whose experiments are new here, and give the others, as long as they have not ended, the
-        layout and options that are given now.
+        """Queue the runs whose experiments are new. Runs that are already here and have not ended get the given layout
+        and options.
 
         Args:
             runs: what to run.
-            directory: where users' files lie; None for the current one.
-            command: what the runs record as theirs; None for that of this process.
+            directory: the folder that users' files are relative to; None for the current one.
+            command: the command that the runs record; None for that of this process.
         """
         before = {entry.name: entry for entry in self.entries()}
         for entry in self.with_runs(runs, directory, command):
@@ -193,7 +195,7 @@ class Queue:
         command: Sequence[str] | None = None,
         again: Collection[State] = (),
     ) -> list[Entry]:
-        """What would be queued if these runs were added, and those that have ended so were to wait again."""
+        """The entries that adding these runs would queue, if runs that ended in the given states waited again."""
         known = {entry.identity: entry for entry in self.entries()}
         for run in runs:
             identities = run.experiment.identities()
@@ -227,31 +229,32 @@ class Queue:
         return _read(Entry, self._queue / f"{name}.json")
 
     def outcome(self, name: str) -> Outcome | None:
-        """How a run ended; None if it has not."""
+        """How a run ended; None if it has not ended."""
         path = self._outcomes / f"{name}.json"
         return _read(Outcome, path) if path.exists() else None
 
     def end(self, name: str, outcome: Outcome) -> None:
-        """Note how a run ended, for good."""
+        """Record how a run ended."""
         write_json(self._outcomes / f"{name}.json", dataclasses.asdict(outcome))
 
     def retry(self, state: Literal["failed", "stopped"]) -> int:
-        """Have the runs that have ended so wait again, to go on from their checkpoints; how many."""
+        """Make the runs that ended in this state wait again, to continue from their checkpoints. Returns their
+        number."""
         ended = [entry.name for entry in self.entries() if self.state(entry.name) == state]
         for name in ended:
             (self._outcomes / f"{name}.json").unlink()
         return len(ended)
 
     def drop(self, pattern: str) -> list[str]:
-        """Take the runs that wait or have failed, and have such a name, out of the queue; their folders stay.
+        """Remove waiting and failed runs that match a pattern from the queue; their folders stay.
 
         Raises:
-            SettingsError: there is none.
+            SettingsError: no such run matches.
         """
         named = [entry.name for entry in self.entries() if fnmatchcase(entry.name, pattern)]
         dropped = [name for name in named if self.state(name) in ("waiting", "failed")]
         if not dropped:
-            what = f"of {len(named)} runs with such a name none waits" if named else "no run has such a name"
+            what = f"{len(named)} runs have such a name, but none waits" if named else "no run has such a name"
             raise SettingsError(f"--drop {pattern}: {what}. Names: {self.command} --status")
         for name in dropped:
             (self._outcomes / f"{name}.json").unlink(missing_ok=True)
@@ -259,37 +262,37 @@ class Queue:
         return dropped
 
     def state(self, name: str) -> State:
-        """What has become of a run."""
+        """The state of a run."""
         outcome = self.outcome(name)
         if outcome is not None:
             return outcome.state
-        for lock in (self.log(name), self.run(name) / ".lock"):  # the latter of one who resumed it by hand
+        for lock in (self.log(name), self.run(name) / ".lock"):  # the second is locked by a run resumed by hand
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(lock, "rb") as file:
                 if _is_locked(file):
                     return "running"
         return "waiting"
 
     def run(self, name: str) -> Path:
-        """A run's own folder."""
+        """A run's folder."""
         return self.folder / "runs" / name
 
     def metrics(self, name: str) -> Path:
-        """What a run measures."""
+        """The file of a run's metrics."""
         return self.run(name) / "metrics.jsonl"
 
     def log(self, name: str) -> Path:
-        """What a run prints."""
+        """The file of a run's output."""
         return self._logs / f"{name}.txt"
 
     def begun(self, name: str) -> bool:
-        """Whether a run's folder is completely made. As lockstep.run.folder.is_run, without importing torch."""
+        """Whether a run's folder is complete. Like lockstep.run.folder.is_run, but without importing torch."""
         return (self.run(name) / "experiment.json").is_file()
 
     def discard_unfinished_folder(self, name: str) -> None:
-        """Remove a run's folder that its process did not finish making.
+        """Remove a run's folder if its process was killed while making it.
 
         Raises:
-            SettingsError: there are checkpoints in it, so that it was finished once.
+            SettingsError: it contains checkpoints, so it was complete once.
         """
         folder = self.run(name)
         if self.begun(name):
@@ -297,7 +300,7 @@ class Queue:
         if any(folder.glob("checkpoints/*")):
             raise SettingsError(
                 f"{folder} has checkpoints, but no experiment.json: it is damaged. Restore that file from a copy, or "
-                "remove the folder to train the run anew."
+                "remove the folder to train the run again."
             )
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -315,13 +318,13 @@ class Queue:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a whole file or nothing, whatever ends this process or the machine meanwhile."""
+    """Write a file atomically, even if this process or the machine dies meanwhile."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
     sync(path.parent)
 
 
 def read_json(path: Path) -> Any:
-    """What write_json wrote."""
+    """Read a file of write_json."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -329,7 +332,7 @@ def read_json(path: Path) -> Any:
 
 
 def _read(cls: type[Kept], path: Path) -> Kept:
-    """An entry or an outcome; what other versions add to it is left out."""
+    """An entry or an outcome. Fields that other versions add are ignored."""
     found = read_json(path)
     fields = dataclasses.fields(cls)
     try:
@@ -350,7 +353,7 @@ def _locked(file: IO[Any], seconds: float) -> Iterator[bool]:
     with contextlib.ExitStack() as held:
         try:
             mine = held.enter_context(locked(file, seconds))
-        except OSError:  # a file system without locks, where nobody can know
+        except OSError:  # a file system without locks: nobody can know
             mine = True
         yield mine
 

@@ -1,4 +1,5 @@
-"""The sweep at work: starts a process for each run where there is room, watches them, and ends with them."""
+"""Runs a sweep: starts a process for each run when there is room, watches the processes, and stops them when it
+stops."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from lockstep.sweep.stopping import Curve, StopRule
 from lockstep.system import children
 
 _POLL = 0.1
-"""Seconds between looks for processes that have ended."""
+"""Seconds between checks for processes that have ended."""
 _LOOK = 1.0
-"""Seconds between looks at the runs' metrics."""
+"""Seconds between reads of the runs' metrics."""
 _LAST_LINES = 20
-"""Lines of its output to show when a run died without a message."""
+"""Lines of output to show for a run that died without a message."""
 _LOSSES = 3
 """How often a run may lose its machine before it counts as failed."""
 
@@ -35,7 +36,7 @@ def needs_of(entry: Entry) -> Needs:
 
 
 class Search(Protocol):
-    """What adds runs as others end: lockstep.sweep.proposals.Proposals, whose module needs torch."""
+    """An object that adds runs as others end: lockstep.sweep.proposals.Proposals. That module needs torch."""
 
     @property
     def needs(self) -> Needs:
@@ -59,22 +60,22 @@ class _Running:
     process: Process
     curve: Curve
     begin: float
-    """Samples when it was started."""
+    """Samples that the run had when it was started."""
     objection: str = ""
-    """Why it was told to stop early."""
+    """Why it was asked to stop early."""
     told: bool = False
-    """Whether it was told to stop."""
+    """Whether it was asked to stop."""
 
     def tell(self) -> None:
-        """Ask for a checkpoint and an end."""
+        """Ask the run to write a checkpoint and stop."""
         if not self.told:
             self.told = True
             self.process.terminate()
 
 
 class Runner:
-    """Runs what waits in a queue, and then what a search or a population adds, as much at a time as the place holds, in
-    this order."""
+    """Runs the waiting entries of a queue, then those that a search or a population adds, in this order, and as many at
+    a time as the place has room for."""
 
     def __init__(self, queue: Queue, place: Place, options: SweepOptions, search: Search | None = None) -> None:
         self._queue, self._place, self._search = queue, place, search
@@ -87,23 +88,23 @@ class Runner:
         self._waiting: deque[Entry] = deque()
         self._running: list[_Running] = []
         self._elsewhere: list[Entry] = []
-        """Those that other processes run."""
+        """Runs of other processes."""
         self._losses: Counter[str] = Counter()
         self._admit(queue.entries())
         if search is not None and not search.complete:
-            place.check(search.needs)  # else it would wait for room for ever
+            place.check(search.needs)  # otherwise it would wait forever for room
         self._asked = 0
         """How often the user asked to stop."""
         self._requests = children.Requests()
         self._stopping: int | None = None
-        """How often the user had asked when the runs were told to stop."""
+        """How often the user had asked when the runs were last asked to stop."""
         self._trouble: Exception | None = None
-        """Why the sweep cannot go on."""
+        """Why the sweep cannot continue."""
         self._crowded = False
-        """Whether something would have started if it had had room."""
+        """Whether something could have started if there had been room."""
         self._idle = False
         self._barred = False
-        """Whether what comes next waits for a run that was interrupted."""
+        """Whether the next part waits for a run that was interrupted."""
         self._began = self._looked = time.monotonic()
         self._overview = make_overview(options.overview, self._picture, f"sweep {queue.folder.name}")
 
@@ -122,17 +123,18 @@ class Runner:
                 self._curves[entry.name].read()
 
     def run(self) -> bool:
-        """Run until nothing waits, or the user wants no more; whether all runs have ended, and none has failed.
+        """Run until nothing waits or the user stops it. Returns whether every run has ended and none has failed.
 
         Raises:
-            SettingsError: it cannot go on, as on a full disk; whatever ran has been told to checkpoint, and has ended.
+            SettingsError: the sweep cannot continue, for example on a full disk. Running runs have written checkpoints
+            and ended.
         """
         try:
             with children.handling_stops(self._count):
                 while self._running or not (self._trouble or self._asked or (self._searched and not self._waiting)):
                     try:
                         self._step()
-                    except Exception as error:  # whatever it is, runs are to end with checkpoints
+                    except Exception as error:  # whatever it is, runs must end with checkpoints
                         self._trouble = self._trouble or error
                     if self._asked or self._trouble:
                         self._stop()
@@ -141,8 +143,8 @@ class Runner:
             if self._trouble:
                 why = str(self._trouble).rstrip(".")
                 raise SettingsError(
-                    f"The sweep in {self._queue.folder} cannot go on: {why}. No run was lost. To go on, once it can: "
-                    f"{self._queue.command}"
+                    f"The sweep in {self._queue.folder} cannot continue: {why}. No run was lost. To continue once "
+                    f"this is solved: {self._queue.command}"
                 ) from self._trouble
         finally:
             for running in self._running:
@@ -161,11 +163,11 @@ class Runner:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user ended it."""
+        """Whether the user stopped it."""
         return bool(self._asked)
 
     def summary(self) -> str:
-        """How many runs are in which state."""
+        """The number of runs in each state."""
         return self._picture().summary()
 
     def _count(self, number: int) -> None:
@@ -182,7 +184,7 @@ class Runner:
             share = self._place.take(needs_of(self._waiting[0]))
             if share is None:
                 self._crowded = True
-                return  # what waits behind might fit, but would keep the first waiting
+                return  # a later run might fit, but would keep the first one waiting
             entry = self._waiting[0]
             curve = self._curves.get(entry.name) or self._curve(entry)
             curve.read()
@@ -194,15 +196,16 @@ class Runner:
             self._overview.message(f"{'continue' if begun else 'start'} {entry.name} on {share}")
 
     def _note_idleness(self) -> None:
-        """Say that nothing runs since nothing has room, as in a cluster whose nodes are still to come."""
+        """Report that nothing runs because there is no room, for example in a cluster whose nodes are still
+        starting."""
         idle = self._crowded and not self._running and not self._asked
         if idle and not self._idle:
             self._overview.message("waiting: there is no room for a run yet (Ctrl-C ends the sweep)")
         self._idle = idle
 
     def _propose(self) -> bool:
-        """Have the search begin a trial, or the population a generation, once there is room for it, and not before: it
-        learns from those that end."""
+        """Let the search begin a trial, or the population a generation, as soon as there is room and not before: it
+        learns from the runs that have ended."""
         if self._search is None or self._searched:
             return False
         if not self._place.has_room(self._search.needs):
@@ -215,15 +218,15 @@ class Runner:
 
     @property
     def _searched(self) -> bool:
-        """Whether no search adds anything any more."""
+        """Whether no search will add runs any more."""
         return self._search is None or self._barred or self._search.complete
 
     def _curve(self, entry: Entry) -> Curve:
-        """What a run has reached; its scores on the way matter only to a rule."""
+        """A run's progress; its scores along the way matter only to a stopping rule."""
         return Curve(self._queue.metrics(entry.name), self._rule.samples if self._rule else 0)
 
     def _collect(self) -> None:
-        """Take notice of processes that have ended."""
+        """Handle processes that have ended."""
         for running in [running for running in self._running if running.process.poll() is not None]:
             self._running.remove(running)
             running.curve.read()
@@ -232,7 +235,8 @@ class Runner:
             outcome = self._queue.outcome(name)
             lost = code == child.LOST and not running.told
             self._losses[name] += lost
-            # Signals reach it by themselves when a machine shuts down, even before it could learn what they mean.
+            # When a machine shuts down, signals reach the process directly, perhaps before it has installed its
+            # handlers.
             resumable = code in (*child.STOPPED, child.ELSEWHERE) or (running.told and code < 0)
             resumable |= code == child.FULL or (code == child.LOST and self._losses[name] <= _LOSSES)
             if outcome is None and not resumable:
@@ -244,13 +248,13 @@ class Runner:
                 self._queue.end(name, outcome)
             self._states[name] = outcome.state if outcome else "waiting"
             if code == child.FULL:
-                raise SettingsError(f"there is no space left for {name} (log: {self._queue.log(name)}).")
+                raise SettingsError(f"the disk is full for {name} (log: {self._queue.log(name)}).")
             if outcome is None and lost:
                 self._waiting.appendleft(running.entry)
-                self._overview.message(f"lost {name} with its machine: it goes on elsewhere", "yellow")
+                self._overview.message(f"lost {name} with its machine: it continues elsewhere", "yellow")
             elif outcome is None and held:
                 self._elsewhere.append(running.entry)
-                self._overview.message(f"{name} is run by another process: left to it")
+                self._overview.message(f"{name} is already run by another process")
             elif outcome is None:
                 self._overview.message(f"interrupted {name}")
             else:
@@ -264,7 +268,7 @@ class Runner:
         elif outcome.state == "stopped":
             self._overview.message(f"stopped {name} early: {outcome.reason}", "yellow")
         else:
-            from lockstep.run.folder import RunFolder  # brings in torch, which this program's help does without
+            from lockstep.run.folder import RunFolder  # imports torch, which the command line's help avoids
 
             lost = RunFolder(self._queue.run(name)).diverged()
             verdict = f", but diverged ({', '.join(lost)} ended as NaN or infinity)" if lost else ""
@@ -278,13 +282,13 @@ class Runner:
         if code < 0:
             hint = ""
             if code == -signal.SIGKILL:
-                hint = ": the system may have run out of memory, see dmesg; --slots N lets fewer run at once"
+                hint = ": the system may have run out of memory, see dmesg; --slots N runs fewer at once"
             how = f"was ended by {signal.Signals(-code).name}{hint}"
         lines = self._queue.log(name).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"The run's process {how}. It had printed last:", *lines])
 
     def _look(self) -> None:
-        """Read what the runs have reached, show it, and stop what is hopeless."""
+        """Read the runs' progress, show it, and stop hopeless runs."""
         if time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
@@ -297,7 +301,7 @@ class Runner:
             self._elsewhere.remove(entry)
             outcome = self._queue.outcome(entry.name)
             if outcome is None:
-                self._waiting.append(entry)  # whoever ran it is gone
+                self._waiting.append(entry)  # the process that ran it is gone
             else:
                 self._states[entry.name] = outcome.state
         if self._rule is not None:
@@ -309,7 +313,7 @@ class Runner:
             marks = running.curve.marks
             score = marks[-1] if marks else None
             if running.told or score is None or running.curve.samples <= running.begin:
-                continue  # until it has moved, another process may train it, and this one wait for it
+                continue  # until it progresses, another process may train it while this one waits
             entry = running.entry
             comparable = [e for e in self._entries if e.env_settings == entry.env_settings and e.name != entry.name]
             others = [self._curves[each.name].marks for each in comparable]
@@ -320,9 +324,9 @@ class Runner:
                 running.tell()
 
     def _stop(self) -> None:
-        """An end with checkpoints; if the user asks once more, an end."""
+        """Ask the runs for checkpoints; end them at once if the user asks again."""
         if self._stopping is None:
-            self._stopping = min(self._asked, 1)  # even if more came at once: first, all are told
+            self._stopping = min(self._asked, 1)  # even if several signals came at once, ask all runs first
             for running in self._running:
                 running.tell()
             if self._running:

@@ -1,4 +1,4 @@
-"""A search for settings: what is tried, with which runs, and what makes a trial good."""
+"""A search for settings: which values it tries, with which runs, and how it judges a trial."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lockstep.run.files import read_objects
 from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20
-HOW_TO_SEARCH = "Write LOW..HIGH, log:LOW..HIGH, or the values themselves with commas between."
+HOW_TO_SEARCH = "Write LOW..HIGH, log:LOW..HIGH, or values separated by commas."
 _DIGITS = 4
-"""Digits of a number that is tried. More would make no visible difference."""
+"""Significant digits of the numbers that are tried. More would make no visible difference."""
 
 
 @dataclass(frozen=True)
 class Between:
-    """Any number from low to high; a whole one if both are whole and the setting is."""
+    """Any number from low to high; only whole numbers if both bounds and the setting are whole."""
 
     low: float
     high: float
@@ -33,14 +33,14 @@ class Between:
     """Whether every order of magnitude is tried equally often."""
 
     def __str__(self) -> str:
-        """In the form that --search takes."""
+        """The form that --search takes."""
         return f"{'log:' if self.log else ''}{self.low}..{self.high}".replace("e-0", "e-")
 
     def near(self, value: float) -> float:
-        """The number with few digits that a value stands for."""
+        """The value rounded to few digits."""
         if isinstance(value, int):
             return value
-        # Of discounts and the like, what counts is how far they are from 1.
+        # For discounts and the like, the distance from 1 matters.
         short = round(1 - float(f"{1 - value:.{_DIGITS}g}"), 15) if 0.9 < value < 1 else float(f"{value:.{_DIGITS}g}")
         return min(max(short, self.low), self.high)
 
@@ -52,12 +52,12 @@ class OneOf:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        # As files of a sweep give them back: lists as tuples, each value once.
+        # As the sweep's files return them: lists as tuples, each value once.
         values = list(from_json(to_json(plain(self.values))))
         object.__setattr__(self, "values", tuple(x for n, x in enumerate(values) if x not in values[:n]))
 
     def __str__(self) -> str:
-        """In the form that --search takes."""
+        """The form that --search takes."""
         return ",".join(" ".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in self.values)
 
 
@@ -66,14 +66,14 @@ class Search:
     """Runs whose settings are searched for, trial by trial."""
 
     runs: Sequence[Run]
-    """What every trial runs: experiments that differ in nothing but their seeds. More seeds tell good settings from
-    lucky ones, and each costs a run a trial."""
+    """The runs of every trial: experiments that differ only in their seeds. More seeds tell good settings from lucky
+    ones; each costs a run per trial."""
     space: Mapping[str, Between | OneOf]
-    """What is tried, by a setting's path, such as {"algorithm.learning_rate": Between(1e-5, 1e-3, log=True)}."""
+    """The values to try, by a setting's path, such as {"algorithm.learning_rate": Between(1e-5, 1e-3, log=True)}."""
     trials: int = TRIALS
-    """More find better settings. The first ten are drawn blindly."""
+    """Number of trials. More find better settings. The first ten are drawn at random."""
     objective: str = OBJECTIVE
-    """The metric (docs/metrics.md) to maximize: a trial's value is the mean, over its runs, of the last one of each."""
+    """The metric (docs/metrics.md) to maximize. A trial's value is the mean of the last values of its runs."""
     seed: int = 0
     """Seed of the draws. Another seed tries other settings."""
 
@@ -89,14 +89,14 @@ class Search:
         first = self.runs[0].experiment
         for name, space in self.space.items():
             check_space(name, space, setting(first, name))
-            if len(self.space) == 1:  # of several, only combinations tell
+            if len(self.space) == 1:  # with several settings, only combinations can be checked
                 for value in _sure_to_be_tried(space, setting(first, name)):
                     replaced(first, name, value).validate()
         if any(run.experiment.replace(seed=first.seed) != first for run in self.runs):
             raise SettingsError(
-                "The runs of a search may differ in their seeds alone: scores of other tasks or settings do not add up "
-                "to the value of a trial. Give each flag but --seed one value, and search the others: "
-                "--search algorithm.epochs=2,4,8."
+                "The runs of a search may only differ in their seeds: the scores of different tasks or settings "
+                "cannot be averaged into the value of a trial. Give each flag but --seed one value, and search the "
+                "others: --search algorithm.epochs=2,4,8."
             )
 
     def trial(self, number: int, values: Mapping[str, Any]) -> list[Run]:
@@ -108,22 +108,22 @@ class Search:
         return runs
 
     def identity(self) -> Any:
-        """All that decides what a trial tries, and how it is judged; not how many trials there are."""
+        """Everything that decides which values are tried and how they are judged, except the number of trials."""
         experiments = [run.experiment.identity() for run in self.runs]
         return experiments, to_json(dict(self.space)), self.objective, self.seed
 
 
 def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experiment]]) -> Between | OneOf:
-    """Read LOW..HIGH, log:LOW..HIGH, or values with commas between.
+    """Read LOW..HIGH, log:LOW..HIGH, or values separated by commas.
 
     Args:
         name: path of the setting that is searched.
-        alternatives: the experiments with each of the values, read as if they were given by the setting's own flag.
+        alternatives: returns the experiments with each of the values, read as if the setting's own flag gave them.
 
     Raises:
-        SettingsError: it is none of them.
+        SettingsError: it has none of these forms.
     """
-    found = re.fullmatch(r"(log:)?([^\s,/]+?)\.\.([^\s,/]+)", text)  # paths have dots, too
+    found = re.fullmatch(r"(log:)?([^\s,/]+?)\.\.([^\s,/]+)", text)  # paths contain dots, too
     if found is None:
         values: list[Any] = []
         for experiment in alternatives():
@@ -133,7 +133,7 @@ def space_of(name: str, text: str, alternatives: Callable[[], Sequence[Experimen
     try:
         return Between(_number(found[2]), _number(found[3]), found[1] is not None)
     except ValueError:
-        raise SettingsError(f"--search {name}={text} is no range of numbers. {HOW_TO_SEARCH}") from None
+        raise SettingsError(f"--search {name}={text} is not a range of numbers. {HOW_TO_SEARCH}") from None
 
 
 def measured(metrics: Path) -> list[dict[str, Any]]:
@@ -142,8 +142,8 @@ def measured(metrics: Path) -> list[dict[str, Any]]:
 
 
 def reached(lines: Sequence[Mapping[str, Any]], objective: str) -> tuple[float | None, int]:
-    """The last value of a metric that was measured, None if there is none or the run had diverged by its end, and the
-    samples so far."""
+    """The last value of a metric, and the samples so far. The value is None if the metric was never measured or the run
+    diverged."""
     value, samples = None, 0
     for known in lines:
         value, samples = known.get(objective, value), known.get("samples", samples)
@@ -153,7 +153,7 @@ def reached(lines: Sequence[Mapping[str, Any]], objective: str) -> tuple[float |
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """None if one of them is unknown, or no number."""
+    """The mean; None if a value is unknown or not a number."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(known) if len(known) == len(values) else None
 
@@ -166,13 +166,13 @@ def _number(text: str) -> float:
 
 
 def is_whole(space: Between, value: Any) -> bool:
-    """Whether only whole numbers of a range are tried, for a setting whose value is known."""
+    """Whether only the whole numbers of a range are tried, given a value of the setting."""
     return isinstance(space.low, int) and isinstance(space.high, int) and isinstance(value, int)
 
 
 def _sure_to_be_tried(space: Between | OneOf, value: Any) -> Sequence[Any]:
-    """Values that have to fit. Of whole numbers those between the ends may, where others divide by them; the ends of
-    other ranges are hardly ever tried."""
+    """Values that must be valid for the search to work. Whole numbers inside a range may be invalid, for example if
+    they must divide another setting; the ends of other ranges are hardly ever tried."""
     if isinstance(space, OneOf):
         return space.values
     inside = 1e-6 * (space.high - space.low)
@@ -180,11 +180,11 @@ def _sure_to_be_tried(space: Between | OneOf, value: Any) -> Sequence[Any]:
 
 
 def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | OneOf]) -> None:
-    """Raise SettingsError if the parts of a search, or of a population, are something else."""
+    """Raise SettingsError if the parts of a search or a population have wrong types."""
     if not isinstance(runs, Sequence) or not isinstance(space, Mapping):
         raise SettingsError(
-            f"{what} has runs={runs!r} and space={space!r}: runs is a list of lockstep.sweep.Run, and space maps "
-            "settings to what is tried, as in [Run(experiment)] and {'algorithm.epochs': OneOf((2, 4))}."
+            f"{what} has runs={runs!r} and space={space!r}: runs must be a list of lockstep.sweep.Run, and space must "
+            f"map settings to the values to try, as in [Run(experiment)] and {{'algorithm.epochs': OneOf((2, 4))}}."
         )
     for each, kind in (*((run, Run) for run in runs), *((each, (Between, OneOf)) for each in space.values())):
         if not isinstance(each, kind):
@@ -195,27 +195,27 @@ def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | On
 
 
 def check_objective(objective: str, runs: Sequence[Run]) -> None:
-    """Raise SettingsError if runs will never measure what they are to be judged by."""
+    """Raise SettingsError if the runs will never measure the objective."""
     if objective.startswith("eval/") and not all(run.options.eval_every for run in runs):
         raise SettingsError(
-            f"--objective {objective} is measured by evaluations during training, which these runs do not have: add "
+            f"--objective {objective} needs evaluations during training, which these runs do not have: add "
             "--eval-every N, in iterations."
         )
 
 
 def check_space(name: str, space: Between | OneOf, value: Any) -> None:
-    """Raise SettingsError if a setting, whose value is known, cannot be searched so."""
+    """Raise SettingsError if a setting cannot be searched over this space, given a value of the setting."""
     if isinstance(space, OneOf):
         wrong = "" if space.values else "holds no value"
     elif isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
-        wrong = f"is a range of numbers, but the setting is {value!r}: list the values, with commas between"
+        wrong = f"is a range of numbers, but the setting is {value!r}: list the values, separated by commas"
     elif isinstance(value, int) and not is_whole(space, value):
         wrong = "is a range of fractions, but the setting is a whole number: give whole bounds"
     elif not -math.inf < space.low < space.high < math.inf or (space.log and space.low <= 0):
-        wrong = "must begin below its end, above 0 if it is logarithmic, and be finite"
+        wrong = "must have finite bounds, the lower one first, and be above 0 if it is logarithmic"
     else:
         wrong = ""
     if name == "seed":
-        wrong = "would search for luck: give several seeds to each trial, --seed 1..3"
+        wrong = "would only find lucky seeds: give each trial several seeds with --seed 1..3"
     if wrong:
         raise SettingsError(f"The search of {name} over {space} {wrong}.")

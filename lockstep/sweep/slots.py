@@ -1,4 +1,4 @@
-"""Where runs go: which cores and GPUs of this machine each gets, so that they do not disturb each other."""
+"""Where runs go: which cores and GPUs of this machine each run gets, so that runs do not disturb each other."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Needs:
     cores: int
     gpus: int = 0
     memory: int = 0
-    """Bytes of replay, which fills as the run goes on."""
+    """Bytes of replay memory, which fills during the run."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a run got: numbers of cores, and names of GPUs as CUDA_VISIBLE_DEVICES has them."""
+    """What a run was given: numbers of cores, and names of GPUs in the form of CUDA_VISIBLE_DEVICES."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
     memory: int = 0
     shared: bool = False
-    """Whether other sweeps have some of the cores, too."""
+    """Whether other sweeps use some of the cores."""
 
     def __str__(self) -> str:
         text = f"core {_listed(self.cores)}" if len(self.cores) == 1 else f"cores {_listed(self.cores)}"
@@ -47,7 +47,7 @@ class Share:
 
 
 def needs(layout: Layout, torch_threads: int, memory: int = 0) -> Needs:
-    """One core for each thread that a layout keeps busy; GPUs up to the highest that it names; memory as said."""
+    """One core for each thread that a layout keeps busy; GPUs up to the highest that it names; memory as given."""
     helpers = max(layout.env_threads, layout.env_processes)
     if layout.split:
         cores = len(layout.collectors) * max(torch_threads, helpers) + len(layout.learners) * torch_threads
@@ -58,7 +58,7 @@ def needs(layout: Layout, torch_threads: int, memory: int = 0) -> Needs:
 
 
 class Process(Protocol):
-    """What runs a run, as of subprocess.Popen."""
+    """A process of a run, with the interface of subprocess.Popen."""
 
     returncode: Any
 
@@ -69,10 +69,10 @@ class Process(Protocol):
 
 
 class Place(Protocol):
-    """Where runs go."""
+    """A place that runs can go to."""
 
     def check(self, wanted: Needs) -> None:
-        """Raise SettingsError if a run can never have what it needs here."""
+        """Raise SettingsError if this place can never have what a run needs."""
         ...
 
     def has_room(self, wanted: Needs) -> bool:
@@ -80,7 +80,7 @@ class Place(Protocol):
         ...
 
     def take(self, wanted: Needs) -> Any:
-        """What a run gets, to be shown to people; None while there is no room."""
+        """The resources for a run, which can be shown to the user; None while there is no room."""
         ...
 
     def give_back(self, share: Any) -> None:
@@ -88,11 +88,11 @@ class Place(Protocol):
         ...
 
     def start(self, queue: Queue, name: str, share: Any) -> Process:
-        """Start a run, with what it got."""
+        """Start a run with these resources."""
         ...
 
     def pending(self, process: Any) -> bool:
-        """Whether a run that was started still waits for its machine."""
+        """Whether a started run still waits for its machine."""
         ...
 
 
@@ -110,13 +110,13 @@ class Machine:
     ) -> None:
         """
         Args:
-            quota: cores at once, where a container shows more than it may keep busy.
-            claims: the cores that other sweeps have, and are told of; None minds none.
+            quota: maximum number of busy cores, for a container that may use fewer than it shows.
+            claims: the locks by which other sweeps see this one's cores; None ignores other sweeps.
         """
         self._core_locks = core_locks
         self._memory, self._running = memory, 0
         self._spare = len(cores) - min(quota or len(cores), len(cores))
-        """Cores that stay free."""
+        """Number of cores to leave free."""
         self._most = len(cores) - self._spare
         self._free = set(cores)
         self._tenants = dict.fromkeys(gpus, 0)
@@ -126,13 +126,13 @@ class Machine:
     def here(
         runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True, core_locks: CoreLocks | None = None
     ) -> Machine:
-        """All that this process may use: taskset, CUDA_VISIBLE_DEVICES and a container limit it.
+        """Everything that this process may use, limited by taskset, CUDA_VISIBLE_DEVICES and containers.
 
         Args:
-            runs_per_gpu: that share a GPU.
-            gpus: whether any run needs one; looking for them takes seconds.
-            replay: whether any run remembers; looking for memory takes seconds, too.
-            claims: as of the class.
+            runs_per_gpu: runs that share a GPU.
+            gpus: whether any run needs a GPU; detecting GPUs takes seconds.
+            replay: whether any run has a replay memory; detecting the machine's memory takes seconds, too.
+            claims: as for the class.
         """
         memory = _memory() if replay else math.inf
         allowed = sorted(os.sched_getaffinity(0))
@@ -143,22 +143,22 @@ class Machine:
         if wanted.gpus > len(self._tenants):
             raise SettingsError(
                 f"A run of this sweep has a layout for {wanted.gpus} GPUs, but this machine has {len(self._tenants)} "
-                "that torch can use (see lockstep doctor). Continue the sweep where there are enough, or give its runs "
-                "another layout: the one that it was begun with, with another --layout."
+                "that torch can use (see lockstep doctor). Continue the sweep on a machine with enough GPUs, or "
+                "change the layout of its runs: repeat the command that began it, with another --layout."
             )
 
     def has_room(self, wanted: Needs) -> bool:
-        """Whether enough cores, GPUs and memory are free. A run alone is left to find out whether its own suffices."""
+        """Whether enough cores, GPUs and memory are free. A run that runs alone is never refused for memory."""
         remembered = not wanted.memory or wanted.memory <= self._memory or not self._running
         enough = len(self._free) - self._spare >= self._cores_of(wanted)
         return remembered and enough and len(self._open()) >= wanted.gpus
 
     def take(self, wanted: Needs) -> Share | None:
-        """Cores and GPUs for a run, cores that are neighbors as far as possible, and as few of other sweeps' as there
-        can be; None while too few are free. A run for more cores than there are gets all of them."""
+        """Cores and GPUs for a run; None while too few are free. It prefers neighboring cores that no other sweep uses.
+        A run that needs more cores than the machine has gets all of them."""
         if not self.has_room(wanted):
             return None
-        gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the emptiest first
+        gpus = sorted(self._open(), key=self._tenants.__getitem__)[: wanted.gpus]  # the GPUs with the fewest runs first
         count = self._cores_of(wanted)
         if self._core_locks is None:
             cores, shared = self._neighbors(count, Counter()), False
@@ -183,27 +183,28 @@ class Machine:
             self._core_locks.give_back(share.cores)
 
     def start(self, queue: Queue, name: str, share: Share) -> Process:
-        """A process of this machine, which keeps to its share."""
+        """A process on this machine, pinned to its share."""
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else None
         return child.start(queue, name, share.cores, environment)
 
     def pending(self, process: Process) -> bool:
-        """Never: this machine is there."""
+        """False: this machine is always available."""
         return False
 
     def _cores_of(self, wanted: Needs) -> int:
         return min(wanted.cores, self._most)
 
     def _open(self) -> list[str]:
-        """GPUs that another run may share."""
+        """GPUs that can take another run."""
         return [gpu for gpu, tenants in self._tenants.items() if tenants < self._runs_per_gpu]
 
     def _neighbors(self, count: int, others: Counter[int]) -> tuple[int, ...]:
-        """The free cores that fewest others have, and that lie closest together: these share caches and memory."""
+        """The free cores that the fewest other sweeps use, as close together as possible: neighbors share caches and
+        memory."""
         alone = [core for core in sorted(self._free) if not others[core]]
         free = alone if len(alone) >= count else sorted(self._free)
         starts = list(range(len(free) - count + 1))
-        if self._spare:  # lest all containers of a machine take its first ones
+        if self._spare:  # otherwise all containers of a machine would take its first cores
             random.shuffle(starts)
 
         def cost(begin: int) -> tuple[int, int]:

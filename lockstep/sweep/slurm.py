@@ -1,4 +1,4 @@
-"""The sweep on a Slurm cluster, through submitit: a job for each run, or one for a search."""
+"""Runs a sweep on a Slurm cluster, through submitit: a job for each run, or one job for a search."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from lockstep.sweep.runner import needs_of
 from lockstep.sweep.slots import Needs
 
 _SLOTS = 4
-"""Runs of a search at a time: more end sooner, and learn less from each other."""
+"""Runs of a search at a time. With more, a search ends sooner, and its runs learn less from each other."""
 _ARRAY = 1000
-"""Jobs of an array at most: Slurm takes 1001 unless it is told otherwise (MaxArraySize)."""
+"""Maximum number of jobs in an array: Slurm's default limit is 1001 (MaxArraySize)."""
 _BESIDE = 2 * 2**30
-"""Bytes that a run takes beside its replay, and again half of it for each core: torch, and environments."""
+"""Bytes that a run takes in addition to its replay memory, and half as much again for each core: torch and
+environments."""
 _REFUSED = 2
 """Exit code of a command that finds a mistake in its settings."""
 _ENDING = 60.0
-"""Seconds that runs get for their checkpoints, of the 90 that submitit leaves before a job's time is up."""
+"""Seconds that runs have to write checkpoints, of the 90 that submitit leaves before a job's time limit."""
 
 
 class Job:
-    """What a Slurm job does. Short before its time is up, submitit queues it again, to go on from the checkpoint."""
+    """A Slurm job that runs one run. Shortly before the time limit, submitit requeues it to continue from the
+    checkpoint."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder, self.name = folder, name
@@ -47,8 +49,8 @@ class Job:
 
 
 class SearchJob:
-    """What the job of a search does: the sweep itself, on the cores that the job has, since every trial follows from
-    those before."""
+    """A Slurm job that runs a whole search as a sweep on the job's cores, since every trial follows from those
+    before."""
 
     def __init__(self, folder: str, slots: int) -> None:
         self.folder, self.slots = folder, slots
@@ -56,12 +58,12 @@ class SearchJob:
         self._told = False
 
     def __call__(self) -> int:
-        # Of whoever submits it, or ran it on a node that is gone.
+        # These belong to the submitting user, or to a previous node of the job.
         with contextlib.suppress(SettingsError), self._locked():
             pass
         command = [sys.executable, "-m", "lockstep", "sweep", self.folder, "--overview", "plain"]
         self._sweep = subprocess.Popen([*command, "--slots", str(self.slots)], stderr=subprocess.STDOUT)
-        signal.signal(signal.SIGTERM, self._tell)  # of scancel
+        signal.signal(signal.SIGTERM, self._tell)  # from scancel
         code = self._sweep.wait()
         if code == _REFUSED:
             raise RuntimeError("The search could not go on: the job's log says why.")
@@ -70,7 +72,7 @@ class SearchJob:
     def checkpoint(self) -> Any:
         """The job that continues this one, after the runs have written checkpoints."""
         self._tell()
-        # Not Popen.wait: this is called from a signal's handler, while __call__ is in it.
+        # Not Popen.wait: this is called from a signal handler while __call__ waits for the process.
         with contextlib.suppress(SettingsError), self._locked():
             pass
         return submitit().helpers.DelayedSubmission(SearchJob(self.folder, self.slots))
@@ -78,9 +80,9 @@ class SearchJob:
     __submitit_checkpoint__ = checkpoint
 
     def _tell(self, *signal_and_frame: Any) -> None:
-        """Ask for checkpoints and an end."""
+        """Ask the runs to write checkpoints and stop."""
         if self._sweep is not None and not self._told:
-            self._told = True  # once: Slurm may ask for it in several ways, and a second signal would be impatience
+            self._told = True  # once: Slurm may send several signals, and a second one would end the runs at once
             self._sweep.terminate()
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
@@ -90,16 +92,16 @@ class SearchJob:
 def submit(
     queue: Queue, entries: list[Entry], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool = False
 ) -> int:
-    """Hand every run that waits, and has no job yet, to Slurm: an array of jobs for those with equal needs.
+    """Submit every waiting run that has no job yet to Slurm, with one array of jobs for all runs with equal needs.
 
     Args:
         entries: of the queue.
-        sweep: slots, those of an array at once, and options of the jobs, by sbatch's names.
-        say: shows a line.
+        sweep: slots (the jobs of an array at once) and options of the jobs, by sbatch's names.
+        say: prints a line.
         dry_run: only show the jobs that would be submitted.
 
     Returns:
-        How many jobs there are, or would be, that were not there before.
+        The number of jobs that were added, or would be.
 
     Raises:
         SettingsError: submitit or Slurm is missing, or refuses the options.
@@ -136,10 +138,10 @@ def submit(
 def submit_search(
     queue: Queue, runs: list[Needs], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool = False
 ) -> None:
-    """Hand a search to Slurm as one job, with cores and GPUs for some runs at a time.
+    """Submit a search to Slurm as one job, with cores and GPUs for several runs at a time.
 
     Args:
-        runs: what each that may run occupies.
+        runs: what each run that it may start occupies.
         sweep: slots (0 for a few), runs that share a GPU, and options of the job, by sbatch's names.
         say, dry_run: as for submit.
 
@@ -163,7 +165,7 @@ def submit_search(
 
 
 def searching(queue: Queue) -> str | None:
-    """The id of the job that a search has, None if it has none that waits or runs.
+    """The id of a search's job, None if no such job waits or runs.
 
     Raises:
         SettingsError: Slurm does not answer.
@@ -173,8 +175,8 @@ def searching(queue: Queue) -> str | None:
 
 
 def abandoned(queue: Queue) -> dict[str, str]:
-    """What to say of runs that wait although they were handed to Slurm, and whose jobs are gone, by name, and of the
-    search under SEARCH; nothing where Slurm does not answer."""
+    """Messages about runs that wait although they were submitted to Slurm and their jobs are gone, by name, with the
+    search under SEARCH. Empty if Slurm does not answer."""
     waiting = [entry.name for entry in queue.entries() if queue.state(entry.name) == "waiting"]
     handed = {name: job for name in (*waiting, SEARCH) if (job := _job(queue, name)) is not None}
     try:
@@ -183,14 +185,14 @@ def abandoned(queue: Queue) -> dict[str, str]:
         return {}
     return {
         name: f"its job {job} is gone: see {queue.folder / 'slurm' / f'{job}_0_log.err'}, and sacct -j {job}. "
-        "Submitted again, it goes on from checkpoints."
+        "Submit it again to continue from its checkpoints."
         for name, job in handed.items()
         if job not in known
     }
 
 
 def _settings(queue: Queue, wanted: Needs, given: Mapping[str, Any], runs: int = 1) -> dict[str, Any]:
-    """What a job asks for, unless the user says otherwise: memory only for replay, else the cluster's default."""
+    """What a job requests unless the user sets it: memory only for replay, else the cluster's default."""
     asked: dict[str, Any] = {"job_name": queue.folder.name, "cpus_per_task": wanted.cores}
     if wanted.gpus:
         asked["gpus_per_node"] = wanted.gpus
@@ -207,13 +209,13 @@ def _queued_jobs() -> set[str]:
         return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     except (OSError, subprocess.CalledProcessError) as error:
         raise SettingsError(
-            f"Slurm does not answer: {' '.join(command)} failed ({error}). Start the sweep on a machine from which "
-            "jobs can be submitted, or without --slurm."
+            f"Slurm does not answer: {' '.join(command)} failed ({error}). Start the sweep on a machine that can "
+            "submit jobs, or without --slurm."
         ) from error
 
 
 def _known_jobs(queue: Queue) -> set[str]:
-    """The same for a sweep that may not have been handed to Slurm, which need not be there then."""
+    """Like _queued_jobs, but empty if Slurm is not installed: the sweep may never have used it."""
     try:
         return _queued_jobs() if _jobs(queue).exists() else set()
     except SettingsError:
@@ -221,7 +223,7 @@ def _known_jobs(queue: Queue) -> set[str]:
 
 
 def _job(queue: Queue, name: str) -> str | None:
-    """The id of the job that a run was handed to last."""
+    """The id of the last job that a run was submitted in."""
     path = _jobs(queue) / f"{name}.json"
     return read_json(path)["job"] if path.exists() else None
 

@@ -23,7 +23,7 @@ from lockstep.experiment import Experiment
 from lockstep.training.prepare import prepare
 
 _LONGEST = 120
-"""Characters of a name's readable part."""
+"""Maximum length of a name's readable part."""
 
 
 @dataclass(frozen=True)
@@ -33,50 +33,50 @@ class Run:
     experiment: Experiment
     """What is learned. Two runs with equal experiments are one run."""
     layout: str = "inline"
-    """As for `lockstep train`; the sweep gives the run as many cores, and GPUs, as it needs."""
+    """As for `lockstep train`; the sweep gives the run as many cores and GPUs as it needs."""
     options: RunOptions = field(default_factory=RunOptions)
-    """How the run is kept; its folder is the sweep's to choose."""
+    """Options of the run, except its folder, which the sweep chooses."""
     label: str = ""
-    """What its name begins with, before seed and hash. Default: task and algorithm."""
+    """The beginning of its name, before seed and hash. Default: task and algorithm."""
 
     @property
     def title(self) -> str:
-        """What its name begins with."""
+        """The beginning of its name."""
         return self.label or f"{task(self.experiment)}-{self.experiment.algorithm.name}"
 
     @property
     def name(self) -> str:
-        """Its folder's name: for people to read, with the beginning of the experiment's hash, which makes it unique."""
+        """Its folder's name: a readable part and the beginning of the experiment's hash, which makes it unique."""
         readable = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", self.title).strip("-.")[:_LONGEST] or "run"
         return f"{readable}-s{self.experiment.seed}-{self.experiment.identity()[:8]}"
 
     @property
     def memory(self) -> int:
-        """Bytes that its replay takes once it is full."""
+        """Bytes that its replay memory takes when it is full."""
         return _memory(json.dumps(_without_fractions(to_json(self.experiment.replace(seed=1, total_steps=1)))))
 
     def validate(self, *, here: bool = True) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs.
 
         Args:
-            here: whether it will run on this machine, so that its GPUs must be here too.
+            here: whether it will run on this machine, so that the GPUs must be here, too.
         """
         for name, kind in (("experiment", Experiment), ("layout", str), ("options", RunOptions), ("label", str)):
             if not isinstance(getattr(self, name), kind):
                 raise SettingsError(
-                    f"A run of a sweep has {name}={getattr(self, name)!r}, where lockstep.sweep.Run takes "
+                    f"A run of a sweep has {name}={getattr(self, name)!r}, but lockstep.sweep.Run takes "
                     f"{'an' if name == 'experiment' else 'a'} {kind.__name__}."
                 )
         layout = Layout.parse(self.layout)
         if layout.launcher.started_externally:
             raise SettingsError(
-                "A sweep starts its runs itself, which --layout torchrun leaves to torchrun. Use processes:N, which "
-                "gives the same result."
+                "A sweep starts its runs itself, but --layout torchrun leaves that to torchrun. Use processes:N, "
+                "which gives the same result."
             )
         if self.options.run is not None:
             raise SettingsError(
-                f"--run {self.options.run} cannot be given in a sweep, whose runs have folders of their own below "
-                "the sweep's. Leave it out."
+                f"--run {self.options.run} cannot be given in a sweep, which chooses the folders of its runs. Leave "
+                "it out."
             )
         prepare(self.experiment, layout if here else layout.anywhere())
         layout.validate()
@@ -84,23 +84,24 @@ class Run:
 
 
 def _without_fractions(settings: Any) -> Any:
-    """What sizes can follow from: learning rates and the like, which sweeps vary most, are left at their defaults."""
+    """The settings that sizes depend on: learning rates and other fractions, which sweeps vary most, keep their
+    defaults."""
     if isinstance(settings, dict):
         return {name: _without_fractions(x) for name, x in settings.items() if not isinstance(x, float)}
     return settings
 
 
-@functools.cache  # making an environment to look at takes a while
+@functools.cache  # making an environment to inspect it takes a while
 def _memory(settings: str) -> int:
     try:
         experiment: Experiment = from_json(json.loads(settings))
         return experiment.scheme.shards * replay_bytes(experiment)
-    except Exception:  # of an environment that cannot be made here: the run will say so
+    except Exception:  # the environment cannot be made here: the run will say so
         return 0
 
 
 def task(experiment: Experiment) -> str:
-    """The environment's id without folders."""
+    """The environment's id without its folders."""
     return Path(experiment.env.id.removesuffix(".py")).name
 
 
@@ -115,26 +116,26 @@ def grid(
     """An experiment with every combination of settings.
 
     Args:
-        experiment: what all of them have in common.
+        experiment: the settings that all runs share.
         settings: values by a setting's path, such as {"algorithm.learning_rate": [1e-3, 3e-4], "seed": range(5)}. The
             last setting varies fastest.
         layout, options: of each run.
-        label: what names begin with; the values of varied settings are appended. Default: task and algorithm.
+        label: beginning of the names; the values of varied settings are appended. Default: task and algorithm.
 
     Raises:
-        SettingsError: there is no such setting.
+        SettingsError: a setting does not exist.
     """
     if not isinstance(experiment, Experiment):
         raise SettingsError(
-            f"A grid varies a lockstep.Experiment, and {experiment!r} is none. Give one, as that of a recipe: "
-            "grid(lockstep.recipes.ppo_cartpole(), ...)."
+            f"A grid varies a lockstep.Experiment, but {experiment!r} is not one. Give an experiment, such as that of "
+            "a recipe: grid(lockstep.recipes.ppo_cartpole(), ...)."
         )
     axes = {name: _axis(name, values) for name, values in settings.items()}
     runs = []
     for combination in itertools.product(*axes.values()):
         one = changed(experiment, dict(zip(axes, combination)))
         varied = {name: str(value) for name, value in zip(axes, combination) if len(axes[name]) > 1}
-        begin = label or f"{task(one)}-{experiment.algorithm.name}"  # values that are no settings are found later
+        begin = label or f"{task(one)}-{experiment.algorithm.name}"  # invalid values are found later
         runs.append(Run(one, layout, options or RunOptions(), labelled(begin, varied)))
     return runs
 
@@ -150,18 +151,18 @@ def _axis(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def plain(values: Iterable[Any]) -> list[Any]:
-    """Values, with numbers of NumPy's as Python's own, which settings are."""
+    """Values with NumPy's numbers converted to Python's, which settings need."""
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 def labelled(begin: str, varied: Mapping[str, str]) -> str:
-    """A name's readable part, with the values of those settings that vary and are not in it anyway."""
+    """A name's readable part, with the values of the varied settings that it does not contain already."""
     values = [f"{name.split('.')[-1]}={value}" for name, value in varied.items() if name not in ("env.id", "seed")]
     return "-".join([begin, *values])
 
 
 def setting(experiment: Experiment, name: str) -> Any:
-    """The value of a setting, by its path. Raises SettingsError if there is none."""
+    """The value of a setting, by its path. Raises SettingsError if the setting does not exist."""
     value: Any = experiment
     for part in _path(name):
         value = _field(value, part, name)
@@ -169,19 +170,19 @@ def setting(experiment: Experiment, name: str) -> Any:
 
 
 def replaced(experiment: Experiment, name: str, value: Any) -> Experiment:
-    """The experiment with one setting, by its path, replaced. Raises SettingsError if there is none."""
+    """The experiment with one setting, by its path, replaced. Raises SettingsError if the setting does not exist."""
     return _replaced(experiment, _path(name), value, name)
 
 
 def changed(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The experiment with some settings, by their paths, replaced. Raises SettingsError if there is none such."""
+    """The experiment with some settings, by their paths, replaced. Raises SettingsError if one does not exist."""
     for name, value in values.items():
         experiment = replaced(experiment, name, value)
     return experiment
 
 
 def holds(experiment: Experiment) -> bool:
-    """Whether its settings do not contradict each other."""
+    """Whether its settings are consistent."""
     try:
         experiment.validate()
     except SettingsError:

@@ -13,9 +13,9 @@ from lockstep.config.settings import SettingsError, parse_count
 from lockstep.run.files import read_objects
 
 _ENOUGH = 3
-"""Other runs that must have come as far before their median says something."""
+"""The least number of other runs that must have come as far before their median counts."""
 _END = 65_536
-"""Bytes, which hold the last lines of metrics.jsonl."""
+"""Bytes that hold the last lines of metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class StopRule:
     """Stop a run whose score is too low."""
 
     least: float | None
-    """What the score must reach; None: the median of the other runs of the same environment, at as many samples."""
+    """The score to reach; None: the median of the other runs of the same environment, after as many samples."""
     samples: int
-    """Looked at whenever so many more agent samples were collected."""
+    """The rule is applied every time this many further agent samples were collected."""
 
     @staticmethod
     def parse(text: str) -> StopRule:
         """Read median@SAMPLES or SCORE@SAMPLES.
 
         Raises:
-            SettingsError: it is neither.
+            SettingsError: it has neither form.
         """
         least, _, samples = text.partition("@")
         with contextlib.suppress(ValueError):
@@ -45,7 +45,7 @@ class StopRule:
         )
 
     def objection(self, score: float, others: list[float]) -> str:
-        """Why a run should be stopped, given the scores that others had at as many samples; empty if it should not."""
+        """Why a run should be stopped, given the scores of others after as many samples; empty if it should not."""
         if self.least is not None:
             return f"score {score:.4g} is below {self.least:g}" if score < self.least else ""
         if len(others) < _ENOUGH:
@@ -56,31 +56,31 @@ class StopRule:
 
 
 class Curve:
-    """What a run's metrics.jsonl says, read as it grows."""
+    """A run's metrics.jsonl, read as it grows."""
 
     def __init__(self, metrics: Path, every: int = 0) -> None:
-        """every: agent samples after each of which the score is kept in marks; 0: none is."""
+        """every: agent samples between the scores that are kept in marks; 0 keeps none."""
         self._metrics, self._every = metrics, every
         self._forget()
 
     def _forget(self) -> None:
         self._read, self._last = 0, b""
-        """Bytes taken in, and the last line of them: no other has the same times."""
+        """Bytes read so far, and the last line of them: its times are unique."""
         self.samples = 0
         self.score: float | None = None
         """Mean of the last 100 episodes."""
         self.rate = 0.0
-        """Agent samples a second, lately."""
+        """Current agent samples per second."""
         self.marks: list[float | None] = []
-        """The score when `every` samples were first reached, twice as many, and so on."""
+        """The scores when `every` samples were first reached, twice as many, and so on."""
 
     def read(self, *, end: bool = False) -> None:
-        """Take in what was written since; end: the last lines alone, which is enough without marks."""
+        """Read what was written since the last call; end: only the last lines, which is enough without marks."""
         try:
             with self._metrics.open("rb") as file:
                 file.seek(self._read - len(self._last))
                 if file.read(len(self._last)) != self._last:
-                    self._forget()  # a resumed run has written another file, without what it will repeat
+                    self._forget()  # a resumed run has rewritten the file without the part that it will repeat
                 size = os.fstat(file.fileno()).st_size
                 if end and size - self._read > _END:
                     file.seek(size - _END)

@@ -1,4 +1,4 @@
-"""The trials of a search: a file for each in the sweep's folder, and what Optuna makes of them (extra `optuna`)."""
+"""The trials of a search: a file for each in the sweep's folder, and their translation to Optuna (extra `optuna`)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from lockstep.sweep.search import Between, Search, is_whole, mean, measured, rea
 from lockstep.sweep.spec import changed, holds, setting
 
 _DRAWS = 20
-"""Draws at most until a trial has values that were not tried yet and do not contradict each other: a small space may
-have no others."""
+"""Maximum number of draws until a trial has new values that do not contradict each other: a small space may have
+none."""
 _OF_EPISODES = {"score/length", *SCORES} - {"eval/score"}
-"""Metrics that every run has once some episodes have ended."""
+"""Metrics that every run has after some episodes have ended."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Values that were tried, or are."""
+    """A set of values that was tried or is being tried."""
 
     number: int
     values: dict[str, Any]
-    """The values that it tries, by the settings' paths."""
+    """Its values, by the settings' paths."""
     runs: list[str]
     """Names of its runs."""
     state: Literal["running", "done", "stopped", "failed"]
-    """running: not all of its runs have ended; else that of the run that fared worst."""
+    """running while a run has not ended; else the outcome of the run that ended worst."""
     value: float | None = None
-    """The objective, for a stopped trial at the point where it stopped. None if a run has no value, as after it
+    """The objective; for a stopped trial, its value when it stopped. None if a run has no value, for example after it
     diverged."""
     samples: int = 0
     """Samples that all of its runs reached."""
@@ -48,18 +48,18 @@ class Trial:
 
 
 class Trials(Proposals[Search]):
-    """A search. trials/NUMBER.json says which values a trial has; what is tried next follows from the trials before and
-    its number alone."""
+    """A search. trials/NUMBER.json holds the values of a trial; the next values follow from the trials so far and the
+    trial's number alone."""
 
     key, parts = "search", "trials"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ended: dict[int, tuple[list[Outcome | None], Trial]] = {}
-        """Trials that have ended, with the outcomes of their runs: reading what long runs measured takes seconds."""
+        """Trials that have ended, with the outcomes of their runs: reading the metrics of long runs takes seconds."""
 
     def begin(self) -> None:
-        """As any.
+        """See Proposals.begin.
 
         Raises:
             SettingsError: Optuna is not installed.
@@ -77,15 +77,15 @@ class Trials(Proposals[Search]):
         return self._count >= self.search.trials
 
     def next(self) -> list[Entry]:
-        """Begin another trial; its runs."""
+        """Begin another trial and return its runs."""
         trials = self.all()
-        number = 1 + max((trial.number for trial in trials), default=0)  # not a later one's, where a file was removed
+        number = 1 + max((trial.number for trial in trials), default=0)  # not a later one's, if a file was removed
         values = self._proposed(number, trials)
         runs = self.search.trial(number, values)
         known = {entry.identity for entry in self._queue.entries()}
         found = [run.experiment.identities() for run in runs]
         identities = [next((each for each in both if each in known), both[0]) for both in found]
-        # First, so that a run that is queued belongs to a trial, whatever ends this process.
+        # Write this first, so that a queued run always belongs to a trial, even if this process is killed.
         write_json(self._folder / f"{number:03}.json", {"values": to_json(values), "runs": identities})
         self._queue.add(runs, self._directory, self._command)
         return [entry for entry in self._queue.entries() if entry.identity in identities]
@@ -99,18 +99,18 @@ class Trials(Proposals[Search]):
         ]
 
     def best(self) -> Trial | None:
-        """The one with the highest value, of those that came to their end."""
+        """The trial with the highest value among those that ran to their end."""
         done = {trial.value: trial for trial in self.all() if trial.state == "done" and trial.value is not None}
         return done[max(done)] if done else None
 
     def summary(self) -> str:
-        """How far it is."""
+        """The progress so far, in one line."""
         search = self.search
         done = f"{len(self.all())} of {search.trials} trials"
         return f"{done}, runs in each: {len(search.runs)}; best by {search.objective}: {self.best() or 'none yet'}"
 
     def document(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """The whole search as JSON, for programs."""
         best = self.best()
         return {
             "objective": self.search.objective,
@@ -123,7 +123,7 @@ class Trials(Proposals[Search]):
             self._queue.add(self.search.trial(number, values), self._directory, self._command)
 
     def _kept(self) -> dict[int, tuple[dict[str, Any], list[str]]]:
-        """The values and the identities of the runs' experiments of each trial, by its number."""
+        """The values of each trial and the identities of its runs' experiments, by the trial's number."""
         files = {int(path.stem): read_json(path) for path in self._folder.glob("*.json")}
         return {number: (from_json(files[number]["values"]), files[number]["runs"]) for number in sorted(files)}
 
@@ -144,21 +144,22 @@ class Trials(Proposals[Search]):
     def _proposed(self, number: int, trials: list[Trial]) -> dict[str, Any]:
         """The values that Optuna would try next.
 
-        Its sampler (TPE: Bergstra et al. 2011, section 4) is made anew, with a seed of its own, for each trial: one
-        that lived on would end with this process. It takes running trials for bad ones, so that several at once differ.
+        Each trial gets a new sampler (TPE: Bergstra et al. 2011, section 4) with a seed derived from its number: a
+        sampler that lived longer would be lost with this process. It treats running trials as bad, so that simultaneous
+        trials differ.
         """
         done = [trial for trial in trials if trial.state == "done"]
         if done and not any(self._measured(name) for trial in done for name in trial.runs):
             raise SettingsError(
-                f"No run that has ended has the metric {self.search.objective} (--objective). docs/metrics.md lists "
-                "what there is; eval/score needs --eval-every N. Begin the search in another folder."
+                f"No finished run has the metric {self.search.objective} (--objective). docs/metrics.md lists the "
+                "metrics; eval/score needs --eval-every N. Start the search again in another folder."
             )
         tried = [trial.values for trial in trials]
         seeds = np.random.SeedSequence([self.search.seed, number]).generate_state(_DRAWS)
         values: dict[str, Any] = {}
         for seed in seeds.tolist():
             values = self._drawn(seed, trials)
-            # Else it would be done as soon as it began, or refused, and nobody would know more.
+            # Otherwise the trial would end or be refused at once, and teach nothing.
             if values not in tried and holds(changed(self.search.runs[0].experiment, values)):
                 break
         return values
@@ -174,7 +175,7 @@ class Trials(Proposals[Search]):
         }
 
     def _measured(self, name: str) -> bool:
-        """Whether a run has the objective, or would have once an episode had ended; where it diverged, that is no
+        """Whether a run has the objective, or would have it after an episode ended. After divergence the value is not a
         number."""
         if self.search.objective in _OF_EPISODES:
             return True
@@ -182,8 +183,9 @@ class Trials(Proposals[Search]):
         return metrics.exists() and f'"{self.search.objective}":'.encode() in metrics.read_bytes()
 
     def _told(self, trial: Trial) -> Any:
-        """A trial in Optuna's terms. One that ended without a value, as after it had diverged, is told as stopped at
-        once, which is worse than any other: of a failed one Optuna would learn nothing, and try the like again."""
+        """A trial in Optuna's terms. A trial without a value, for example after divergence, is reported as pruned at
+        step 0, which ranks below all others: Optuna learns nothing from failed trials, and would try similar values
+        again."""
         kinds = self._optuna.trial.TrialState
         state = {"running": kinds.RUNNING, "done": kinds.COMPLETE, "stopped": kinds.PRUNED, "failed": kinds.FAIL}
         stopped = trial.state == "stopped" and trial.value is not None
@@ -200,7 +202,7 @@ class Trials(Proposals[Search]):
         )
 
     def _distributions(self) -> dict[str, Any]:
-        """The space in Optuna's terms; of listed values, their places in the list."""
+        """The space in Optuna's terms; listed values by their index."""
         kinds, found = self._optuna.distributions, {}
         for name, space in self.search.space.items():
             if isinstance(space, Between):
@@ -214,7 +216,7 @@ class Trials(Proposals[Search]):
 
 def _library() -> Any:
     """Optuna. Raises SettingsError if it is not installed."""
-    require("optuna", "optuna", "A search", "Grids, as in --algorithm.learning-rate 1e-3,3e-4, need nothing.")
+    require("optuna", "optuna", "A search", "Grids, as in --algorithm.learning-rate 1e-3,3e-4, need no extra.")
     optuna = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -1,4 +1,4 @@
-"""Reads what a sweep runs from a user's Python file."""
+"""Reads the runs of a sweep from a user's Python file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lockstep.sweep.spec import Run
 
 
 def from_file(reference: str) -> list[Run] | Search | Population | Experiment:
-    """What `file.py:name` gives: runs, a search, a population, or one experiment, for flags to vary.
+    """The object named by `file.py:name`: runs, a search, a population, or one experiment that flags can vary.
 
     Raises:
-        SettingsError: it gives something else.
+        SettingsError: the object is something else.
     """
     value = load_value(reference)
     if isinstance(value, (Experiment, Search, Population)):

@@ -1,4 +1,4 @@
-"""Child processes, which ignore Ctrl-C and never outlive their parent, and signals that ask to stop."""
+"""Child processes, which ignore Ctrl-C and never outlive their parent, and signals that ask this process to stop."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from lockstep.system.output import tell
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _SHOWING = 0.3
-"""Seconds that a process gets to print where it stands, so that no two print at once."""
+"""Seconds that a process has to print its stack, so that no two print at once."""
 _NOTICING = 1.0
-"""Seconds that whoever waits for a process's answer gets to say more of its death."""
+"""Seconds that a process waiting for another's answer has to report its death in more detail."""
 
 _OTHER_FILES = 512
-"""Files that a process opens beside what joins it to others."""
+"""Files that a process opens in addition to its connections to others."""
 
 _ECHO = 1.0
-"""Seconds within which a further SIGTERM repeats the request before it: `timeout` sends one to a process and another to
-its group, and a machine that shuts down sends one to whoever passes it on, too."""
+"""Seconds in which another SIGTERM repeats the previous request instead of insisting: `timeout` sends one to the
+process and one to its group, and a shutdown also signals processes that forward the signal."""
 _ENDING = 10.0
-"""Seconds that a process gets to clean up once it was told to end at once."""
+"""Seconds that a process has to clean up after it was asked to end at once."""
 _INTERRUPTED = 130
-"""Exit code of a process that was told to end."""
+"""Exit code of a process that was asked to end."""
 
 _report_loss: Callable[[str], Any] | None = None
 _before: dict[int, Any] = {}
-"""What signals did before this process handled them, by number."""
+"""The signal handlers before this process installed its own, by number."""
 _forking = threading.local()
-"""With the signals that the thread blocked before it began to fork."""
+"""These handlers, with the signals that the thread had blocked before it began to fork."""
 
 
 def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a child process that runs target(*args).
 
-    It ignores Ctrl-C, which reaches children too, SIGTERM and SIGHUP: the parent decides when it ends. Programs that it
-    starts do not ignore them. It ends as soon as the parent is gone. It prints its stack when it crashes, or
-    when show_stack asks for it.
+    The child ignores Ctrl-C, which also reaches children, SIGTERM and SIGHUP: the parent decides when it ends. Programs
+    that the child starts do not ignore them. The child ends as soon as the parent is gone. It prints its stack when it
+    crashes or when show_stack asks for it.
     """
-    resource_tracker.ensure_running()  # or it would be started below, and unblock the signals
+    resource_tracker.ensure_running()  # otherwise it would be started below, and unblock the signals
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
@@ -66,7 +66,7 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
 
 
 class _Behaviour:
-    """Begins when it is unpickled: before the target, for which torch is imported, which takes seconds."""
+    """Applies when it is unpickled, before the target, whose import of torch takes seconds."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _behave, (os.getpid(),)
@@ -80,32 +80,32 @@ def _behave(parent: int) -> None:
     die_with_parent(parent)
     ignore(_STOPS)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-    atexit.register(gc.freeze)  # with torch loaded, the collections while Python ends take half a second
+    atexit.register(gc.freeze)  # with torch loaded, the garbage collection at exit takes half a second
     if sys.stderr is not None:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Not SIG_IGN, which the programs that this process starts would inherit: terminate() would not end them."""
+    """Not SIG_IGN, which programs started by this process would inherit: terminate() would not end them."""
 
 
 def ignore(numbers: Iterable[int]) -> None:
-    """Have this process, but not the programs that it starts, ignore signals."""
+    """Make this process, but not the programs that it starts, ignore signals."""
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:
             _before[number] = signal.signal(number, _ignore)
-            signal.siginterrupt(number, False)  # for native code, which may not expect that a call is interrupted
+            signal.siginterrupt(number, False)  # native code may not expect interrupted calls
 
 
 def ignores(number: int) -> bool:
-    """Whether ignore was called for a signal, and has the last word."""
+    """Whether ignore set the current handler of a signal."""
     return signal.getsignal(number) is _ignore
 
 
 def _before_fork() -> None:
     if _before:
-        # Until the child has its own handlers: one that is ended soon would take the signal for this process's.
+        # Until the child has its own handlers: a signal to a very young child would run this process's handlers.
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
 
@@ -115,7 +115,7 @@ def _after_fork() -> None:
 
 
 def _forked() -> None:
-    """In a process that was forked from this one, as by an environment: signals do there what they did before."""
+    """In a process forked from this one, for example by an environment: restore the previous signal handlers."""
     if _before:
         signal.set_wakeup_fd(-1)
     for number, handler in _before.items():
@@ -129,12 +129,12 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 @contextlib.contextmanager
 def handling_stops(handle: Callable[[int], None], *, ctrl_c: bool = True) -> Iterator[None]:
-    """Have signals handled that ask this process to stop: Ctrl-C, a shutdown, and a terminal that is closed, unless
-    nohup wants that to be ignored.
+    """Handle the signals that ask this process to stop: Ctrl-C, a shutdown, and a closed terminal, unless nohup makes
+    the process ignore the last.
 
     Args:
-        handle: gets the signal's number.
-        ctrl_c: whether Ctrl-C is among them.
+        handle: called with the signal's number.
+        ctrl_c: whether to include Ctrl-C.
     """
     numbers = [number for number in _STOPS if ctrl_c or number != signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -157,7 +157,7 @@ class Requests:
     """The requests to stop that a process has received.
 
     Args:
-        patient: a SIGTERM never asks once more.
+        patient: a SIGTERM never counts as a second request.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
@@ -165,8 +165,8 @@ class Requests:
         self._first: float | None = None
 
     def insists(self, number: int) -> bool:
-        """Take note of a signal; whether it asks once more, so that the process is to end at once: as Ctrl-C does, and
-        a SIGTERM that is not sent together with the first request."""
+        """Record a signal. Returns whether it repeats the request, so that the process should end at once: Ctrl-C
+        always does, and a SIGTERM unless it was sent together with the first request."""
         now = time.monotonic()
         if self._first is None:
             self._first = now
@@ -176,11 +176,11 @@ class Requests:
 
 @contextlib.contextmanager
 def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
-    """Have a thread end this process if it goes on for long after a SIGTERM that asks for its end at once. It may stand
-    in native code, where Python handles no signals, or in what an environment does at the end.
+    """Start a thread that ends this process if it is still running long after a SIGTERM that asks it to end at once.
+    The process may hang in native code, where Python handles no signals, or in an environment's close.
 
     Args:
-        at_once: whether a signal asks for that.
+        at_once: whether a signal asks the process to end at once.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -190,7 +190,7 @@ def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
         while not ended.is_set():
             insist = [at_once(number) for number in os.read(reading, 64) if number in _STOPS]
             if any(insist) and not ended.wait(_ENDING):
-                tell(f"This process has not ended {_ENDING:g} seconds after SIGTERM, and is ended now.", sys.stderr)
+                tell(f"This process is still running {_ENDING:g} seconds after SIGTERM, and is killed now.", sys.stderr)
                 os._exit(_INTERRUPTED)
         os.close(reading)
 
@@ -201,13 +201,13 @@ def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         ended.set()
-        with contextlib.suppress(BrokenPipeError):  # it has seen that this is the end already
-            os.write(writing, b"\0")  # which wakes the thread up
+        with contextlib.suppress(BrokenPipeError):  # the thread has already seen the end
+            os.write(writing, b"\0")  # wakes up the thread
         os.close(writing)
 
 
 def forget_terminal() -> None:
-    """Print no more to a terminal, which may be gone: that would raise."""
+    """Stop printing to a terminal that may be gone, where printing would raise."""
     descriptors = {1, 2}
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -220,7 +220,7 @@ def forget_terminal() -> None:
 
 
 def allow_files(more: int) -> None:
-    """Raise this process's own limit of open files if so many more would not fit, as far as the system lets it."""
+    """Raise this process's limit of open files by as many as needed, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
     if soft < needed:
@@ -228,32 +228,32 @@ def allow_files(more: int) -> None:
 
 
 def pin(process: Any, index: int, count: int) -> None:
-    """Keep a process that was just started, one of count, on its share of the cores that this process may use."""
+    """Pin a process that was just started, one of count, to its share of the cores that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     workers = min(count, len(cores))
     begin, end = (len(cores) * (index % workers + i) // workers for i in (0, 1))
-    with contextlib.suppress(ProcessLookupError):  # whoever watches it will say so
+    with contextlib.suppress(ProcessLookupError):  # whoever watches it will report its death
         os.sched_setaffinity(process.pid, cores[begin:end])
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel end this process as soon as the parent is gone, however that came about, and even while this
-    process hangs in native code.
+    """Make the kernel end this process as soon as the parent is gone, for whatever reason, even if this process hangs
+    in native code.
 
     Args:
-        parent: its process id, where multiprocessing does not know it yet.
+        parent: its process id, if multiprocessing does not know it yet.
     """
     if parent is None:
         process = multiprocessing.parent_process()
         assert process is not None and process.pid is not None
         parent = process.pid
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before
+    if os.getppid() != parent:  # it ended before the call above
         os._exit(1)
 
 
 def show_stack(process: BaseProcess, name: str) -> None:
-    """Have a child process print its stack to standard error."""
+    """Make a child process print its stack to standard error."""
     if process.pid is not None and process.is_alive():
         tell(f"\n{name} (process {process.pid}), stack:", sys.stderr)
         os.kill(process.pid, signal.SIGUSR1)
@@ -261,17 +261,17 @@ def show_stack(process: BaseProcess, name: str) -> None:
 
 
 def report_losses(report: Callable[[str], Any]) -> None:
-    """Say what watch shall do in this process, from a thread of its own; without this it does nothing."""
+    """Set the function that watch calls in this process, from a separate thread. Without one, watch does nothing."""
     global _report_loss
     _report_loss = report
 
 
 def watch(processes: Sequence[BaseProcess], what: str, noticed: Callable[[], bool]) -> None:
-    """Report the first death among child processes, even while this one has nothing to ask them for long.
+    """Report the first death among child processes, even if this process does not communicate with them for long.
 
     Args:
-        what: they are, as the report begins.
-        noticed: whether somebody else has noticed the death, or has caused it; asked a moment after it.
+        what: describes the processes; the report begins with it.
+        noticed: whether the death was noticed or caused by other code; called a moment after the death.
     """
 
     def report_death() -> None:
@@ -284,13 +284,13 @@ def watch(processes: Sequence[BaseProcess], what: str, noticed: Callable[[], boo
 
 
 def death_report(process: BaseProcess) -> str:
-    """How a process ended, to follow its name in a sentence."""
+    """How a process ended, as a predicate for its name."""
     code = process.exitcode
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         hint = " (the system may have run out of memory: see dmesg)" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
     return (
-        f"ended without a word, with exit code {code}. What it printed last stands above; a script that starts "
-        'processes needs its call below if __name__ == "__main__":'
+        f"ended without a message, with exit code {code}. Its last output is above. A script that starts "
+        'processes must call lockstep below if __name__ == "__main__":'
     )

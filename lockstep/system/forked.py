@@ -1,4 +1,4 @@
-"""Calls in a forked copy of this process, which leave this one as it was."""
+"""Calls in a forked copy of this process, which leave this process unchanged."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from typing import Any
 from lockstep.system.children import die_with_parent
 
 _CLEANING_UP = 3.0
-"""Seconds that the copy gets to close what it has open, once it is told to end."""
+"""Seconds that the copy has to close what it has open, after it was asked to end."""
 
 
 def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any]:
-    """Call a function in a forked copy of this process, which prints nothing. The result must be a value of JSON.
+    """Call a function in a forked copy of this process, which prints nothing. The result must be a JSON value.
 
     Returns:
         Whether the function returned in time, and its result. False and None if it raised, ended its process or took
-        longer, and on systems that cannot fork.
+        longer, and on systems without fork.
     """
     if not hasattr(os, "fork"):
         return False, None
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # or the copy would print it again
+            stream.flush()  # otherwise the copy would print it again
     parent = os.getpid()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that other threads may hold locks: then it takes too long
+        warnings.simplefilter("ignore")  # about locks of other threads: if one is held, the call times out
         child = os.fork()
     if not child:
         try:
@@ -42,13 +42,13 @@ def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any
                 _copy(function, writing, parent)
             finally:
                 os._exit(0)
-        finally:  # SIGTERM raised in the line above
+        finally:  # SIGTERM may raise in the line above
             os._exit(0)
     os.close(writing)
     told = b""
     try:
         deadline = time.monotonic() + seconds
-        ready = select.poll()  # select() knows no descriptors from 1024 on
+        ready = select.poll()  # select() fails for descriptors from 1024 on
         ready.register(reading, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0 and ready.poll(1000 * left):
             part = os.read(reading, 2**16)
@@ -62,10 +62,10 @@ def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any
 
 
 def _end(child: int, *, asked: bool) -> None:
-    """End the copy, and what the function started in its process group.
+    """End the copy and everything that the function started in its process group.
 
     Args:
-        asked: whether it is first asked to end what the function started elsewhere.
+        asked: whether to first ask it to end what the function started elsewhere.
     """
     try:
         deadline = time.monotonic() + _CLEANING_UP
@@ -85,7 +85,7 @@ def _copy(function: Callable[[], Any], writing: int, parent: int) -> None:
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes what the function has open
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes what the function has open
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

@@ -1,6 +1,6 @@
-"""CUDA graphs: the kernels of a function of fixed shapes, launched together instead of one by one from Python.
+"""CUDA graphs: the kernels of a function with fixed shapes, launched together instead of one by one from Python.
 
-A graph repeats the very kernels that it was captured from, on the same memory, so the bits are equal.
+A graph repeats the kernels that it captured, on the same memory, so its bits are equal.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor
 
 Repeat = Callable[[], None]
 Capture = Callable[[Repeat], Repeat]
-"""Runs a function of fixed memory, and returns what runs its kernels again."""
+"""Runs a function on fixed memory, and returns a function that runs its kernels again."""
 
 _WARM_UP = 3
-"""Runs before the capture, as torch's documentation asks for: libraries choose and load their kernels in them."""
+"""Runs before the capture, as torch's documentation requires: libraries choose and load their kernels in them."""
 
 
 def cuda_graph(function: Repeat) -> Repeat:
-    """A Capture. The function may not wait for the GPU, nor read a number from it."""
+    """A Capture. The function must not wait for the GPU or read a number from it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -33,10 +33,10 @@ def cuda_graph(function: Repeat) -> Repeat:
 
 
 class Graph:
-    """A function of tensors, captured with those that it is made with. Every call must have tensors of their shapes.
+    """A function of tensors, captured with the given ones. Every call needs tensors of the same shapes.
 
     Args:
-        function: whatever else it reads must stay where it is in memory.
+        function: everything else that it reads must keep its address.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Graph:
         self._repeat = capture(run)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The results, in memory of their own: the graph's is written anew by the next call."""
+        """The results, copied out of the graph's memory, which the next call overwrites."""
         for held, given in zip(self._inputs, inputs, strict=True):
             held.copy_(given, non_blocking=True)
         self._repeat()

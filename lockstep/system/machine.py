@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""The resources of the machine that this process may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _of_the_run: int | None = None
 
 
 def cores() -> int:
-    """CPU cores that this process may use, of which a container's quota may allow fewer than it shows."""
+    """Number of CPU cores that this process may use. A container's quota may allow fewer than it shows."""
     allowed = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no quota ("max"), or no cgroups of version 2
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
@@ -20,11 +20,11 @@ def cores() -> int:
 
 
 def belongs_to_a_run_with(count: int) -> None:
-    """Say that this process is one of several, which share so many cores."""
+    """Record that this process is one of several that share this many cores."""
     global _of_the_run
     _of_the_run = count
 
 
 def cores_of_the_run() -> int:
-    """The same for all processes of a run of this machine together, of which each may be kept to a part of them."""
+    """The cores of all processes of a run on this machine together; each process may be pinned to some of them."""
     return cores() if _of_the_run is None else _of_the_run

@@ -1,4 +1,4 @@
-"""How the C library handles the memory that tensors come from."""
+"""How the C library allocates the memory of tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def keep_freed_memory() -> None:
     """Let glibc keep large freed blocks instead of returning them to the kernel.
 
-    By default every large activation is mapped afresh and faulted in page by page at every step: 11% of the CPU time
-    of training the Nature CNN was spent on that. Elsewhere than on glibc nothing happens.
+    By default, every large activation is mapped and page-faulted again at every step, which took 11% of the CPU time of
+    training the Nature CNN. Without glibc, this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

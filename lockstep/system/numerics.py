@@ -1,4 +1,4 @@
-"""Settings of torch that belong to the process and change bits."""
+"""Process-wide settings of torch that change bits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 
 def settle(threads: int, device: str = "cpu") -> None:
-    """Compute with so many threads, and otherwise as torch does by itself, whatever this process has set; on a GPU with
-    kernels whose results are the same every time."""
+    """Compute with this many threads, and otherwise with torch's defaults, whatever this process has set; on a GPU with
+    deterministic kernels."""
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float32)
@@ -21,14 +21,14 @@ def settle(threads: int, device: str = "cpu") -> None:
     if torch.get_default_device().type != "cpu":
         torch.set_default_device(None)
     if device != "cpu":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS's sums may differ between calls
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS's sums may differ between calls
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.cuda.set_device(device)
 
 
 @contextlib.contextmanager
 def settled(threads: int, device: str = "cpu") -> Iterator[None]:
-    """The same for a while, without autocast. The current GPU stays."""
+    """Like settle, but temporary and without autocast. The current GPU stays."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype()
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     where, errors = torch.get_default_device(), np.errstate(all="warn", under="ignore")

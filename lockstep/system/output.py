@@ -1,4 +1,4 @@
-"""Text for whoever watches. Nobody watching any more is no reason to end a run."""
+"""Output to the user. A run does not end because its output has no reader any more."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.console import Console
 
 
 class Explained(SystemExit):
-    """Raised by the command line's parser once it has told the user all there is to say: help, or a mistake."""
+    """Raised by the command line's parser after it has printed help or an error."""
 
 
 def tell(text: str, stream: TextIO | None) -> None:
-    """Print a line. If its reader has gone, as `tee` does at Ctrl-C, or the disk behind it is full, whatever follows is
-    written nowhere."""
+    """Print a line. If the stream's reader is gone, as `tee` is after Ctrl-C, or its disk is full, this and all later
+    output is discarded."""
     if stream is None:
         return
     try:
@@ -28,15 +28,15 @@ def tell(text: str, stream: TextIO | None) -> None:
         except UnicodeEncodeError:
             print(text.encode(stream.encoding, "replace").decode(stream.encoding), file=stream, flush=True)
     except (BlockingIOError, RuntimeError):
-        # A full pipe that nobody waits for, or, in a signal's handler, one that is being waited for: this line is lost,
-        # the next may arrive.
+        # A pipe that is full and has no waiting reader, or a signal handler that interrupts a write: this line is lost,
+        # but the next one may arrive.
         pass
-    except (OSError, ValueError):  # ValueError: it was closed
+    except (OSError, ValueError):  # ValueError: the stream was closed
         silence(stream)
 
 
 def silence(stream: IO[str]) -> None:
-    """Let whatever is written to a stream from now on go nowhere, lest Python complains while it shuts down."""
+    """Discard all further writes to a stream, so that Python does not complain when it shuts down."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -47,19 +47,19 @@ def silence(stream: IO[str]) -> None:
 
 
 def reserve_streams() -> None:
-    """Let standard streams that were closed when this process began lead nowhere: a file or a pipe that took their
-    numbers would get what libraries and child processes print."""
+    """Redirect standard streams that were closed at the start of this process to nowhere. Otherwise a file or pipe
+    would take their numbers and receive the output of libraries and child processes."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
             os.set_inheritable(nowhere, True)
 
 
 def own_streams() -> None:
-    """Have Python print to descriptors of its own: an environment may close descriptors 1 and 2, or lead them
-    elsewhere, as to silence a simulator."""
+    """Make Python print to duplicated descriptors: an environment may close or redirect descriptors 1 and 2, for
+    example to silence a simulator."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -78,11 +78,11 @@ def _like(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
 
 @contextlib.contextmanager
 def keeping_streams() -> Iterator[None]:
-    """Bring Python's standard streams back at the end, whatever users' code has made of them."""
+    """Restore Python's standard streams at the end, whatever users' code has done to them."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     numbers = {}
     for name, stream in before.items():
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # some lead to no file
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # some streams have no file
             numbers[name] = stream.fileno()
     try:
         yield
@@ -94,7 +94,7 @@ def keeping_streams() -> Iterator[None]:
 
 
 class PatientConsole(Console):
-    """A console whose reader may go: rich's own would end the process."""
+    """A console that survives the loss of its reader: rich's own console would end the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -107,10 +107,10 @@ def on_terminal() -> bool:
 
 
 def reader_gone() -> bool:
-    """Whether standard output is a pipe, or a socket, that nobody reads any more."""
+    """Whether standard output is a pipe or a socket that nobody reads any more."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-    except (OSError, ValueError, AttributeError):  # it is no file at all
+    except (OSError, ValueError, AttributeError):  # it is not a file
         return False

@@ -1,4 +1,4 @@
-"""Supervision of processes: detecting that they stall, and the error that says how a worker failed."""
+"""Supervision of processes: detecting stalls, and the error that reports how a worker failed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _STARTUP = 120.0
-"""Seconds that a process may take to import everything and make its environments, whatever the stall timeout is."""
+"""Seconds that a process may take to import everything and make its environments, regardless of the stall timeout."""
 _BETWEEN_LOOKS = 5.0
-"""Of the time between two looks at a process's progress, the seconds that count as waiting for it."""
+"""Maximum number of seconds between two checks of progress that count as waiting."""
 
 _stall_handler: Callable[[str], Any] | None = None
 
 
 class WorkerError(RuntimeError):
-    """A worker raised, died or stalled; the text holds its traceback or signal."""
+    """A worker raised, died or stalled; the message holds its traceback or signal."""
 
 
 class StallDetector:
     """Measures how long there has been no progress.
 
-    The time between two looks counts as a few seconds at most: a watcher that did not look for longer was suspended
-    itself, as by Ctrl-Z, and so were the processes that it watches.
+    At most a few seconds count between two checks: a watcher that did not check for longer was itself suspended, for
+    example by Ctrl-Z, together with the processes that it watches.
 
     Args:
-        stall_timeout: seconds that a process may show no progress.
+        stall_timeout: seconds that a process may go without progress.
     """
 
     def __init__(self, stall_timeout: float) -> None:
@@ -35,11 +35,11 @@ class StallDetector:
         self._waited, self._looked = 0.0, time.monotonic()
 
     def moved(self) -> None:
-        """There was progress."""
+        """Record progress."""
         self._waited, self._looked = 0.0, time.monotonic()
 
     def too_long(self, progress: object = None, *, started: bool, grace: float = 0.0) -> float | None:
-        """The timeout in seconds once it and the grace have passed, else None. Call this about every second.
+        """The timeout in seconds if it and the grace period have passed, else None. Call this about once a second.
 
         Args:
             progress: a value that changes with progress, such as a count of steps.
@@ -57,8 +57,8 @@ class StallDetector:
 
 @contextlib.contextmanager
 def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
-    """Watch inline runs, too, from a thread. If one makes no progress for the layout's stall_timeout, fail is called,
-    which has to end the process. This is not the default, since a person may have stopped a run in a debugger."""
+    """Watch inline runs, too, from a thread. If one makes no progress for the layout's stall_timeout, call fail, which
+    must end the process. This is not the default, since the user may have stopped a run in a debugger."""
     global _stall_handler
     _stall_handler = fail
     try:
@@ -68,10 +68,10 @@ def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
 
 
 def stall_handler() -> Callable[[str], Any] | None:
-    """What `unattended` was given; None outside of it."""
+    """The function given to `unattended`; None outside of it."""
     return _stall_handler
 
 
 def is_unattended() -> bool:
-    """Whether `unattended` is in force."""
+    """Whether `unattended` is active."""
     return _stall_handler is not None

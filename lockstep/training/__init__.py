@@ -1,1 +1,1 @@
-"""Training: the loops, and what prepares, resumes, records and shows a run."""
+"""Training: the loops, and the code that prepares, resumes, records and displays a run."""

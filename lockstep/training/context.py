@@ -1,4 +1,4 @@
-"""What every process of a run is given beside its job: its place among the others, and the request to stop."""
+"""What every process of a run receives in addition to its job: its links to the others, and the request to stop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lockstep.transport.messages import Inbox
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """How a process reaches the others of its run."""
+    """How a process reaches the other processes of its run."""
 
     group: Group = dataclasses.field(default_factory=Group)
     """The learners."""
     channels: Channels | None = None
-    """Its channels to the other role, in a split layout of one machine."""
+    """Its channels to the other role, in a split layout on one machine."""
     inbox: Inbox | None = None
-    """A learner's messages from collectors and for them, in a split layout of several machines."""
+    """A learner's messages from and to collectors, in a split layout on several machines."""
 
 
 class StopRequest:
@@ -30,7 +30,7 @@ class StopRequest:
 
     Args:
         shared: `2 + processes` numbers that all processes of the run share.
-        rank: of this one among them.
+        rank: of this process among them.
     """
 
     def __init__(self, shared: SharedCounts | None = None, rank: int = 0) -> None:
@@ -46,7 +46,7 @@ class StopRequest:
         return bool(self._counts[0])
 
     def begin(self) -> None:
-        """Note that the first iteration begins: from now on there is something to save."""
+        """Record that the first iteration begins: from now on there is something to save."""
         self._counts[1] = 1
 
     def begun(self) -> bool:

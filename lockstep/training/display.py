@@ -1,4 +1,4 @@
-"""What a person watching a run sees: a live panel on a terminal, plain lines elsewhere."""
+"""The display of a running training: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.system.output import PatientConsole, on_terminal, tell
 from lockstep.training.status import Status, bottleneck
 
 PARTS = {"env": "green", "inference": "cyan", "learning": "blue", "waiting": "yellow", "other": "bright_black"}
-"""Where a worker's time goes, and the color of each part."""
+"""Parts of a worker's time, and their colors."""
 PLAIN_INTERVAL = 5.0
 """Seconds between plain lines."""
 
@@ -42,7 +42,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 or 02:03; days where there are some."""
+    """1:02:03 or 02:03, with days if there are any."""
     if seconds != seconds or seconds > 365 * 86400:
         return "--:--"
     minutes, second = divmod(round(seconds), 60)
@@ -113,7 +113,7 @@ def plain_line(status: Status) -> str:
 
 
 class LiveDisplay:
-    """A panel that redraws itself below the messages."""
+    """A panel, redrawn below the messages."""
 
     def __init__(self, title: str, folder: str, console: Console | None = None) -> None:
         self._title = title
@@ -131,7 +131,7 @@ class LiveDisplay:
         self._status, self._updated = status, time.monotonic()
 
     def message(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a terminal that is gone
+        with contextlib.suppress(OSError):  # the terminal is gone
             self._console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Learning that has diverged: it is noticed, the run stops, and its last finite checkpoint is named."""
+"""Divergence of learning: notices it, stops the run, and names the last finite checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lockstep.run import checkpoint
 from lockstep.run.folder import RunFolder
 
 PATIENCE = 5
-"""Iterations in a row that losses may be NaN or infinite while parameters are finite. Parameters that are not never
-become finite again."""
+"""Maximum number of consecutive iterations with NaN or infinite losses while parameters are finite. Parameters that are
+not finite never become finite again."""
 
 
 def losses_not_finite(metrics: Mapping[str, float]) -> list[str]:
@@ -23,24 +23,24 @@ class Divergence:
     """Notices that learning has diverged, for learner 0.
 
     Args:
-        stop: whether the run shall stop then.
+        stop: whether to stop the run on divergence.
     """
 
     def __init__(self, folder: RunFolder, *, stop: bool) -> None:
         self._folder, self._stop = folder, stop
         self._since = 0
-        """Iterations in a row with losses that were not finite."""
+        """Consecutive iterations with losses that were not finite."""
 
     def look(self, iterations: int, metrics: Mapping[str, float], lost: Sequence[str], fault: str) -> None:
-        """Look at what an iteration has learned.
+        """Check what an iteration has learned.
 
         Args:
-            iterations: done, with this one.
+            iterations: done, including this one.
             lost: names of parameters and statistics that are not finite.
-            fault: what environments returned that was not finite, if they did.
+            fault: which non-finite values environments returned, if any.
 
         Raises:
-            NotFinite: learning has diverged, and the run shall stop.
+            NotFinite: learning has diverged, and stop is on.
         """
         losses = losses_not_finite(metrics)
         self._since = self._since + 1 if losses else 0
@@ -51,16 +51,16 @@ class Divergence:
         cause = (
             f"The cause is probably that {fault}."
             if fault
-            else "All that environments returned was finite: a lower --algorithm.learning-rate or "
+            else "Everything that environments returned was finite: a lower --algorithm.learning-rate or "
             "--algorithm.max-grad-norm usually helps."
         )
         raise (NotFinite if fault else Diverged)(
-            f"Learning has diverged: after iteration {iterations} {what}{shown}. {cause} {self._kept(iterations)} "
-            "--on-nonfinite continue goes on all the same."
+            f"Learning has diverged: after iteration {iterations} {what}{shown}. {cause} {self._kept(iterations)} Use "
+            "--on-nonfinite continue to train anyway."
         )
 
     def _kept(self, iterations: int) -> str:
-        """Where what was learned before is."""
+        """Where to find what was learned before."""
         path = checkpoint.newest_finite(self._folder.checkpoints)
         if path is None:
             return "No checkpoint was taken before that."

@@ -1,4 +1,4 @@
-"""What every process of a run is told, and what the run ends with."""
+"""The job that every process of a run receives, and the run's result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class Result:
-    """What a run ended with."""
+    """The result of a run."""
 
     run: Path
     digest: str
@@ -28,7 +28,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is told."""
+    """The job that every worker receives."""
 
     folder: RunFolder
     experiment: Experiment
@@ -37,7 +37,7 @@ class Job:
     checkpoint: Path | None = None
     stop_after: int | None = None
     recorded: Recorded | None = None
-    """What a run recorded of what timing decided, to be repeated."""
+    """The recorded decisions of timing to repeat, if the run repeats another."""
 
     @property
     def schedule(self) -> Schedule:
@@ -45,10 +45,10 @@ class Job:
 
     @property
     def stops(self) -> bool:
-        """Whether numbers that are not finite end the run."""
+        """Whether non-finite numbers end the run."""
         return self.options.on_nonfinite == "stop"
 
     @property
     def collects_freely(self) -> bool:
-        """Whether collectors wait for no learner: lag async, and not repeated from its record."""
+        """Whether collectors do not wait for learners: lag async, unless its record is repeated."""
         return self.experiment.scheme.free_running and self.recorded is None

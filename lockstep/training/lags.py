@@ -1,4 +1,4 @@
-"""How old the data is that a run learns from, and how old the parameters that its gradients were computed with."""
+"""The age of the data that a run learns from, and of the parameters that its gradients were computed with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lockstep.collectors.collectors import RolloutInfo
 from lockstep.experiment import Experiment
 
 _MOST = 16
-"""Versions behind, up to which shares of samples are reported."""
+"""Up to this many versions behind, shares of samples are reported."""
 TRAJECTORY = 240
-"""Environment steps that versions are counted in, as in section 3 of the Cleanba paper (arXiv:2310.00036)."""
+"""Environment steps per version in section 3 of the Cleanba paper (arXiv:2310.00036)."""
 
 
 class Lags:
-    """Measures the policy lag of each iteration, in versions, in gradient steps and as versions per trajectory, and the
-    asynchrony of its gradients: both as in the PyTorchRL paper (arXiv:2007.02622)."""
+    """Measures the policy lag of each iteration (in versions, in gradient steps, and in versions per trajectory) and
+    the asynchrony of its gradients, both defined as in the PyTorchRL paper (arXiv:2007.02622)."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._steps = experiment.algorithm.rollout
@@ -26,7 +26,7 @@ class Lags:
         self._preempts = scheme.preempt < 1
         self._gradient_bound = scheme.max_gradient_lag if scheme.gradient_lag == "async" else -1
         self._updates: dict[int, int] = {}
-        """By version: gradient steps before it."""
+        """Gradient steps before each version."""
         rollouts = max(1, TRAJECTORY // self._steps)
         self._recent: dict[int, deque[tuple[tuple[int, int], ...]]] = {
             shard: deque(maxlen=rollouts) for shard in range(experiment.scheme.shards)
@@ -39,8 +39,8 @@ class Lags:
             iteration: the one that learned, from the version of the same number.
             before: gradient steps before this iteration.
             acted: the rollouts that it learned from.
-            behind: of each gradient that it computed, the updates between the parameters that it was computed with and
-                those that it changes.
+            behind: for each of its gradients, the number of updates between the parameters that it was computed with
+            and those that it changes.
         """
         return {**self._of_policy(iteration, before, acted), **self._of_gradients(behind), **self._kept(acted)}
 
@@ -75,7 +75,7 @@ class Lags:
         if not (self._bound or self._free):
             return lags
         lags["policy_versions_max"] = float(iteration - min(by_version))
-        if all(v in self._updates for v in by_version):  # a resumed run does not know it of versions before
+        if all(v in self._updates for v in by_version):  # a resumed run does not know it for earlier versions
             lags["gradient_steps"] = sum((before - self._updates[v]) * n for v, n in by_version.items()) / total
             lags["gradient_steps_max"] = float(before - min(self._updates[v] for v in by_version))
         if not self._free:

@@ -1,4 +1,4 @@
-"""Before a run starts: what depends on this machine is resolved, and all that can be checked is checked."""
+"""Before a run starts: resolves what depends on this machine, and checks everything that can be checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lockstep.system.output import tell
 from lockstep.training import warm_start
 
 _QUICK_SECONDS, _QUICK_LIMIT = 2.0, 10.0
-"""Seconds that the quick check of an environment should take, and after which it is given up."""
+"""Seconds after which the quick check of an environment is given up."""
 _LOST = {
     "again": "equal seeds and actions do not give equal episodes, so this run can be neither verified nor resumed "
     "exactly, and another layout gives another result.",
@@ -35,25 +35,25 @@ _LOST = {
     "rebuilt": "an episode cannot be rebuilt from its seed and actions, so a run that is stopped and resumed ends with "
     "another result than one that is not.",
 }
-"""What a run loses whose environment fails one of check_env.WAYS."""
+"""What a run cannot do if its environment fails one of check_env.WAYS."""
 
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
-    """Resolve what depends on installed libraries, and check everything that can be checked before starting.
+    """Resolve what depends on installed libraries, and check everything that can be checked before the start.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
     """
     if not isinstance(experiment, Experiment):
         raise SettingsError(
-            f"{experiment!r} is no Experiment. Recipes return one, as lockstep.recipes.ppo_cartpole() does."
+            f"{experiment!r} is not an Experiment. Recipes return one, for example lockstep.recipes.ppo_cartpole()."
         )
-    check_values(experiment)  # before anybody uses them to resolve others
+    check_values(experiment)  # before they are used to resolve others
     if experiment.torch_threads > 1 and os.environ.get("OMP_DYNAMIC", "").strip().lower() in ("true", "1"):
         raise SettingsError(
-            f"--torch-threads {experiment.torch_threads} with OMP_DYNAMIC={os.environ['OMP_DYNAMIC']} set: OpenMP "
-            "takes fewer threads while the machine is busy, and results would depend on that. Unset OMP_DYNAMIC, or "
-            "use --torch-threads 1."
+            f"--torch-threads {experiment.torch_threads} cannot be used while OMP_DYNAMIC={os.environ['OMP_DYNAMIC']} "
+            "is set: OpenMP takes fewer threads while the machine is busy, and results would depend on that. Unset "
+            "OMP_DYNAMIC, or use --torch-threads 1."
         )
     env = envs.resolve(experiment.env)
     env = dataclasses.replace(env, opponents=opponents.resolved(env, env.opponents))
@@ -62,19 +62,19 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     envs.check_matches(env, experiment.envs_per_shard)
     layout.check(experiment.scheme.shards)
     _check_layout(experiment, layout, recorded)
-    experiment.schedule()  # which refuses a schedule that cannot be kept
+    experiment.schedule()  # refuses a schedule that cannot be followed
     return warm_start.resolved(experiment) if layout.launcher.leads else experiment
 
 
 def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError if torchrun has to start the processes and has not, or has started more than there are
-    shards."""
+    """Raise SettingsError if torchrun has to start the processes and has not, or has started more processes than there
+    are shards."""
     if not layout.launcher.started_externally:
         return
     if "RANK" not in os.environ:
         raise SettingsError(
-            "--layout torchrun needs torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train RECIPE --layout "
-            "torchrun. Without torchrun use --layout processes:2."
+            "--layout torchrun must be started by torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train "
+            "RECIPE --layout torchrun. Without torchrun use --layout processes:2."
         )
     dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).check(experiment.scheme.shards)
 
@@ -82,7 +82,7 @@ def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
 def prepare_run(
     experiment: Experiment, layout: Layout, options: RunOptions, recorded: Recorded | None = None
 ) -> tuple[Experiment, RunOptions]:
-    """Prepare what this process is about to run, and how it is kept and shown. Raises SettingsError as prepare."""
+    """Prepare the run of this process, its folder and its display. Raises SettingsError like prepare."""
     experiment = prepare(experiment, layout, recorded)
     _check_torchrun(experiment, layout)
     check_memory(experiment, layout)
@@ -94,8 +94,8 @@ def prepare_run(
 
 
 def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
-    """Warn of settings that few would want together, and of a user's environment that resume and verify could not
-    repeat."""
+    """Warn about settings that are probably not meant together, and about a user's environment that resume and verify
+    could not repeat."""
     told = list(experiment.algorithm.warnings(experiment.setup))
     env = experiment.env
     if options.check_env and ":" in env.id:
@@ -103,8 +103,8 @@ def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
         if in_time and failed:
             way, why = failed
             told.append(
-                f"{env.id}: {_LOST[way]} {why} Training goes on. lockstep check-env {shlex.quote(env.id)} (with the "
-                "run's --env flags) tells more, and --no-check-env leaves this check out."
+                f"{env.id}: {_LOST[way]} {why} Training continues. lockstep check-env {shlex.quote(env.id)} (with the "
+                "run's --env flags) tells more, and --no-check-env skips this check."
             )
     for sentence in told:
         tell(f"warning: {sentence}", sys.stderr)
@@ -116,19 +116,19 @@ def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
 
 
 def check(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError for what would end a run of a prepared experiment here as soon as it began: what
-    does not fit into memory, and what the model refuses."""
+    """Raise SettingsError for what would end a prepared experiment's run right after its start: not enough memory, or
+    settings that the model refuses."""
     check_memory(experiment, layout)
     check_model(experiment)
 
 
 def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> list[str]:
-    """Raise SettingsError for what the model of a prepared experiment refuses, or cannot begin with; returns what a new
-    run should be told.
+    """Raise SettingsError for settings that the model of a prepared experiment refuses or cannot begin with. Returns
+    warnings for the user of a new run.
 
     Args:
-        weights: that it begins with; by default, what its warm start names.
-        new: whether it is no repetition, and so has to suit its algorithm, too.
+        weights: initial weights; by default, those that its warm start names.
+        new: whether this is a new run rather than a repetition, so that the model must suit its algorithm, too.
     """
     with settled(experiment.torch_threads):
         agent = Agent(experiment)
@@ -140,15 +140,15 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError if what a run collects and remembers does not fit into this machine's memory."""
+    """Raise SettingsError if a run's rollouts and replay memory do not fit into this machine's memory."""
     shards = _shards_here(experiment, layout)
-    ahead = layout.split and layout.launcher.shares_memory  # where collectors and learners share several buffers
+    ahead = layout.split and layout.launcher.shares_memory  # then collectors and learners share several buffers
     memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     memory.require(experiment, shards)
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
-    """Raise SettingsError if an experiment, or what is to be repeated of it, cannot be run on this kind of layout."""
+    """Raise SettingsError if this kind of layout cannot run an experiment, or cannot repeat a recorded run."""
     adapter = envs.adapter_of(experiment.env) if layout.env_processes or layout.env_threads > 1 else None
     if adapter and layout.env_processes and not adapter.processes:
         raise SettingsError(
@@ -165,9 +165,9 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
     free = experiment.scheme.free_running
     if free and recorded is None and not (layout.split and shares_memory):
         raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in processes of their own "
-            "that share memory with the learners. Use --layout cpu:a1-l1 (one collector, one learner) or more of them, "
-            "or --scheme.lag 1, which overlaps collecting and learning too and gives the same result on any layout."
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes that "
+            "share memory with the learners. Use --layout cpu:a1-l1 (one collector, one learner) or more of each, or "
+            "--scheme.lag 1, which also overlaps collecting and learning, and gives the same result on any layout."
         )
     if free and recorded is not None and not (shares_memory and (layout.split or layout.launcher.one_process)):
         raise SettingsError(
@@ -176,16 +176,16 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
         )
     if experiment.scheme.preempt < 1 and not shares_memory:
         raise SettingsError(
-            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: who is late shows in memory that "
-            "all collectors share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
-            "or leave --scheme.preempt out."
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors detect late ones "
+            "through shared memory, so all must be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
+            "or leave out --scheme.preempt."
         )
     if experiment.scheme.gradient_lag == "async":
         if not shares_memory:
             raise SettingsError(
-                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in memory "
-                "that they share, so they have to be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
-                "or --scheme.gradient-lag 1, which gives stale gradients on any layout."
+                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in "
+                "shared memory, so all must be processes of one machine. Use --layout processes:N or cpu:aC-lL, or "
+                "--scheme.gradient-lag 1, which gives stale gradients on any layout."
             )
         if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
             raise SettingsError(
@@ -195,7 +195,7 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
 
 
 def _shards_here(experiment: Experiment, layout: Layout) -> int:
-    """Shards on this machine at the least; torchrun spreads them over several, evenly, and Ray as it likes."""
+    """The least number of shards on this machine; torchrun spreads shards evenly over machines, and Ray freely."""
     machines = 1
     if layout.launcher.started_externally:
         machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,4 +1,5 @@
-"""What a run reports: metrics.jsonl, TensorBoard, other trackers, and the display. docs/metrics.md defines each."""
+"""The reports of a run: metrics.jsonl, TensorBoard, other trackers, and the display. docs/metrics.md defines the
+metrics."""
 
 from __future__ import annotations
 
@@ -25,24 +26,24 @@ from lockstep.training.display import PARTS, Display, make_display
 from lockstep.training.status import Status, waste
 
 WINDOW = 100
-"""Episodes that the running score is the mean of."""
+"""The running score is the mean of this many episodes."""
 _HISTORY = 256
 _SETTLED = 4, 10.0
-"""Iterations, and seconds, after which a layout is judged."""
+"""Iterations and seconds after which a layout is judged."""
 
 
 @dataclass
 class IterationReport:
-    """What one iteration did, over all workers."""
+    """The numbers of one iteration, over all workers."""
 
     iteration: int
-    """Iterations done, this one included."""
+    """Iterations done, including this one."""
     samples: int
-    """Agent samples collected since the run began, this iteration included."""
+    """Agent samples collected since the run began, including this iteration."""
     frames: int
-    """Environment frames since the run began, this iteration included."""
+    """Environment frames since the run began, including this iteration."""
     updates: int
-    """Gradient steps since the run began, this iteration included."""
+    """Gradient steps since the run began, including this iteration."""
     metrics: dict[str, float]
     """Global means, such as "loss/policy"."""
     episodes: list[tuple[float, int]]
@@ -52,13 +53,12 @@ class IterationReport:
     seconds: float
     """Wall time of this iteration."""
     lags: dict[str, float]
-    """How old its data was: `policy_versions` and, where timing decides, more (lockstep.training.lags). Empty without
-    new data."""
+    """How old its data was: `policy_versions` and, if timing decides, more (lockstep.training.lags). Empty without new
+    data."""
     waits: dict[str, float] = field(default_factory=dict)
-    """Seconds that learners waited for `rollouts` and collectors for `parameters`, where these are processes of their
-    own."""
+    """Seconds that learners waited for `rollouts` and collectors for `parameters`, if these are separate processes."""
     environment_fault: str = ""
-    """What environments returned that was not finite, if they did."""
+    """Which non-finite values environments returned, if any."""
 
 
 class _Sink(Protocol):
@@ -68,7 +68,7 @@ class _Sink(Protocol):
 
 @dataclass
 class _Totals:
-    """What survives a stop and a resume."""
+    """Totals that survive a stop and a resume."""
 
     samples: int = 0
     frames: int = 0
@@ -81,7 +81,7 @@ class _Totals:
 
 
 class Recorder:
-    """Receives one report an iteration and passes it on to files, trackers and the display."""
+    """Receives one report per iteration and passes it on to files, trackers and the display."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class Recorder:
         options: RunOptions,
         state: dict[str, Any] | None = None,
     ) -> None:
-        """state is what state() returned at the checkpoint that is resumed, with "restored" added: the seconds and
-        environment steps that rebuilding took. None starts afresh."""
+        """state is the result of state() at the resumed checkpoint, with "restored" added: the seconds and environment
+        steps that rebuilding took. None starts a new record."""
         state = dict(state or {})
         restored = state.pop("restored", None)
         self._experiment = experiment
@@ -103,7 +103,7 @@ class Recorder:
         self._waits: deque[dict[str, float]] = deque(maxlen=32)
         self._times: deque[dict[str, float]] = deque(maxlen=32)
         self._not_finite: set[str] = set()
-        self._busy_cores = os.getloadavg()[0]  # by others: this run has not begun
+        self._busy_cores = os.getloadavg()[0]  # of other programs: this run has not begun
         self._began, self._judged = self._totals.seconds, False
         self._rows = Rows(folder.metrics)
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
@@ -121,8 +121,9 @@ class Recorder:
         return statistics.fmean(score for score, _ in self._window) if self._window else None
 
     def mark_best(self) -> bool:
-        """Whether the checkpoint being taken has the highest score of all; ask once a checkpoint. Until a tenth of the
-        window is filled it is the newest: a mean of few episodes may be luck, and must not stand for good."""
+        """Whether the checkpoint being taken has the highest score so far; call once per checkpoint. Until a tenth of
+        the window is filled, the newest counts as best: a mean of few episodes may be luck and must not become the
+        record."""
         score, best = self.score(), self._totals.best_checkpoint
         if score is None or not math.isfinite(score) or (best is not None and score <= best):
             return False
@@ -154,7 +155,7 @@ class Recorder:
         self._display.update(status)
 
     def evaluation(self, iterations: int, result: Evaluation) -> None:
-        """Write an evaluation of the version after so many iterations, as a line of its own."""
+        """Write an evaluation of the version after this many iterations, as a separate line."""
         low, high = result.interval or (math.nan, math.nan)
         samples = self._totals.samples
         self._write(
@@ -181,12 +182,12 @@ class Recorder:
         return {**dataclasses.asdict(self._totals), "window": [list(episode) for episode in self._window]}
 
     def seal(self) -> dict[str, Any]:
-        """Make metrics.jsonl survive a power failure; returns what a checkpoint keeps of it."""
+        """Sync metrics.jsonl to disk, so that it survives a power failure; returns its entry in a checkpoint."""
         return self._rows.seal()
 
     def close(self) -> None:
         """Flush everything."""
-        with contextlib.ExitStack() as all_of_them:  # each, even if the disk is full
+        with contextlib.ExitStack() as all_of_them:  # close each, even if the disk is full
             for each in reversed((self._display, self._rows, *self._sinks)):
                 all_of_them.callback(each.close)
 
@@ -232,7 +233,7 @@ class Recorder:
         )
 
     def _mean_waits(self, report: IterationReport) -> dict[str, float]:
-        """Over the recent iterations, since single ones say little."""
+        """Means over recent iterations, since a single one says little."""
         self._waits.append(report.waits)
         return {name: statistics.fmean(waits[name] for waits in self._waits) for name in report.waits}
 
@@ -298,7 +299,7 @@ class _TensorBoard:
     def __init__(self, folder: RunFolder, samples: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an interrupted run wrote after its checkpoint is written again: TensorBoard must not show both.
+        # An interrupted run's output after its checkpoint is written again: TensorBoard must not show both.
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
 
     def log(self, values: dict[str, float], samples: int) -> None:
@@ -310,13 +311,13 @@ class _TensorBoard:
 
 
 class _Tracker:
-    """W&B, and trackio, which answers to the same calls. Both show everything over samples."""
+    """W&B or trackio, which has the same interface. Both plot everything over samples."""
 
     def __init__(self, module: str, **settings: Any) -> None:
         self._module: Any = importlib.import_module(module)
         self._module.init(**settings)
         self._step = module == "trackio"
-        if not self._step:  # W&B's own step counts calls, and would drop what a resumed run repeats
+        if not self._step:  # W&B's default step counts calls, and would drop what a resumed run repeats
             self._module.define_metric("*", step_metric="samples")
 
     def log(self, values: dict[str, float], samples: int) -> None:
@@ -327,14 +328,14 @@ class _Tracker:
 
 
 def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, samples: int) -> list[_Sink]:
-    """samples: collected before; 0 in a new run."""
+    """samples: collected before this start; 0 in a new run."""
     options.validate()
     name = folder.path.resolve().name
     sinks: list[_Sink] = []
     if options.tensorboard:
         sinks.append(_TensorBoard(folder, samples))
     if options.wandb:
-        # W&B takes the run up again by its id, which is no other run's; trackio by its name.
+        # W&B finds the run by its id, which is unique; trackio by its name.
         kept = {"id": folder.facts().get("id", name[-64:]), "dir": str(folder.path), "resume": "allow"}
         sinks.append(_Tracker("wandb", project=options.wandb, name=name, config=to_json(experiment), **kept))
     if options.trackio:

@@ -1,4 +1,4 @@
-"""A run after some iteration: its numbers, where its time goes, and whether its layout suits the machine."""
+"""A run's state after an iteration: its numbers, where its time goes, and whether its layout suits the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.config.layout import Layout
 
 @dataclass(frozen=True)
 class Status:
-    """A run after some iteration; every number that is shown comes from here."""
+    """A run's state after an iteration; all displayed numbers come from here."""
 
     iteration: int
     iterations: int
@@ -32,21 +32,21 @@ class Status:
     layout: Layout
     shards: int
     waits: dict[str, float] = field(default_factory=dict)
-    """Seconds of an iteration, recent mean: of learners for `rollouts`, of collectors for `parameters`, if these are
-    processes of their own."""
+    """Seconds per iteration, recent mean, that learners wait for `rollouts` and collectors for `parameters`, if these
+    are separate processes."""
     timing_decides: bool = False
     """Whether timing decides, so that another layout gives another result."""
     torch_threads: int = 1
-    """That each process computes with."""
+    """Number of torch threads in each process."""
 
     @property
     def eta(self) -> float:
-        """Seconds left at the present speed."""
+        """Seconds left at the current speed."""
         return (self.total_samples - self.samples) / max(1e-9, self.samples_per_second)
 
 
 def bottleneck(status: Status, available_cores: int) -> str:
-    """One sentence: what most of the time goes to, and what to try. Advice that changes the result says so."""
+    """One sentence about what takes most of the time and what to try. Advice that changes the result says so."""
     if not any(status.shares.values()):
         return "No time measured yet."
     part = max(status.shares, key=lambda name: status.shares[name])
@@ -77,7 +77,7 @@ def bottleneck(status: Status, available_cores: int) -> str:
         ),
         "waiting": (
             f"Workers wait for each other {share} of the time",
-            f"{layout.workers} processes share {available_cores} cores; fewer would crowd less"
+            f"{layout.workers} processes share {available_cores} cores; fewer would compete less for them"
             if layout.workers > available_cores
             else "a number of processes that divides --scheme.shards balances them",
         ),
@@ -91,7 +91,7 @@ def bottleneck(status: Status, available_cores: int) -> str:
 
 
 def _balance(status: Status) -> str:
-    """The same for collectors and learners of their own: who waits for whom."""
+    """The same for separate collectors and learners: which of them wait for the other."""
     layout, seconds = status.layout, max(1e-9, status.iteration_seconds)
     rollouts, parameters = (status.waits[name] / seconds for name in ("rollouts", "parameters"))
     result = "may change the result" if status.timing_decides else "gives the same result"
@@ -102,25 +102,25 @@ def _balance(status: Status) -> str:
     share, what, role, present = max(roles.values(), key=lambda entry: entry[0])
     if share < 0.1:
         return "Collectors and learners keep each other busy: neither waits a tenth of the time."
-    remedy = f"more {role} ({len(present)} now), on cores of their own, would help, which {result}"
+    remedy = f"more {role} ({len(present)} now), on separate cores, would help, which {result}"
     if len(present) >= status.shards:
         remedy = f"there is one for each shard already: more shards allow more {role}, but change the result"
     return f"{what.format(f'{share:.0%}')}: {remedy}."
 
 
 _EXCHANGE_PAYS = 0.01
-"""Seconds of work between two exchanges of gradients from which on more processes are faster: an exchange takes about a
-millisecond, and the processes never arrive at the same moment."""
+"""Seconds of work between two exchanges of gradients above which more processes are faster: an exchange takes about a
+millisecond, and processes never arrive at the same moment."""
 _MUCH = 0.5
-"""Share of the time that processes may wait before it is called a waste."""
+"""Share of the time that processes may wait before it counts as waste."""
 
 
 def waste(status: Status, available_cores: int, busy_cores: float) -> str | None:
-    """What the layout wastes of the machine and what to take instead, in one paragraph; None if it suits.
+    """How the layout wastes the machine and what to use instead, in one paragraph; None if it suits.
 
     Args:
-        status: after enough iterations that its shares mean something.
-        busy_cores: cores that other programs had been using when the run began.
+        status: after enough iterations for meaningful shares.
+        busy_cores: cores that other programs used when the run began.
     """
     layout = status.layout
     result = "may change the result" if status.timing_decides else "gives the same result"
@@ -128,16 +128,16 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
     best, reason = "", ""
     waiting = status.shares.get("waiting", 0.0)
     threads = layout.processes * status.torch_threads
-    more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # then others may make them wait
+    more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # others may cause the waiting
     if _on_gpus(layout):
-        return None  # what they are capable of is not known here
+        return None  # the speed of GPUs is not known here
     if threads > available_cores:
         each = f" with {status.torch_threads} torch threads each" * (status.torch_threads > 1)
-        reason = f"{layout.processes} processes{each} crowd {available_cores} cores"
+        reason = f"{layout.processes} processes{each} compete for {available_cores} cores"
     elif layout.launcher.one_process:
         steps = status.updates / max(1, status.iteration)
         if more > 1 and status.iteration_seconds / (1 + steps) > _EXCHANGE_PAYS:
-            best, reason = f"processes:{more}", f"one of {idle} idle cores is used"
+            best, reason = f"processes:{more}", f"it uses one of {idle} idle cores"
     elif layout.split and status.policy_lag == 0 and not status.timing_decides:
         best = f"processes:{min(status.shards, layout.processes)}"
         reason = "with --scheme.lag 0 collectors and learners take turns, and one side always idles"
@@ -158,9 +158,9 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
     if not reason:
         return None
     instead = f"--layout {best} is likely faster and {result}; " if best else ""
-    return f"The layout {layout} wastes the machine: {reason}. {instead}lockstep tune measures which is best."
+    return f"The layout {layout} wastes resources: {reason}. {instead}lockstep tune measures which is best."
 
 
 def _on_gpus(layout: Layout) -> bool:
-    """Whether any process computes on one."""
+    """Whether any process computes on a GPU."""
     return any(device != "cpu" for device in (layout.device, *layout.collectors, *layout.learners))

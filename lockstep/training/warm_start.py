@@ -1,7 +1,7 @@
-"""Beginning with what another run has learned: its parameters and statistics in place of random and empty ones.
+"""Warm starts: a run begins with the parameters and statistics of another run instead of random and empty ones.
 
-They become version 0. A run keeps a copy of them in its folder, so that it can begin, be verified and be repeated
-when the other one is gone.
+They become version 0. A run keeps a copy of them in its folder, so that it can be started, verified and repeated after
+the other run is gone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from lockstep.run.folder import RunFolder
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """With the iteration of the checkpoint that the warm start names, and the digest of what is taken from it.
+    """The experiment with the iteration of the checkpoint that the warm start names, and the digest of what it takes.
 
     Raises:
-        SettingsError: there is no such run, checkpoint or part.
+        SettingsError: the run, the checkpoint or a part does not exist.
     """
     start = experiment.warm_start
     if not start.run or start.digest:
@@ -36,18 +36,18 @@ def resolved(experiment: Experiment) -> Experiment:
     saved = _saved(start)
     digest = state_digest(_taken(saved, start))
     name = saved.path.name
-    checkpoint = str(saved.iteration) if name.isdecimal() else name  # such as that of one that was set aside
+    checkpoint = str(saved.iteration) if name.isdecimal() else name  # the name of a set-aside one is not a number
     return experiment.replace(warm_start=dataclasses.replace(start, checkpoint=checkpoint, digest=digest))
 
 
 def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tensor]:
-    """What a resolved experiment begins with, by the names of Agent.state; nothing without a warm start.
+    """The initial weights of a resolved experiment, by the names of Agent.state; empty without a warm start.
 
     Args:
-        kept: where a run that began so has its copy. Without one they are read from the run that the warm start names.
+        kept: the run's copy. Without one, they are read from the run that the warm start names.
 
     Raises:
-        SettingsError: they are not there any more, or not what they were.
+        SettingsError: they are missing, or have changed.
     """
     start = experiment.warm_start
     if not start.run:
@@ -66,22 +66,22 @@ def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tenso
         tensors, place = _taken(saved, start), str(saved.path)
     if (digest := state_digest(tensors)) != start.digest:
         raise SettingsError(
-            f"{place} is not what the run began with: warm_start.digest is {start.digest[:8]}…, and that of the file "
-            f"{digest[:8]}…. Restore it from a copy, or begin a run with what is there now: leave the digest out."
+            f"{place} is not what the run began with: warm_start.digest is {start.digest[:8]}…, but the file's digest "
+            f"is {digest[:8]}…. Restore it from a copy, or begin a run with the current weights: leave the digest out."
         )
     return tensors
 
 
 def packed(tensors: dict[str, Tensor]) -> bytes:
-    """A run's copy of what it begins with; nothing without a warm start."""
+    """A run's copy of its initial weights; empty without a warm start."""
     return safetensors.torch.save(tensors) if tensors else b""
 
 
 def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
-    """Let a new agent begin with weights, its target network too. Without any it stays as it is.
+    """Load weights into a new agent and its target network. Without weights, the agent stays unchanged.
 
     Raises:
-        SettingsError: they are not those of the agent's networks, or of its optimizer.
+        SettingsError: they do not fit the agent's networks or its optimizer.
     """
     if not tensors:
         return
@@ -91,7 +91,7 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
     parts = agent.experiment.warm_start.parts
     own = {name: tensor for name, tensor in state.items() if not name.startswith("target.") and _is_of(name, parts)}
     misfits = [
-        f"{_bare(name)} is {_shape(own, name)} here and {_shape(tensors, name)} there"
+        f"{_bare(name)} is {_shape(own, name)} here, but {_shape(tensors, name)} there"
         for name in dict.fromkeys([*own, *tensors])
         if _shape(own, name) != _shape(tensors, name)
     ]
@@ -105,7 +105,7 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
 
 
 def _place(run: str) -> str:
-    """A folder by one name, which stays when the folder that it and the present one are in is moved."""
+    """A folder by one name, which stays valid if its parent and the current folder are moved together."""
     path = os.path.relpath(run) if os.path.isabs(run) else os.path.normpath(run)
     return os.path.abspath(run) if os.path.isabs(run) and path.startswith("..") else path
 
@@ -119,7 +119,7 @@ def _saved(start: WarmStart) -> Checkpoint:
     try:
         return open_checkpoint(find(directory, start.checkpoint), only=("learner",))
     except CheckpointError as error:
-        reason = str(error).partition(". ")[0]  # what follows is advice for those who want to resume it
+        reason = str(error).partition(". ")[0]  # the rest advises users who resume the run
         there = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
         raise SettingsError(
             f"{flag} --warm-start.checkpoint {start.checkpoint}: {reason}. Give another one; the run has: {there}."
@@ -132,21 +132,21 @@ def _check_optimizer(experiment: Experiment, held: dict[str, Tensor]) -> None:
     if moments and moments != set(MOMENTS[own]):
         there = next((name for name, known in MOMENTS.items() if moments == set(known)), "another one")
         raise SettingsError(
-            f"The optimizer of {experiment.warm_start.run} is {there}, and here it is {own}: give both the same "
+            f"The optimizer of {experiment.warm_start.run} is {there}, but here it is {own}: give both the same "
             "(--algorithm.optimizer.name), or leave out --warm-start.optimizer."
         )
 
 
 def _taken(saved: Checkpoint, start: WarmStart) -> dict[str, Tensor]:
-    """What a checkpoint holds of some parts of its networks; of all, if none is named."""
+    """What a checkpoint holds of some parts of its networks; of all parts if none is named."""
     tensors, _ = saved.part("learner")
     parts = start.parts
     known = {name: tensor for name, tensor in tensors.items() if name.startswith(("parameter.", "normalizer."))}
     for part in parts:
         if not any(_is_of(name, (part,)) for name in known):
             raise SettingsError(
-                f"--warm-start.parts {part} is no part of the networks in {saved.path}, which has "
-                f"{', '.join(_parts(known))}, each also in parts of its own, such as {_bare(next(iter(known)))}."
+                f"--warm-start.parts {part} is not a part of the networks in {saved.path}, which has "
+                f"{', '.join(_parts(known))}. Parts of these can be named, too, such as {_bare(next(iter(known)))}."
             )
     taken = {name: tensor for name, tensor in known.items() if _is_of(name, parts)}
     if start.optimizer:

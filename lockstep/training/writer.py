@@ -1,4 +1,4 @@
-"""What learner 0 writes of a run: metrics, ledger, evaluations, checkpoints."""
+"""Writes what learner 0 keeps of a run: metrics, ledger, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from lockstep.transport.free_running import Pace
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What one learner tells learner 0 of an iteration."""
+    """A learner's report to learner 0 about an iteration."""
 
     infos: dict[int, list[RolloutInfo]]
     """By batch slot."""
     gradient_digests: dict[int, str]
     applied: dict[int, Applied]
-    """By place among the iteration's updates."""
+    """By position among the iteration's updates."""
     times: list[dict[str, float]]
-    """Seconds of this process, and of the collectors that this learner speaks for."""
+    """Seconds of this process, and of the collectors whose times it reports."""
     waited: float
     """Seconds that this learner waited for rollouts."""
 
@@ -45,7 +45,7 @@ class WorkerReport:
 def report_of(
     worker: Worker, taken: dict[int, list[CollectedRollout]], learned: LearningReport, begin: float
 ) -> WorkerReport:
-    """A learner's report of an iteration that began at `begin` (time.perf_counter)."""
+    """A learner's report about an iteration that began at `begin` (time.perf_counter)."""
     rollouts = worker.rollouts
     times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": worker.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
@@ -55,19 +55,19 @@ def report_of(
 
 
 def _waits(reports: list[WorkerReport], layout: Layout) -> dict[str, float]:
-    """Seconds that a learner, the one that did so longest, waited for collectors, and these on average for versions."""
+    """Seconds that the slowest learner waited for collectors, and that collectors waited on average for versions."""
     if not layout.split:
         return {}
     collectors = [times["waiting"] for report in reports for times in report.times[1:]]
     return {
-        "rollouts": max(report.waited for report in reports),  # where timing decides, learner 0 waits for all
-        # Where timing decides, an iteration may learn from what had arrived before it.
+        "rollouts": max(report.waited for report in reports),  # if timing decides, learner 0 waits for all
+        # If timing decides, an iteration may learn from rollouts that arrived before it began.
         "parameters": sum(collectors) / max(1, len(collectors)),
     }
 
 
 def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, float]:
-    """Samples learned from for each one collected since the warm-up, where timing decides it."""
+    """Samples learned from per sample collected since the warm-up, if timing decides it."""
     scheme, per_iteration = experiment.scheme, experiment.samples_per_iteration
     if not (scheme.free_running and experiment.algorithm.replays and counts["updates"]):
         return {}
@@ -77,19 +77,19 @@ def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, f
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run begins or goes on."""
+    """Where a run begins or continues."""
 
     iteration: int
     """Iterations done; 0 in a new run."""
     counts: dict[str, int]
     recorder: dict[str, Any] | None
-    """What the recorder goes on from; None in a new run."""
+    """The recorder's state to continue from; None in a new run."""
     metrics: dict[str, Any] | None = None
     """The seal of metrics.jsonl; None in a new run, and in checkpoints of earlier versions."""
 
 
 class RunWriter:
-    """What learner 0 writes: recorder, ledger, evaluations."""
+    """Writes what learner 0 keeps: recorder, ledger, evaluations."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RunWriter:
         *,
         stops: bool = True,
     ) -> None:
-        """stops: whether the run ends once numbers are not finite."""
+        """stops: whether the run ends when numbers are not finite."""
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
         self._worker, self._alive = worker, alive
         self._damage: str | None = None
@@ -115,7 +115,7 @@ class RunWriter:
         self._lags = Lags(experiment)
         self._divergence, self._stops = Divergence(folder, stop=stops), stops
         self._fault = ""
-        """What environments returned that was not finite."""
+        """Which non-finite values environments returned."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
 
     def score(self) -> float | None:
@@ -134,10 +134,10 @@ class RunWriter:
         """Write one iteration's metrics and its line of the ledger.
 
         Args:
-            lost: names of parameters and statistics that are not finite since.
+            lost: names of parameters and statistics that are no longer finite.
 
         Raises:
-            NotFinite: learning has diverged, and the run shall stop.
+            NotFinite: learning has diverged, and stops is on.
         """
         agent = self._worker.agent
         infos: dict[int, list[RolloutInfo]] = {}
@@ -190,7 +190,7 @@ class RunWriter:
         self._divergence.look(iteration + 1, learned.metrics, lost, self._fault)
 
     def evaluate(self, iterations: int) -> None:
-        """Score the current version on environments of its own, if it is time to."""
+        """If an evaluation is due, score the current version on separate environments."""
         options, agent = self._options, self._worker.agent
         if options.eval_every and iterations % options.eval_every == 0:
             evaluation = evaluate_policy(
@@ -208,8 +208,9 @@ class RunWriter:
     def finish_checkpoint(
         self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]], *, finite: bool = True
     ) -> None:
-        """Complete a checkpoint whose parts all processes have written; finite: whether its parameters are."""
-        self._ledger.sync()  # a checkpoint relies on the ledger up to it
+        """Complete a checkpoint after all processes have written their parts; finite: whether its parameters are
+        finite."""
+        self._ledger.sync()  # a checkpoint relies on the ledger up to its iteration
         metrics = {**self._recorder.seal(), **({"damage": self._damage} if self._damage else {})}
         best = finite and self._recorder.mark_best()
         checkpoint.finish(

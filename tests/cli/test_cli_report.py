@@ -97,7 +97,7 @@ def test_compare_as_json(capsys: Captured) -> None:
     [
         (["report", "runs/nothing"], "runs/nothing does not exist"),
         (["compare", "runs/nothing", "--", "runs/a1"], "runs/nothing does not exist"),
-        (["compare", "runs/a1", "--", "runs/b1", "--", "runs/b2"], "one -- between them"),
+        (["compare", "runs/a1", "--", "runs/b1", "--", "runs/b2"], "separated by one --"),
         (["compare", "runs/a1", "runs/b1"], "two sets"),
         (["report", "runs/a1", "--out", "page.png"], "--out page.png"),
         (["report", "runs/a1", "--metric", "score/men"], "score/mean"),

@@ -62,7 +62,7 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
     run = ("--run", "runs/one")
     assert "starts its processes itself" in refused(capsys, *run, *TASKS, "--layout", "processes:4")
     assert "8 processes for scheme.shards=4" in refused(capsys, *run, "--nodes", "4", "--tasks-per-node", "2")
-    assert says(refused(capsys, *run, *TASKS, "--scheme.lag", "async"), "freely", "processes of their own")
+    assert says(refused(capsys, *run, *TASKS, "--scheme.lag", "async"), "freely", "separate processes")
     assert says(refused(capsys, *run, "--nodes", "0"), "nodes", "at least 1")
     assert "partiton" in refused(capsys, *run, "--slurm-options", "partiton=long")
     Path("full").mkdir()
@@ -157,7 +157,7 @@ def test_lines_of_the_shell_run_before_the_program(cluster: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("setup=3", "must be a line of the shell"),
+        ("setup=3", "must be a shell command"),
         ("time=10:00:00", "whole number, of minutes"),
         ("cpus_per_task=many", "whole number"),
         ("use_srun=maybe", "true or false"),

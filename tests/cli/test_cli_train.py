@@ -158,8 +158,8 @@ def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, 
             ["no setting --buffer-size for this recipe", "--algorithm.replay.cap"],
         ),
         (["sac-mujoco", "--ent-coef", "0.1"], ["--algorithm.initial-temperature?", "no-learn-temperature"]),
-        (["ppo-cartpole", "CartPole-v1"], ["CartPole-v1 is no flag", "--env.id CartPole-v1"]),
-        (["ppo-cartpole", "-lr", "1e-3"], ["-lr is no flag", "--lr"]),
+        (["ppo-cartpole", "CartPole-v1"], ["CartPole-v1 is not a flag", "--env.id CartPole-v1"]),
+        (["ppo-cartpole", "-lr", "1e-3"], ["-lr is not a flag", "--lr"]),
         (["ppo"], ["ppo-cartpole", "ppo-atari", "ppo-mujoco", "lockstep train ppo-"]),
         (["cartpole"], ["ppo-cartpole, dqn-cartpole"]),
         (["rainbow"], ["rainbow-atari"]),
@@ -347,8 +347,8 @@ def test_arguments_of_an_environment_that_were_not_given_are_named(capsys: Captu
     [
         (("dqn-cartpole", "--env.id", "Pendulum-v1"), "the action space is Box"),
         (("ppo-cartpole", "--model.squash"), "Use --model.no-squash"),
-        (("ppo-cartpole", "--model.encoder", "nature"), "model.encoder=nature is for images"),
-        (("ppo-cartpole", "--env.id", "far.py:Far"), "out of reach: nearly all would be clipped"),
+        (("ppo-cartpole", "--model.encoder", "nature"), "model.encoder=nature needs images"),
+        (("ppo-cartpole", "--env.id", "far.py:Far"), "nearly all would be clipped"),
     ],
 )
 @pytest.mark.parametrize("flags", [("--dry-run",), ("--display", "none")])
@@ -387,18 +387,18 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("ppo-cartpole", "--model.core-size", "32"), "--model.core-size does nothing without --model.core gru or"),
+        (("ppo-cartpole", "--model.core-size", "32"), "--model.core-size has no effect without --model.core gru or"),
         (("ppo-memory", "--model.core-size", "32"), ""),
         (("dqn-cartpole", "--algorithm.replay.alpha", "0.5"), "without --algorithm.replay.prioritized"),
         (
             ("dqn-cartpole", "--algorithm.samples", "8"),
-            "--algorithm.samples does nothing without --model.returns imp",
+            "--algorithm.samples has no effect without --model.returns imp",
         ),
         (("ppo-cartpole", "--normalize.clip", "5"), "without --normalize.observations or --normalize.returns"),
         (("ppo-cartpole", "--normalize.clip", "5", "--normalize.returns"), ""),
-        (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share does nothing without"),
+        (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share has no effect without"),
         (("ppo-cartpole", "--model.initial-std", "0.5"), ""),
-        (("r2d2-memory", "--algorithm.rollout", "20"), "of the 20 steps of a rollout (--algorithm.rollout)"),
+        (("r2d2-memory", "--algorithm.rollout", "20"), "of a rollout's 20 steps (--algorithm.rollout)"),
     ],
 )
 def test_settings_that_do_nothing_are_told(arguments: tuple[str, ...], told: str, capsys: Captured) -> None:

@@ -67,7 +67,7 @@ def test_what_matters_first_is_one_line_each(recipe: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "80")
     arguments = TrainArguments(RECIPES[recipe]())
     lines = help.text(f"train {recipe}", ["--help"], arguments).splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("What matters first"))
+    begin = next(i for i, line in enumerate(lines) if line.startswith("The most important flags"))
     first = lines[begin + 1 : lines.index("", begin)]
     assert 17 <= len(first) <= 25 and all(line.startswith("  --") for line in first) and len(lines) <= 45
     assert first[0].startswith("  --env.id ") and arguments.experiment.env.id[-20:] in first[0]
@@ -132,6 +132,6 @@ def test_flags_that_do_not_exist_are_refused(capsys: Captured) -> None:
 def test_texts_are_those_of_the_class() -> None:
     by_path = {row.path: row for row in help.rows(SweepArguments)}
     assert by_path["folder"].positional and not by_path["folder"].optional and by_path["what"].optional
-    assert by_path["slots"].text.startswith("The most runs at once") and by_path["slots"].value == "INT"
+    assert by_path["slots"].text.startswith("The maximum number of runs at once") and by_path["slots"].value == "INT"
     with pytest.raises(SettingsError, match="no setting --slot"):
         parse(SweepArguments, "sweep", ["a", "--slot", "3"])

@@ -305,13 +305,13 @@ def test_an_experiment_that_waits_for_all_is_the_one_it_was() -> None:
 @pytest.mark.parametrize(
     ("of", "layout", "text"),
     [
-        (experiment(preempt=0.0), "inline", "scheme.preempt=0.0 must lie above 0"),
-        (experiment(preempt=1.5), "inline", "not above 1"),
+        (experiment(preempt=0.0), "inline", "scheme.preempt=0.0 must be above 0"),
+        (experiment(preempt=1.5), "inline", "at most 1"),
         (experiment(lag="async"), "cpu:a1-l1", "scheme.lag=async and scheme.shards=4 it waits for none"),
         (experiment(shards=1), "inline", "2 or more shards"),
         (experiment(), "torchrun", "processes of one machine"),
-        (replaying(recipes.dqn_cartpole, replay={}, scheme={"preempt": 0.5}), "inline", "which replay needs in full"),
-        (recipes.mpc_pendulum().replace(scheme=Scheme(preempt=0.5)), "inline", "which replay needs in full"),
+        (replaying(recipes.dqn_cartpole, replay={}, scheme={"preempt": 0.5}), "inline", "replay needs whole ones"),
+        (recipes.mpc_pendulum().replace(scheme=Scheme(preempt=0.5)), "inline", "replay needs whole ones"),
     ],
 )
 def test_what_does_not_go_with_it(of: Experiment, layout: str, text: str) -> None:

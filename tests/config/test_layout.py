@@ -82,7 +82,7 @@ def test_roles_on_ray() -> None:
         ("ray", "does not state"),
         ("ray:0", "does not state"),
         ("ray:a0-l1", "numbers of processes"),
-        ("ray:2,device=0", "launcher decides where"),
+        ("ray:2,device=0", "leave device= out"),
         ("ray:2,compress=2", "compress 0 or 1"),
         ("ray:2,restarts=-1", "at least 0"),
         ("processes:2,restarts=1", "is for ray:N"),

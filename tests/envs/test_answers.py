@@ -152,7 +152,7 @@ def test_ends_and_rewards_are_taken_in_every_harmless_form() -> None:
     ]
     assert [number(each) for each in ([0.5], np.float32(2), torch.tensor([3]), True)] == [0.5, 2.0, 3.0, 1.0]
     for wrong in ("1.5", None, [1.0, 2.0], 1j, b"1", torch.ones(1, requires_grad=True)):
-        with pytest.raises(SettingsError, match="which is no number"):
+        with pytest.raises(SettingsError, match="which is not a number"):
             number(wrong)
 
 

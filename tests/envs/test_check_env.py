@@ -233,7 +233,7 @@ def test_what_makes_learning_hard_is_told_by_the_check_and_at_the_start_of_train
     )
     train(experiment, options=RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False))
     warned = capsys.readouterr().err
-    for told in (*hard, r"'camera' is shaped as a picture, \[9, 9, 3\], but is not of uint8"):
+    for told in (*hard, r"'camera' is shaped like an image, \[9, 9, 3\], but is not uint8"):
         assert len(re.findall(told, warned)) == 1
     assert "'lamp'" not in warned
     remarks = check_model(experiment.replace(model=replace(base.model, encoder="mlp")))

@@ -184,7 +184,7 @@ def test_pictures_of_what_cannot_draw_and_things_that_are_no_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match="lockstep/Memory-v0 draws no pictures"):
+    with pytest.raises(SettingsError, match="lockstep/Memory-v0 cannot render images"):
         make("lockstep/Memory-v0", render=True)
     Path("env.py").write_text("def nothing():\n    return None\ndef plain():\n    return object()\n")
     for name in ("nothing", "plain"):
@@ -257,11 +257,11 @@ def test_rewards_may_be_arrays_of_one_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("word", "returned the reward 'good', which is no number"),
-        ("none", "returned the reward None, which is no number"),
-        ("two", "returned the reward .1.0, 2.0., which is no number"),
+        ("word", "returned the reward 'good', which is not a number"),
+        ("none", "returned the reward None, which is not a number"),
+        ("two", "returned the reward .1.0, 2.0., which is not a number"),
         ("old step", "step returned a tuple of 4, .*observation, reward, terminated"),
-        ("unseeded", "reset takes no seed .* reset.self, ., seed=None, options=None"),
+        ("unseeded", "reset does not take a seed .* reset.self, ., seed=None, options=None"),
         ("spaces", "careless.py:Faulty has no action_space. Let its constructor set self.action_space to a"),
         ("old reset", "reset returned a ndarray, .*observation, info"),
     ],

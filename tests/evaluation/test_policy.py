@@ -159,7 +159,7 @@ def test_a_file_that_has_changed_since_training_is_told(tmp_path: Path, monkeypa
     file.write_text(MINE.replace("SIZE", "5"))
     for name in [name for name in sys.modules if name.startswith("lockstep_user_")]:
         monkeypatch.delitem(sys.modules, name)  # as a new process would find it
-    with pytest.raises(SettingsError, match="a file that they name, or a library, has changed"):
+    with pytest.raises(SettingsError, match="a library has changed"):
         load_policy(tmp_path / "run")
 
 
@@ -216,8 +216,8 @@ class Blind(CartPoleEnv):
     train(settings, options=RunOptions(run=run, **QUIET))
     blind = load_object(settings.env.id)
     for drawn, told in (
-        ("driver", r"could not draw a picture: OSError: no graphics driver.*MUJOCO_GL"),
-        ("mistake", r"could not draw a picture: KeyError: .*blind\.py, line \d+\.$"),
+        ("driver", r"could not render an image: OSError: no graphics driver.*MUJOCO_GL"),
+        ("mistake", r"could not render an image: KeyError: .*blind\.py, line \d+\.$"),
         ("nothing", r"render returned None.* \[H, W, 3\]"),
     ):
         blind.drawn = drawn

@@ -178,7 +178,7 @@ def test_the_command_line_writes_into_the_runs_folder(
     assert told["file"] == str(run / "policy.pt2") and told["equal"] == told["observations"] == 8
     description = json.loads((run / "policy.pt2.json").read_text())
     assert description["inputs"] == {
-        "obs": {"dtype": "float32", "shape": ["batch", 4], "meaning": "observation, as lockstep's models see it, raw"}
+        "obs": {"dtype": "float32", "shape": ["batch", 4], "meaning": "raw observation, as lockstep's models see it"}
     }
     assert str(run.parent) not in json.dumps(description)
 

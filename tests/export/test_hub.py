@@ -171,7 +171,7 @@ def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monk
 @pytest.mark.parametrize("name", ["me/..", "-me/x", "me/a--b", "me/x.git", "me/" + 100 * "x"])
 def test_names_that_the_hub_does_not_take(name: str, run: Path, server: StandIn, tmp_path: Path) -> None:
     for reason in (refused(hub.pull, name, tmp_path / "a"), refused(hub.push, run, name)):
-        assert "name of a repository" in reason
+        assert "repository name" in reason
     assert not list(tmp_path.iterdir())
 
 
@@ -329,7 +329,7 @@ def test_nothing_is_made_on_the_hub_for_a_mistake(run: Path, server: StandIn) ->
 
 def test_a_public_repository_is_not_pushed_to_as_if_it_were_private(run: Path, server: StandIn) -> None:
     hub.push(run, REPO, episodes=1)
-    assert "exists already, and is public" in refused(hub.push, run, REPO, episodes=1, private=True)
+    assert "exists and is public" in refused(hub.push, run, REPO, episodes=1, private=True)
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "run.json"])

@@ -268,7 +268,7 @@ def full(run: Run, trial: str, popen: dict[str, Any]) -> Outcome:
     except TimeoutError:
         return Outcome(trial, "hangs", False, run.end()[-2000:])
     run.end()
-    told = "There is no space left on the disk" in run.output
+    told = "The disk is full" in run.output
     return Outcome(trial, left or f"exit {code}", not left and code == 1 and told, run.output[-3000:])
 
 

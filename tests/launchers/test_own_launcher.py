@@ -77,5 +77,5 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout cpu:a1-l1"):
         prepare(dataclasses.replace(experiment, scheme=free), Layout.parse("mine.py:FAR:a1-l1"))
     preempted = dataclasses.replace(experiment.scheme, preempt=0.5)
-    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*memory that all collectors share"):
+    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*processes of one machine"):
         prepare(dataclasses.replace(experiment, scheme=preempted), Layout.parse("mine.py:FAR:2"))

@@ -112,8 +112,8 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize(
     ("kind", "layout", "said"),
     [
-        ("Collector", "ray:a2-l1,jitter=0.005", r"Collector \d of 2 was lost .*Another one goes on \(1 of res"),
-        ("Learner", "ray:2,jitter=0.01", r"Worker \d of 2 .*begin again from the newest checkpoint \(1 of restarts=3"),
+        ("Collector", "ray:a2-l1,jitter=0.005", r"Collector \d of 2 was lost .*A new one continues \(1 of res"),
+        ("Learner", "ray:2,jitter=0.01", r"Worker \d of 2 .*restart from the newest checkpoint \(1 of restarts=3"),
     ],
 )
 def test_a_process_that_is_lost(

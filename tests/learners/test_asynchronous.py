@@ -483,7 +483,10 @@ def test_what_cannot_be_asynchronous_is_refused(recorded: Callable[[str], Ran]) 
     for scheme, message in (
         (Scheme(gradient_lag=-1), r"scheme.gradient_lag=-1 must be 0"),
         (Scheme(gradient_lag="async", max_gradient_lag=-1), r"scheme.max_gradient_lag=-1 must be at least 0"),
-        (Scheme(gradient_lag=1, max_gradient_lag=2), r"scheme.max_gradient_lag=2 is for --scheme.gradient-lag async"),
+        (
+            Scheme(gradient_lag=1, max_gradient_lag=2),
+            r"scheme.max_gradient_lag=2 only applies with --scheme.gradient-lag async",
+        ),
     ):
         with pytest.raises(SettingsError, match=message):
             scheme.validate()

@@ -196,7 +196,7 @@ def test_the_command_line_takes_presets(capsys: Captured) -> None:
     ("flags", "text"),
     [
         (["ppo-cartpole", "--preset", "impla"], "There is no preset 'impla'. Did you mean impala"),
-        (["ppo-cartpole", "--preset", "apex"], "The preset apex is for algorithms that learn from replay, and ppo"),
+        (["ppo-cartpole", "--preset", "apex"], "The preset apex is for algorithms that learn from replay, but ppo"),
         (["sac-mujoco", "--preset", "r2d2"], "The preset r2d2 is for models with a recurrent core"),
         (["dqn-cartpole", "--preset", "ddppo"], "scheme.preempt=0.8 cuts rollouts"),
     ],

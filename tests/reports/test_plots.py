@@ -98,7 +98,7 @@ def test_a_single_point_among_many_lines_is_seen(tmp_path: Path) -> None:
     [
         ({"x": "frame"}, ["'frame'", "frames, samples, updates, time"]),
         ({"out": "c.jpeg2"}, ["c.jpeg2", ".png, .svg"]),
-        ({"metric": "score/meen"}, ["score/meen", "Close to it are score/mean"]),
+        ({"metric": "score/meen"}, ["score/meen", "Similar names: score/mean"]),
         ({"runs": []}, ["No run was given"]),
         ({"runs": ["nowhere"]}, ["nowhere is not a run folder"]),
     ],

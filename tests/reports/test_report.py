@@ -489,7 +489,7 @@ def test_a_running_run_and_one_without_scores(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"out": "r.pdf"}, ["--out", "r.pdf", ".html"]),
-        ({"metric": "score/meen"}, ["score/meen", "Close to it are score/mean"]),
+        ({"metric": "score/meen"}, ["score/meen", "Similar names: score/mean"]),
         ({"runs": []}, ["No run was given"]),
         ({"runs": ["nowhere"]}, ["nowhere is not a run folder"]),
         ({"verify": -1}, ["--verify -1"]),

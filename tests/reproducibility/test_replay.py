@@ -372,7 +372,7 @@ def test_the_command(recorded: Callable[[str], Ran], capsys: pytest.CaptureFixtu
     forged = forge(run.run, 2, parameters=parameters)
     assert main(["replay", str(forged), "--run", "wrong", *quiet]) == 1
     printed = capsys.readouterr().out
-    assert says(printed, f"not what {forged} recorded", "Iteration 2: parameter ")
+    assert says(printed, f"differs from {forged}", "Iteration 2: parameter ")
     assert f"0000000000000000 != {line['parameters'][next(iter(parameters))]}" in printed
     assert main(["replay", str(forged), "--run", "wrong-again", "--json", *quiet]) == 1
     assert json.loads(capsys.readouterr().out)["difference"]["iteration"] == 2

@@ -220,7 +220,7 @@ def test_damage_after_opening_is_detected_when_a_part_is_read(run: Path) -> None
     saved = checkpoint.open_checkpoint(run / "checkpoints" / "00000060")
     with (saved.path / "learner.safetensors").open("ab") as file:
         file.write(b"\0")
-    with pytest.raises(CheckpointError, match=r"learner\.safetensors has .* bytes where"):
+    with pytest.raises(CheckpointError, match=r"learner\.safetensors has .* bytes, but"):
         saved.part("learner")
     assert saved.part("shard-000")[1] == {"name": "shard-000"}
 

@@ -125,7 +125,7 @@ def test_unnamed_folder_of_any_environment_is_one_level_deep(env_id: str) -> Non
 
 
 def test_what_torchrun_did_not_start_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="needs torchrun"):
+    with pytest.raises(SettingsError, match="started by torchrun"):
         train(ppo_cartpole(), "torchrun", RunOptions(run="r"))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "5")

@@ -365,7 +365,7 @@ class Full(Machine):
 def test_whatever_ends_a_sweep_others_are_told_to_checkpoint(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     queue.add(seeds(1, 2, 3))
     place = Full([0, 1])
-    with pytest.raises(SettingsError, match=r"no space left for "):
+    with pytest.raises(SettingsError, match=r"the disk is full for "):
         Runner(queue, place, SweepOptions(overview="plain")).run()
     assert place.started == 2 and [queue.state(entry.name) for entry in queue.entries()] == ["waiting"] * 3
     assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out

@@ -161,7 +161,7 @@ def test_a_run_that_is_lost_goes_on_elsewhere(start: Callable[..., Child]) -> No
     (actor,) = actors(child)
     (metrics,) = Path().glob("set/runs/*/metrics.jsonl")
     os.kill(actor, signal.SIGKILL)
-    child.until(lambda: "goes on elsewhere" in child.output(), "the loss to be noticed")
+    child.until(lambda: "continues elsewhere" in child.output(), "the loss to be noticed")
     before = metrics.stat().st_mtime_ns
     child.until(lambda: metrics.stat().st_mtime_ns != before, "another actor to go on")
     child.interrupt()

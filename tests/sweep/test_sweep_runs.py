@@ -103,7 +103,7 @@ def test_runs_have_cores_of_their_own_and_end_with_checkpoints(
 
     child.interrupt()
     assert child.wait() == 130
-    assert "checkpoint and stop" in child.output() and "go on with: lockstep sweep" in child.output()
+    assert "checkpoint and stop" in child.output() and "to continue: lockstep sweep" in child.output()
     assert outcomes() == {}
     for name in running:
         folder = Path("set/runs") / name
@@ -200,7 +200,7 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest
     command = ["sweep", "set", "ppo-cartpole", *SMALL, *SHORT, *flags]
     assert main([*command, "--slots", "1"]) == 2
     captured = capsys.readouterr()
-    assert re.search(r"no space left for ppo-.*: lockstep sweep", captured.err)
+    assert re.search(r"disk is full for ppo-.*: lockstep sweep", captured.err)
     assert "No space left on device" in next(Path("set/logs").glob("*-s1-*")).read_text()
     assert outcomes() == {} and captured.out.count("start ") == 1, "the other would have found none either"
     Path("full.py").write_text(ENV.format(body=""))

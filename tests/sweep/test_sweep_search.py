@@ -87,7 +87,7 @@ def test_a_search_learns_from_its_trials() -> None:
         [math.log10(trial.values["algorithm.learning_rate"]) for trial in searched(str(best), 25, best=best)]
         for best in (-4.5, -1.5)
     )
-    assert low[:10] == high[:10], "drawn blindly"
+    assert low[:10] == high[:10], "drawn at random"
     assert statistics.fmean(low[10:]) < -3.5 < -2.5 < statistics.fmean(high[10:])
 
 
@@ -352,18 +352,18 @@ def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> N
         ({"space": {"algorithm.epochs": Between(0.5, 2)}}, "give whole bounds"),
         ({"space": {"model.hidden_sizes": Between(1, 2)}}, "list the values"),
         ({"space": {"algorithm.anneal_learning_rate": Between(0, 1)}}, "list the values"),
-        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "begin below"),
+        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "lower one first"),
         ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, "above 0 .*logarithmic"),
         ({"space": {"algorithm.epochs": OneOf(())}}, "holds no value"),
-        ({"space": {"algorithm.learning_rate": Between(0, math.inf)}}, "and be finite"),
+        ({"space": {"algorithm.learning_rate": Between(0, math.inf)}}, "finite bounds"),
         ({"space": {"algorithm.learning_rate": [1e-3, 1e-4]}}, r"lockstep\.sweep\.Run, or a Between"),
         ({"runs": [recipes.ppo_cartpole()]}, r"lockstep\.sweep\.Run, or a Between"),
-        ({"space": {"seed": Between(1, 9)}}, "would search for luck"),
+        ({"space": {"seed": Between(1, 9)}}, "--seed 1..3"),
         ({"runs": Run(recipes.ppo_cartpole())}, r"runs .*list of lockstep\.sweep\.Run"),
-        ({"space": [OneOf((1, 2))]}, "space maps settings"),
+        ({"space": [OneOf((1, 2))]}, "space must map settings"),
         ({"space": {"algorithm.discount": Between(0.9, 1.5)}}, "discount"),
         ({"objective": "eval/score"}, "add --eval-every N"),
-        ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "differ in their seeds alone"),
+        ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "only differ in their seeds"),
     ],
 )
 def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None:
@@ -374,15 +374,18 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--search", "algorithm.epochs=1..x"), "is no range of numbers"),
+        (("--search", "algorithm.epochs=1..x"), "not a range of numbers"),
         (
             ("--search", "algorithm.epochs=1-8"),
             r"--search algorithm\.epochs=1-8 .* LOW\.\.HIGH",
         ),
-        (("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"), "algorithm.clip=0..x is no range"),
+        (
+            ("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"),
+            "algorithm.clip=0..x is not a range",
+        ),
         (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs is given twice"),
         (("--seed", "1,true"), "is not a whole number"),
-        (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "differ in their seeds alone"),
+        (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "only differ in their seeds"),
     ],
 )
 def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

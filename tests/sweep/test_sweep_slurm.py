@@ -208,7 +208,7 @@ def test_what_the_job_of_a_search_asks_for(
 def test_early_stops_need_a_sweep_that_watches(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ("--stop-early", "median@1k")
     assert main(["sweep", "set", "ppo-cartpole", *SMALL, *stop, *SUBMIT]) == 2
-    assert "which --slurm leaves to Slurm" in capsys.readouterr().err
+    assert "with --slurm only Slurm does" in capsys.readouterr().err
     assert not Path("set").exists()
     pytest.importorskip("optuna", reason="Optuna is not installed")
     assert main(["sweep", "search", "ppo-cartpole", *SMALL, *SEARCH, *stop, *SUBMIT]) == 0

@@ -169,7 +169,7 @@ def test_mistakes_are_explained(source: Path, tmp_path: Path, capsys: Captured) 
     assert main(["train", "ppo-cartpole", "--warm-start.parts", "trunks", "--dry-run"]) == 0
     message = capsys.readouterr().err
     assert says(message, "--warm-start.parts", "without --warm-start.run")
-    assert "checkpoint does nothing" not in message and "digest does nothing" not in message
+    assert "checkpoint has no effect" not in message and "digest has no effect" not in message
 
 
 def test_a_folder_has_one_name(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_an_optimizer_that_is_another_one(source: Path, capsys: Captured) -> Non
         begun(prepare(other, Layout()))
     assert main(["train", "ppo-cartpole", "--warm-start.run", str(source), "--warm-start.optimizer",
                  "--warm-start.parts", "trunks", "--dry-run"]) == 2  # fmt: skip
-    assert "not of parts (trunks)" in capsys.readouterr().err
+    assert "not those of parts (trunks)" in capsys.readouterr().err
 
 
 def test_an_optimizer_by_default_leaves_identities_as_they_were(source: Path) -> None:

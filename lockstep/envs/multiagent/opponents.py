@@ -1,4 +1,5 @@
-"""Who plays the agents of a match that the policy does not play: chance, a user's function, or a trained run.
+"""The opponents that play the agents of a match that the policy does not play: chance, a user's function, or a trained
+run.
 
 Shape legend: M opponents of a match.
 """
@@ -23,9 +24,9 @@ from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK
 
 RANDOM = "random"
-"""The opponent that draws each action from the allowed ones, uniformly where the action space has bounds."""
+"""The opponent that draws each action from the allowed ones, uniformly if the action space has bounds."""
 RUN_PLAYER = "lockstep.evaluation.opponents:TrainedPlayer"
-"""The class that plays what a run has learned. It is imported when a match needs it, because it opens runs."""
+"""The class that plays a trained run. It is imported when a match needs it, because it opens runs."""
 
 
 class Player(Protocol):

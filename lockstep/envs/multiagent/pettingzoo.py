@@ -22,7 +22,7 @@ from lockstep.envs.multiagent.opponents import Opponents
 from lockstep.models.observations import ACTION_MASK
 
 TURN = "turn"
-"""The entry of an observation that says whether it is the agent's turn."""
+"""The entry of an observation that tells whether it is the agent's turn."""
 _agents: dict[str, int] = {}
 """Results of agents_of, by id and options."""
 
@@ -254,7 +254,7 @@ class MatchShard(GymShard):
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
-        assert self.num_envs % self._agents == 0, f"{self.num_envs} environments are no matches of {self._agents}"
+        assert self.num_envs % self._agents == 0, f"{self.num_envs} environments do not form matches of {self._agents}"
         self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
         self._envs = [match.env for match in self._matches]
         self.frames_per_step = 1

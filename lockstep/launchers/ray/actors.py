@@ -22,17 +22,17 @@ from lockstep.transport.messages import CollectorService, Inbox, RolloutMessage,
 
 
 class _Process:
-    """What the driver can ask of every process at any time."""
+    """Calls that the driver may make to every process at any time."""
 
     def __init__(self, job: Job, directory: str) -> None:
         self._job, self._stop, self._thread = job, StopRequest(), 0
         if threading.current_thread() is threading.main_thread():
             children.ignore((signal.SIGINT,))
-        with contextlib.suppress(OSError):  # files that settings name are looked for from where the run was started
+        with contextlib.suppress(OSError):  # paths in settings are relative to the folder where the run was started
             os.chdir(directory)
 
     def _works(self) -> None:
-        """Note that the calling thread does the work, and unblock Ctrl-C in it. Ray blocks it, and the programs that
+        """Record that the calling thread does the work, and unblock Ctrl-C in it. Ray blocks it, and programs that
         environments start would inherit that."""
         self._thread = threading.get_ident()
         if children.ignores(signal.SIGINT):
@@ -110,7 +110,7 @@ class RayCollector(_Process):
         return self._service.start({shard: state for some in states for shard, state in some.items()})
 
     def collect(self, number: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
-        """A message for each shard, and None, for which the next call can wait."""
+        """A message for each shard, and None as a result that the next call can wait for."""
         assert self._service is not None
         self._works()
         return [*self._service.collect(number, version), None]

@@ -3,7 +3,7 @@
 Data flows between the actors through the object store: the driver passes the reference to one actor's answer to
 another.
 
-    learner 0: version(max(0, i - lag)) ──► collector: collect(i, …) ──► its learner: deliver(a shard's rollout i)
+        learner 0: version(max(0, i - lag)) ──► collector: collect(i, …) ──► its learner: deliver(a shard's rollout i)
 
 The driver requests rollout i when the rollouts before i - lag have arrived, and the collector begins it when its
 version exists. So the store never holds more than lag + 1 rollouts of a shard. Learners exchange gradients by
@@ -38,9 +38,9 @@ from lockstep.training.job import Job, Result
 _POLL = 1.0
 """Seconds between two polls of every process for its progress."""
 _AGAIN = 0.5
-"""Seconds after which a failed delivery of a rollout is repeated, while its collector seems to live."""
+"""Seconds after which a failed delivery of a rollout is repeated if its collector seems to be alive."""
 _NOTICING = 30.0
-"""Seconds that Ray has to notice the loss of a node once a learner's connection to it is broken."""
+"""Seconds that Ray has to notice the loss of a node after a learner's connection to it broke."""
 _ENDING = 10.0
 """Seconds that processes have to end."""
 _WHILE_BUSY = "while-busy"
@@ -65,13 +65,13 @@ def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
     if losses > layout.restarts:
         longer = dataclasses.replace(layout, restarts=Layout.restarts)
         raise WorkerError(
-            f"{text}. That is more than the {layout.restarts} losses that the layout allows. To survive more, use "
-            f"--layout {longer},restarts=N; lockstep resume goes on from the newest checkpoint."
+            f"{text}. The layout allows only {layout.restarts} losses. To survive more, use --layout "
+            f"{longer},restarts=N; lockstep resume continues from the newest checkpoint."
         )
 
 
 def say(text: str) -> None:
-    """Print a line for people."""
+    """Print a line for the user."""
     tell(text, sys.stderr)
 
 
@@ -91,7 +91,7 @@ class _Actor:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """A shard's rollout that is on its way from a collector to a learner."""
+    """A shard's rollout on its way from a collector to a learner."""
 
     collector: _Actor
     number: int
@@ -114,7 +114,7 @@ class RayDriver:
         begin = iteration_of(job.checkpoint)
         numbers = schedule.ticks(begin, job.stop_after)
         self._requested, self._end = numbers.start, numbers.stop
-        """The rollout that is requested next, and the first that is not wanted."""
+        """The rollout that is requested next, and the first that is not needed."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
         """By shard: the last rollout that a learner has."""
         self._learners: list[_Actor] = []
@@ -128,7 +128,7 @@ class RayDriver:
         self._versions: dict[int, Any] = {}
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
-        """Since when a learner's connection is broken, and what it said."""
+        """When a learner's connection broke, and the error message."""
         self._places: Any = None
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout)
@@ -167,7 +167,7 @@ class RayDriver:
             num_cpus=cpus(self._job),
             max_restarts=0,
             max_task_retries=0,
-            # Versions that are waited for may take lag + 1 threads; and nothing waits for what was asked before it.
+            # Versions that are waited for may occupy lag + 1 threads; earlier requests are not waited for.
             concurrency_groups={_WHILE_BUSY: self._schedule.lag + 8},
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
@@ -298,7 +298,7 @@ class RayDriver:
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
         elif (raised := self._raised(error)) is not None:
             self._fail(delivery.collector.name, raised)
-        else:  # one of the two is lost, which the next poll will show, or was out of reach
+        else:  # one of the two is lost, which the next poll will show, or was unreachable
             self._again.append((time.monotonic() + _AGAIN, delivery))
 
     def _polled_one(self, actor: _Actor) -> None:
@@ -316,7 +316,7 @@ class RayDriver:
         lost = self._collectors[index]
         self.losses += 1
         require_restarts_left(self.losses, self._layout, f"{lost.name} was lost ({why})")
-        say(f"{lost.name} was lost ({why}). Another one goes on ({self.losses} of restarts={self._layout.restarts}).")
+        say(f"{lost.name} was lost ({why}). A new one continues ({self.losses} of restarts={self._layout.restarts}).")
         self._deliveries = {
             ref: delivery for ref, delivery in self._deliveries.items() if delivery.collector is not lost
         }
@@ -342,8 +342,8 @@ class RayDriver:
         unstarted = [actor.name for actor in processes if actor.steps < 0]
         if unstarted:
             raise WorkerError(
-                f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may have no "
-                f"{cpus(self._job)} free CPUs for each, or has lost nodes that nothing replaced. ray status shows it."
+                f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may not have "
+                f"{cpus(self._job)} free CPUs for each, or has lost nodes. ray status shows its state."
             )
         stacks = [(actor.name, self._call(actor, "stack")) for actor in processes]
         for name, ref in stacks:
@@ -353,7 +353,7 @@ class RayDriver:
         raise WorkerError(
             f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
             f"{ {actor.name: actor.steps for actor in processes} }. Their stacks are printed above: one hangs, and "
-            f"the others wait for it. To allow longer, use --layout {longer},stall_timeout=SECONDS."
+            f"the others wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
         )
 
     def _close(self) -> None:

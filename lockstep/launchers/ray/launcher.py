@@ -30,8 +30,8 @@ _PATIENCE = 10.0
 
 
 def run_ray(work: Work, job: Job) -> Result:
-    """Run workers, or learners and collectors, as actors of a Ray cluster. That is the cluster to which this process is
-    connected, or else the one that RAY_ADDRESS names, or else a new one on this machine.
+    """Run workers, or learners and collectors, as actors of a Ray cluster: the one that this process is connected to,
+    else the one that RAY_ADDRESS names, else a new one on this machine.
 
     Raises:
         SettingsError: the cluster is too small.
@@ -56,7 +56,7 @@ def run_ray(work: Work, job: Job) -> Result:
                 losses = driver.losses + 1
                 require_restarts_left(losses, job.layout, str(lost))
                 bound = f"{losses} of restarts={job.layout.restarts}"
-                say(f"{lost}. All begin again from the newest checkpoint ({bound}).")
+                say(f"{lost}. All processes restart from the newest checkpoint ({bound}).")
                 path = resumable(told.folder, None, told.experiment)
                 told.folder.note_resumption(iteration_of(path), told.layout, told.options, ())
                 told = dataclasses.replace(told, checkpoint=path)
@@ -64,7 +64,7 @@ def run_ray(work: Work, job: Job) -> Result:
 
 def _library() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or it would drop the lines of most iterations
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # otherwise it drops the lines of most iterations
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # about lost processes, which are reported anyway
     import ray
     import ray.util.scheduling_strategies
@@ -74,8 +74,8 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def connected(least: int) -> Iterator[Any]:
-    """Ray, connected to the cluster to which this process is connected, or else to the one that RAY_ADDRESS names, or
-    else to a new one on this machine with at least `least` CPUs."""
+    """Ray, connected to the cluster that this process is connected to, else to the one that RAY_ADDRESS names, else to
+    a new one on this machine with at least `least` CPUs."""
     ray = _library()
     if ray.is_initialized():
         yield ray
@@ -94,7 +94,7 @@ def connected(least: int) -> Iterator[Any]:
                     include_dashboard=False,
                     logging_level="WARNING",
                     _temp_dir=str(here),
-                    _system_config={"worker_niceness": 0},  # or all other programs would have precedence
+                    _system_config={"worker_niceness": 0},  # otherwise all other programs take precedence
                 )
         yield ray
 
@@ -104,7 +104,7 @@ def _starting() -> Iterator[None]:
     """Explain why a cluster on this machine does not start.
 
     Raises:
-        SettingsError: it does not. Ray itself raises errors of many kinds, a plain Exception among them.
+        SettingsError: the cluster does not start. Ray raises errors of many types, including plain Exception.
     """
     try:
         yield
@@ -118,10 +118,10 @@ def _starting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _answering(address: str) -> Iterator[None]:
-    """Explain why nothing answers at the address of a cluster. Ray itself would try for minutes.
+    """Explain why nothing answers at the address of a cluster. Ray itself would keep trying for minutes.
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: nothing answers.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -137,9 +137,10 @@ def _answering(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
-    """A folder for a local cluster's sockets and logs, removed at the end. This also removes those of killed processes.
+    """A folder for a local cluster's sockets and logs, removed at the end. This also removes folders of killed
+    processes.
 
-    It is below /tmp, since the name of a socket has at most a hundred characters, of which Ray takes seventy.
+    It is below /tmp, since a socket's path has at most a hundred characters, of which Ray takes seventy.
     """
     for left in below.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), (left / _LOCK).open() as file:
@@ -149,7 +150,7 @@ def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
     try:
         unfinished = folder / "unfinished"
         with unfinished.open("w") as file, locked(file, 0.0):
-            unfinished.rename(folder / _LOCK)  # locked before anybody can look for it
+            unfinished.rename(folder / _LOCK)  # locked before other processes can see it
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,6 +160,7 @@ def _require(ray: Any, layout: Layout, needed: int) -> None:
     there = int(ray.cluster_resources().get("CPU", 0))
     if there < needed:
         raise SettingsError(
-            f"Layout {layout} needs {needed} CPUs, and the Ray cluster has {there} in all. Add nodes to it, or use "
-            "fewer processes (the result is the same). Without RAY_ADDRESS a local one is started that has enough."
+            f"Layout {layout} needs {needed} CPUs, but the Ray cluster has {there} in all. Add nodes to it, or use "
+            "fewer processes (the result is the same). Without RAY_ADDRESS, a local cluster with enough CPUs is "
+            "started."
         )
