@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 
@@ -186,11 +186,9 @@ class Experiment:
         action_space: gymnasium.Space[Any],
         precision: Precision | None = None,
     ) -> PolicyModel:
-    """The single seed from which every random stream and every environment's seed is derived."""
-    precision: Precision = "bf16"
-    """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
-    fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 in kernels
-    that have equal bits on every CPU and are several times as fast; it covers PPO with an MLP."""
+        """The initial model, in another precision if given."""
+        precision = precision or self.precision
+        model = self.model.build(
             observation_space,
             action_space,
             precision="fp32" if precision == "portable" else precision,
