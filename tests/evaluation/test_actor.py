@@ -19,6 +19,7 @@ from lockstep.envs.convert import ObservationWriter
 from lockstep.evaluation.actor import Actor
 from lockstep.evaluation.policy import Policy, load_policy
 from lockstep.launchers.launch import train
+from lockstep.models.capture import Inference
 
 NAMES = ["memory-gru-lag-2", "tuple-dict-mask", "mujoco-normalized", "r2d2-uniform-lag-1"]
 
@@ -121,16 +122,17 @@ def untrained(**changes: Any) -> Policy:
 def test_an_actor_tells_the_model_what_it_did_last_and_where_episodes_start(
     monkeypatch: pytest.MonkeyPatch, clip: bool, expected: float
 ) -> None:
+    told = list[Any]()
+
+    class Recorded(Inference):
+        def __call__(self, obs: Any, start: Tensor, *rest: Tensor) -> Any:  # type: ignore[override]
+            told.append((bool(start), *(x.item() for x in rest[1:])))
+            return super().__call__(obs, start, *rest)  # type: ignore[call-arg]
+
+    monkeypatch.setattr("lockstep.evaluation.actor.Inference", Recorded)
     policy = untrained(reward_clip=clip)
     env = construct(policy.experiment.env)
-    actor, told = Actor(policy, env), list[Any]()
-    infer = actor._actor
-
-    def recorded(obs: Any, start: Tensor, *rest: Tensor) -> Any:
-        told.append((bool(start), *(x.item() for x in rest[1:])))
-        return infer(obs, start, *rest)
-
-    monkeypatch.setattr(actor, "_actor", recorded)
+    actor = Actor(policy, env)
     observation, _ = env.reset(seed=1)
     actions = [actor.act(observation), actor.act(observation, 2.5)]
     actor.reset()
