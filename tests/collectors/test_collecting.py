@@ -137,10 +137,10 @@ def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers
         collector = Collector(agent, buffers, finite_check=(finite_check := FiniteCheck("Own-v0", stop=False)))
         version = agent.version(0)
         collector.reset()
-        monkeypatch.setattr(collector._model.distribution, "to_env", lambda action: action)
-        for distribution in {type(collector._model.distribution)}:
-            for name in ("uniform", "explore"):
-                monkeypatch.setattr(distribution, name, lambda *_, **__: torch.full((2, 1), lost))
+        distribution = type(agent.model.distribution)
+        monkeypatch.setattr(distribution, "to_env", lambda _, action: action)
+        for name in ("uniform", "explore"):
+            monkeypatch.setattr(distribution, name, lambda *_, **__: torch.full((2, 1), lost))
         collector.collect(0, lambda t: version)
         return finite_check.found
 
