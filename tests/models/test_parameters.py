@@ -16,7 +16,8 @@ from lockstep.learners.optimizer import Optimizer
 from lockstep.models import PolicyModel, StandardModelConfig
 from lockstep.models.parameters import FlatParameters
 
-PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+PIXELS = spaces.Box(0, 255, (4, 44, 44), np.uint8)
+"""Small, and the encoder's last layer is large enough to be rounded once."""
 
 
 def model(core: str) -> PolicyModel:
@@ -34,7 +35,7 @@ def gradient(of: PolicyModel, flat: FlatParameters, uses: int) -> Tensor:
     flat.forget_gradient()
     total = torch.zeros(())
     for _ in range(uses):
-        obs = torch.randint(0, 256, (3, 2, 4, 84, 84), generator=draw, dtype=torch.uint8)
+        obs = torch.randint(0, 256, (3, 2, *PIXELS.shape), generator=draw, dtype=torch.uint8)
         out, _ = of(obs, torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, of.state_size))
         total = total + out.policy.square().sum() + out.value.square().sum()
     total.backward()
