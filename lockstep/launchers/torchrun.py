@@ -17,7 +17,7 @@ from lockstep.system.supervision import WorkerError
 from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
-_VISIBLE = 60.0
+VISIBLE = 60.0
 """Seconds that a new file may take to be seen on other hosts: NFS caches for a while what a folder holds."""
 
 
@@ -47,7 +47,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
         path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
-        _meet(group, path / "run.json")
+        check_shared(group, path / "run.json")
         if rank:
             folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
             job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
@@ -60,11 +60,11 @@ def run_torchrun(work: Work, job: Job) -> Result:
         group.close()
 
 
-def _meet(group: Group, file: Path) -> None:
+def check_shared(group: Group, file: Path, visible: float = VISIBLE) -> None:
     """Raise SettingsError unless all processes see the file that learner 0 has written. Each of them writes its shards'
-    parts of checkpoints beside it."""
+    parts of checkpoints beside it. visible: seconds that this may take."""
     written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
-    deadline = time.monotonic() + _VISIBLE
+    deadline = time.monotonic() + visible
     while not (seen := file.is_file() and file.read_bytes() == written) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = group.gather(None if seen else socket.gethostname())

@@ -334,6 +334,7 @@ def test_recency_ends_as_uniform() -> None:
         replace(memory, prioritized=True).validate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hindsight", "iqn", "td3", "sac-discrete"])
 def test_taking_several_minibatches_at_once_changes_no_bit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -364,6 +365,7 @@ def test_importance_weights_undo_what_priorities_do(replays: list[Noting]) -> No
     assert even == pytest.approx(np.full(len(even), even[0]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_count_against_the_largest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, taken = EXPERIMENTS["dqn-prioritized-frames"], ReplayBatches.slice
     usual = train(make(), options=options(tmp_path / "usual")).digest

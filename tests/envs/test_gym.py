@@ -152,6 +152,7 @@ def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:
         make(f"{user_file}:Words")
 
 
+@pytest.mark.slow
 def test_an_atari_game_of_gymnasium_counts_frames_and_says_how_it_is_run() -> None:
     other: dict[str, str | int | float | bool] = {"frameskip": 3, "repeat_action_probability": 0.0}
     for env_id, options, frames, told in (

@@ -51,6 +51,7 @@ def experiment(task: str, **env: Any) -> lockstep.Experiment:
     )
 
 
+@pytest.mark.slow
 def test_episodes_are_drawn_from_the_levels(task: str, tmp_path: Path) -> None:
     settings = experiment(task, num_levels=3, start_level=5)
     options = RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False, checkpoint_every=1)

@@ -82,6 +82,7 @@ def by_hand(policy: Policy, seen: list[Any], actions: list[Any], rewards: list[f
     return chosen
 
 
+@pytest.mark.slow
 def test_an_actor_does_what_the_model_says(policy: Policy) -> None:
     seen, actions, rewards = played(policy, 40, greedy=True)
     expected = by_hand(policy, seen, actions, rewards)
@@ -92,6 +93,7 @@ def test_an_actor_does_what_the_model_says(policy: Policy) -> None:
             np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sampled_actions_follow_from_the_seed(policy: Policy) -> None:
     first, again, other = (repr(played(policy, 40, seed=seed)[1]) for seed in (1, 1, 2))
     assert first == again
@@ -99,6 +101,7 @@ def test_sampled_actions_follow_from_the_seed(policy: Policy) -> None:
         assert first != other
 
 
+@pytest.mark.slow
 def test_another_environment_is_refused(policy: Policy) -> None:
     with pytest.raises(SettingsError, match=r"env.id="):
         Actor(policy, gymnasium.make("Acrobot-v1"))

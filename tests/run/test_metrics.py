@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from manifests import sealed
 from tiny import cut
 
 from lockstep import recipes
@@ -73,6 +74,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_named_by_verify_and_the_learning_proved_all_the_same(name: str, run: Path) -> None:
     change, told = DAMAGES[name]
@@ -82,6 +84,7 @@ def test_damage_is_named_by_verify_and_the_learning_proved_all_the_same(name: st
     assert told in verdict.message and "1 of 3 recorded iterations" in verdict.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_resume_says_so_keeps_the_file_and_ends_with_the_same_bits(
     name: str, run: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
@@ -115,7 +118,7 @@ def test_checkpoints_of_earlier_versions_have_no_seal_and_do_without(
     for path in checkpoint.list_checkpoints(run / "checkpoints"):
         manifest = json.loads((path / "manifest.json").read_text())
         del manifest["meta"]["metrics"]
-        (path / "manifest.json").write_bytes(checkpoint._sealed(manifest))
+        (path / "manifest.json").write_bytes(sealed(manifest))
     assert verify(run, iterations=1).ok
     resume(run, checkpoint=2)
     assert "damaged" not in capsys.readouterr().err and verify(run, iterations=1).ok
