@@ -103,7 +103,7 @@ def test_sampled_actions_follow_from_the_seed(policy: Policy) -> None:
 
 @pytest.mark.slow
 def test_another_environment_is_refused(policy: Policy) -> None:
-    with pytest.raises(SettingsError, match=r"env.id="):
+    with pytest.raises(SettingsError, match=rf"act in Discrete\(3\).*env\.id={policy.experiment.env.id}"):
         Actor(policy, gymnasium.make("Acrobot-v1"))
     env = construct(policy.experiment.env)
     if isinstance(env.action_space, gymnasium.spaces.Box):

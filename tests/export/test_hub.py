@@ -284,7 +284,7 @@ def test_the_card_says_what_is_needed_and_not_uploaded(
     (other.path / "experiment.json").write_text(json.dumps(settings))
     monkeypatch.setattr(hub, "evaluate", lambda *_, **__: score)  # there are no such opponents
     notes = hub.push(other.path, REPO, episodes=1).notes
-    assert says(notes, "/srv/runs/a@3")
+    assert says(notes, "no /srv/runs/a@3,", "verify")
     assert "experiment.json names /srv/runs/a@3#0f" in notes and not any("mine.py" in note for note in notes)
 
 

@@ -100,9 +100,9 @@ def test_what_waits_can_be_taken_out_again(queue: Queue) -> None:
     assert [entry.name for entry in queue.entries()] == [first, third] and queue.run(second).is_dir()
     assert run_entry(queue, second) == 0 and queue.outcome(second) is None, "as when Slurm begins its job"
     assert queue.drop("*") == [third] and queue.outcome(third) is None
-    with pytest.raises(SettingsError, match=r"\b1 runs"):
+    with pytest.raises(SettingsError, match=rf"--drop {re.escape(first)}: .*\b1 runs"):
         queue.drop(first)
-    with pytest.raises(SettingsError, match="no run"):
+    with pytest.raises(SettingsError, match="--drop nobody: no run"):
         queue.drop("nobody")
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_is_resumed_by_hand_is_left_to_it(queue: Queue, capfd: pytest
         assert queue.state(entry.name) == "running"
         assert run_entry(queue, entry.name) == ELSEWHERE
     assert queue.state(entry.name) == "waiting" and queue.outcome(entry.name) is None
-    assert "another process" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, entry.name, "another process")
 
 
 def test_a_run_with_checkpoints_is_not_taken_for_unfinished(queue: Queue) -> None:

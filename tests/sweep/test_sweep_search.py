@@ -225,7 +225,7 @@ def test_lists_are_values_and_values_that_never_fit_are_found_before_anything_ru
         trials.next()
         end(queue, trials.all()[-1], 1.0)
     assert sorted(trial.values["model.hidden_sizes"] for trial in trials.all()) == [(8, 8), (16, 16)]
-    with pytest.raises(SettingsError, match="minibatches"):
+    with pytest.raises(SettingsError, match=r"algorithm\.minibatches=[35] .*divide"):
         search({"algorithm.minibatches": OneOf((3, 5))}).validate()
 
 
