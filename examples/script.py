@@ -13,7 +13,6 @@ import torch
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collector
 from lockstep.core.digests import state_digest
@@ -42,12 +41,9 @@ def run(experiment: Experiment) -> str:
     versions.publish(agent.version(0))
     for iteration in schedule.ticks(0):
         acting = versions[schedule.collects_with(iteration)]
-        infos = collector.collect(iteration, lambda _, acting=acting: acting)
-        collected = {
-            info.shard: [CollectedRollout(info, buffers.rollout(info.shard, iteration), acting.normalizers)]
-            for info in infos
-        }
-        learned = learner.learn(iteration, collected)
+        rollouts = collector.collect(iteration, lambda _, acting=acting: acting)
+        infos = [each.info for each in rollouts]
+        learned = learner.learn(iteration, {each.info.shard: [each] for each in rollouts})
         moments = tree.sum({info.shard: torch.from_numpy(info.moments) for info in infos})
         agent.normalizers = agent.normalizers.merged(moments)
         versions.publish(agent.version(iteration + 1))

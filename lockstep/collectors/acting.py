@@ -18,6 +18,7 @@ from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.preemption import Preemption
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
+from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
@@ -256,6 +257,10 @@ class ActingBatch:
         rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
         for member in self.members:
             self._score(member)
+
+    def rollout(self, member: ActingShard) -> Rollout:
+        """The rollout of a shard that was collected last, until its buffer is used again."""
+        return self._open.buffer.shards[member.shard]
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent
+from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.acting import ActingBatch, ActingShard
 from lockstep.collectors.preemption import Preemption
@@ -64,7 +65,6 @@ class Collector:
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
         self._loaded: int | None = None
-        self._buffers = buffers
 
         def make(shard: int) -> ShardEnv:
             first, count = shard * experiment.envs_per_shard, experiment.envs_per_shard
@@ -90,7 +90,9 @@ class Collector:
     def frames_per_step(self) -> int:
         return self._batches[0].members[0].env.frames_per_step
 
-    def collect(self, lap: int, version_at: Callable[[int], Version], noise: int | None = None) -> list[RolloutInfo]:
+    def collect(
+        self, lap: int, version_at: Callable[[int], Version], noise: int | None = None
+    ) -> list[CollectedRollout]:
         """Collect a rollout of every shard into the buffers of a lap. They are overwritten when their turn comes again.
 
         Args:
@@ -100,17 +102,23 @@ class Collector:
         """
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
-            acted, version = self._play(lap, version_at, noise)
+            acted, first, last = self._play(lap, version_at, noise)
         except Exception:  # perhaps caused by numbers that are not finite
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)
             raise
-        return [self._info(shard, lap, acted, version, noise) for shard in self.members()]
+        collected = []
+        for batch in self._batches:
+            for member in batch.members:
+                rollout = batch.rollout(member)
+                info = self._info(member, rollout, lap, acted, last, noise)
+                collected.append(CollectedRollout(info, rollout, first.normalizers))
+        return collected
 
     @torch.inference_mode()
-    def _play(self, lap: int, version_at: Callable[[int], Version], drawn_by: int) -> tuple[Acting, Version]:
-        """Play all steps. Returns (step, version) for each version that acted, and the last version."""
-        version = version_at(0)  # may wait, and with that for the buffer to be free
+    def _play(self, lap: int, version_at: Callable[[int], Version], drawn_by: int) -> tuple[Acting, Version, Version]:
+        """Play all steps. Returns (step, version) for each version that acted, the first version and the last."""
+        first = version = version_at(0)  # may wait, and with that for the buffer to be free
         version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
         if version.normalizers.observations is not None:
             self._actor.refresh()
@@ -154,7 +162,7 @@ class Collector:
         if self._preemption is not None:
             for shard, (_, member) in self.members().items():
                 self._preemption.collected(RolloutId(shard, lap + member.offset))
-        return tuple(acted), version
+        return tuple(acted), first, version
 
     def _noise(self, number: int, steps: int) -> Tensor:
         """fp32 [steps, Z]: the model's noise at each step; [1, Z] for the whole rollout; [0, Z] without noise."""
@@ -163,11 +171,12 @@ class Collector:
         draw = stream(self._experiment.seed, "noisy", number)
         return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32))
 
-    def _info(self, shard: int, lap: int, acted: Acting, version: Version, drawn_by: int) -> RolloutInfo:
-        _, member = self.members()[shard]
+    def _info(
+        self, member: ActingShard, rollout: Rollout, lap: int, acted: Acting, version: Version, drawn_by: int
+    ) -> RolloutInfo:
         number = lap + member.offset
         noise = drawn_by if self._model.noise_numbers and drawn_by != number else None
-        rollout, cut = self._buffers.rollout(shard, lap), None
+        cut = None
         if member.last < 0:
             moments = version.normalizers.rollout_sums(rollout, member.return_carry)
         else:
@@ -175,9 +184,17 @@ class Collector:
             moments = version.normalizers.rollout_sums(rollout[:cut], member.return_carry)
             # After rollout_sums, in which the return goes on: the learner must bootstrap from the last observation.
             rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
-        digests = structure_digests(rollout)
         return RolloutInfo(
-            shard, number, lap, acted, moments.numpy(), digests, member.episodes, cut, noise, self._finite_check.found
+            shard=member.shard,
+            number=number,
+            lap=lap,
+            versions=acted,
+            moments=moments.numpy(),
+            digests=structure_digests(rollout),
+            episodes=member.episodes,
+            cut=cut,
+            noise=noise,
+            not_finite=self._finite_check.found,
         )
 
     def members(self) -> dict[int, tuple[ActingBatch, ActingShard]]:
@@ -231,7 +248,6 @@ class Collectors:
         stop: bool = True,
     ) -> None:
         finite_check = FiniteCheck(agent.experiment.env.id, stop=stop)
-        self._buffers = {shard: each for each in buffers for shard in each.shards}
         self._pool = None
         if layout.env_processes:
             self._pool = SteppingPool(layout.env_processes, layout.jitter, layout.stall_timeout)
@@ -255,13 +271,9 @@ class Collectors:
 
     def collect(
         self, lap_id: LapId, version_at: Callable[[int], Version], noise: int | None = None
-    ) -> list[RolloutInfo]:
+    ) -> list[CollectedRollout]:
         """Collect a lap of a shard and of all shards that act together with it; noise is as for Collector."""
         return self._by_shard[lap_id.shard].collect(lap_id.lap, version_at, noise)
-
-    def rollout(self, info: RolloutInfo) -> Rollout:
-        """A collected rollout, until its buffer is used again."""
-        return self._buffers[info.shard].rollout(info.shard, info.lap)
 
     def take_times(self) -> dict[str, float]:
         """Seconds since the last call, by what they were spent on."""

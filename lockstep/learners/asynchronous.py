@@ -253,7 +253,7 @@ class AsyncLearner(Learner):
             step, number = taken[slot], before + taken[slot] + 1
             taken[slot] += 1
             self._parameters.read(behind)
-            gradient = self._gradient(slot, step, {**hyper, "update": number})
+            gradient = self._gradient(slot, self.batches.slice(slot, step), {**hyper, "update": number})
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self._alive()

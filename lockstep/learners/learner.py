@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent, below
 from lockstep.algorithms.base import LossOutput, ParameterGroup, check_loss
-from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.buffers.batches import Batches, CollectedRollout, Slice
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
@@ -109,7 +109,7 @@ class Learner:
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
             for slot in self._slots:
-                gradient = self._gradient(slot, step, numbered)
+                gradient = self._gradient(slot, self.batches.slice(slot, step), numbered)
                 if step == 0:
                     digests[slot] = fast_digest(gradient)
                 self.reduction.push(slot, gradient)
@@ -139,8 +139,8 @@ class Learner:
         sum of every metric. With prioritized replay the gradient and the sums of losses are divided by the largest
         importance weight."""
         algorithm = self._algorithm
-        gradient, tail = self._flat.split(total)
-        tail = tail.cpu()
+        size = self._flat.vector.numel()
+        gradient, tail = total[:size], total[size:].cpu()
         count = 1 + len(algorithm.metric_names)
         scale = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
         if algorithm.weighted:
@@ -193,9 +193,9 @@ class Learner:
             groups = self._algorithm.groups(step, self._algorithm.hyperparameters(iteration / iterations))
             self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
-    def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
+    def _gradient(self, slot: int, part: Slice, hyper: dict[str, float]) -> Tensor:
         """A slice's gradient followed by its counts and metric sums, for the reduction."""
-        batch, normalizers = self.batches.slice(slot, step)
+        batch, normalizers = part
         if normalizers is not self._applied:
             normalizers.apply(self._agent.model)
             if self._agent.target is not None:
@@ -203,27 +203,24 @@ class Learner:
             self._applied = normalizers
         if self._capture is not None:
             return self._from_graph(batch, hyper, self._capture)
-        loss = self._differentiate(batch, hyper)
+        loss, numbers = self._differentiate(batch, hyper)
         self.batches.learned(slot, loss.priorities)
-        numbers = self._numbers(batch, loss)
         if self._algorithm.weighted:
             # One number per slot, so that the sum holds each slot's largest weight.
             largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
             numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
         return self._flat.gather_gradient(numbers)
 
-    def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> LossOutput:
+    def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> tuple[LossOutput, list[Tensor]]:
+        """Run the backward pass. Returns the loss and the numbers that are reduced together with the gradient."""
         self._flat.forget_gradient()
         loss = self._algorithm.loss(self._agent.networks, batch, hyper)
         if not self._known_to_fit:
             check_loss(self._algorithm, loss)
             self._known_to_fit = True
         loss.total.backward()
-        return loss
-
-    def _numbers(self, batch: Any, loss: LossOutput) -> list[Tensor]:
-        """The numbers that are reduced together with the gradient."""
-        return [batch.valid.sum(dtype=torch.float32), *(loss.metrics[name] for name in self._algorithm.metric_names)]
+        metrics = [loss.metrics[name] for name in self._algorithm.metric_names]
+        return loss, [batch.valid.sum(dtype=torch.float32), *metrics]
 
     def _from_graph(self, batch: Any, hyper: dict[str, float], capture: Capture) -> Tensor:
         leaves: list[Tensor] = []
@@ -237,7 +234,8 @@ class Learner:
                 given = iter(inputs)
                 named = {name: next(given) for name in hyper}
                 held = batch.map(lambda leaf: next(given))
-                return (self._flat.gather_gradient(self._numbers(held, self._differentiate(held, named))),)
+                _, tail = self._differentiate(held, named)
+                return (self._flat.gather_gradient(tail),)
 
             self._graphs[shapes] = Graph(gradient, [*numbers, *leaves], capture)
         return self._graphs[shapes](*numbers, *leaves)[0]

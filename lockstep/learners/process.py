@@ -19,7 +19,7 @@ from lockstep.core.shards import block
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.asynchronous import AsyncLearner
-from lockstep.learners.learner import Learner, LearningReport
+from lockstep.learners.learner import Learner
 from lockstep.models.observations import precision_warning
 from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
@@ -49,17 +49,13 @@ class Worker:
         self._tree = TreeSum(shards, group)
         if scheme.gradient_lag == "async":
             updates = () if recorded is None else recorded.updates
-            self._learner = AsyncLearner(agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates)
+            self.learner: Learner = AsyncLearner(
+                agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates
+            )
         else:
-            self._learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
+            self.learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
         self._begun = _numbers(agent.algorithm)
         self._told: set[str] = set()
-
-    def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        """Take the iteration's gradient steps."""
-        if iteration == 0 and self.group.rank == 0:
-            self._warn_of_lost_precision(rollouts[self.slots[0]])
-        return self._learner.learn(iteration, rollouts)
 
     def merge_statistics(self, rollouts: dict[int, list[CollectedRollout]], *, stop: bool) -> tuple[bool, int]:
         """Add the rollouts' moments to the normalizers, in tree order, and agree on whether to stop.
@@ -79,7 +75,7 @@ class Worker:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The named tensors that `digest:` covers."""
-        return self.agent.state() | self._learner.state()
+        return self.agent.state() | self.learner.state()
 
     def begin(self, weights: dict[str, torch.Tensor]) -> None:
         """Make version 0.
@@ -87,18 +83,18 @@ class Worker:
         Args:
             weights: what the agent began with, if that was not random: the optimizer's part of it is loaded here.
         """
-        self._learner.load(weights)
+        self.learner.load(weights)
         self.rollouts.versions.publish(self.agent.version(0))
 
     def restore(self, saved: Checkpoint) -> None:
         """Load a learner's part of a checkpoint, from any layout, and the versions that collectors still need."""
         tensors, meta = saved.part("learner")
         self.agent.load(tensors)
-        self._learner.load(tensors)
+        self.learner.load(tensors)
         for slot in self.slots:
-            self._learner.batches.restore(slot, saved)
+            self.learner.batches.restore(slot, saved)
             if f"reduction-{slot:03d}" in saved.parts:
-                self._learner.reduction.kept[slot] = saved.part(f"reduction-{slot:03d}")[0]["kept"]
+                self.learner.reduction.kept[slot] = saved.part(f"reduction-{slot:03d}")[0]["kept"]
         for number in meta["versions"]:
             state = below(f"version.{number}.normalizer.", tensors)
             vector = tensors[f"version.{number}.parameters"]
@@ -113,8 +109,8 @@ class Worker:
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
             self._alive()  # writing a large replay to a slow disk is no stall
-            parts += self._learner.batches.save(slot, directory, iterations)
-            if (kept := self._learner.reduction.kept.get(slot)) is not None:
+            parts += self.learner.batches.save(slot, directory, iterations)
+            if (kept := self.learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
         if self.group.rank == 0:
             self._tell_of_lost_state()
@@ -128,9 +124,9 @@ class Worker:
             parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(held)}))
         return parts
 
-    def _warn_of_lost_precision(self, rollouts: list[CollectedRollout]) -> None:
+    def warn_of_lost_precision(self, rollouts: dict[int, list[CollectedRollout]]) -> None:
         """Warn of observations that are too large for float32."""
-        for first in rollouts[:1]:
+        for first in rollouts[self.slots[0]][:1]:
             obs = first.rollout.obs
             for key, x in obs.items() if isinstance(obs, dict) else [("", obs)]:
                 if x.dtype == torch.float32 and x.numel():

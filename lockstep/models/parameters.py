@@ -76,17 +76,14 @@ class FlatParameters:
         """Drop the last gradient. Call it before a backward pass, which then need not add to it."""
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._gathered = self._empty()
+        self._gathered = torch.empty(self.vector.numel() + self._tail, device=self.vector.device)
         for name, rounded in self._rounded.items():
             rounded.place = self._view(self._gathered, name)
 
-    def _empty(self) -> Tensor:
-        return torch.empty(self.vector.numel() + self._tail, device=self.vector.device)
-
     def gather_gradient(self, tail: list[Tensor]) -> Tensor:
-        """A new vector with the last backward pass's gradient, followed by the tail's numbers."""
-        gathered = self._empty() if self._gathered is None else self._gathered
-        self._gathered = None
+        """A new vector with the gradient of the backward pass since forget_gradient, followed by the tail's numbers."""
+        gathered, self._gathered = self._gathered, None
+        assert gathered is not None, "forget_gradient was not called"
         *pieces, end = gathered.split(self._pieces)
         for (name, parameter), piece in zip(self._parameters.items(), pieces[::2], strict=True):
             gradient = parameter.grad
@@ -98,11 +95,6 @@ class FlatParameters:
             pieces[gap].zero_()
         torch.stack(tail, out=end)
         return gathered
-
-    def split(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Split a reduced vector into gradient and tail."""
-        size = self.vector.numel()
-        return total[:size], total[size:]
 
     def named(self, vector: Tensor | None = None) -> dict[str, Tensor]:
         """Views of a flat vector (default: the parameters) by the parameters' names."""

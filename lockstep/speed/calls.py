@@ -137,8 +137,7 @@ class Calls:
         rollouts = []
         for lap in range(max(2, -(-_EXAMPLES // self._experiment.algorithm.rollout))):
             first = collector.collect(lap, lambda t: version)[0]
-            rollout = buffers.rollout(first.shard, lap).map(torch.clone)
-            rollouts.append(CollectedRollout(first, rollout, agent.normalizers))
+            rollouts.append(dataclasses.replace(first, rollout=first.rollout.map(torch.clone)))
         collector.close()
         return rollouts
 

@@ -91,7 +91,9 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
             taken = rollouts.take(iteration)
             if job.layout.learner_delay:
                 time.sleep(job.layout.learner_delay)
-            learned = worker.learn(iteration, taken)
+            if iteration == 0 and group.rank == 0:
+                worker.warn_of_lost_precision(taken)
+            learned = worker.learner.learn(iteration, taken)
             stopped, count = worker.merge_statistics(taken, stop=stop.requested())
             lost = agent.not_finite()
             if not (lost and job.stops):  # or learner 0 ends the run, below
@@ -192,9 +194,9 @@ def _collect_by_schedule(
         for rollout_id in schedule.rollout_ids(iteration):
             if rollout_id.shard in collectors.shards and rollout_id not in collected:
                 acting = acting_with(schedule.acting(rollout_id), connection.version)
-                infos = collectors.collect(rollout_id.scheduled_lap, acting, schedule.noise(rollout_id))
-                connection.deliver(infos)
-                collected |= {info.rollout_id for info in infos}
+                rollouts = collectors.collect(rollout_id.scheduled_lap, acting, schedule.noise(rollout_id))
+                connection.deliver([each.info for each in rollouts])
+                collected |= {each.info.rollout_id for each in rollouts}
     while True:
         connection.listen(block=True)
 
@@ -209,7 +211,8 @@ def _collect_freely(connection: CollectorConnection, collectors: Collectors, *, 
     while True:
         version = connection.admit(lap)
         at = (lambda _: connection.newest()) if refresh else (lambda _, version=version: version)
-        connection.deliver(collectors.collect(LapId(collectors.shards[0], lap), at))
+        rollouts = collectors.collect(LapId(collectors.shards[0], lap), at)
+        connection.deliver([each.info for each in rollouts])
         lap += 1
 
 

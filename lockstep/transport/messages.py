@@ -23,8 +23,8 @@ import torch
 from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
-from lockstep.collectors.collectors import Collectors, RolloutInfo
-from lockstep.core.rollout import Rollout
+from lockstep.collectors.collectors import Collectors
+from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.groups import Group
@@ -115,15 +115,15 @@ class CollectorService:
         normalizers = {name: torch.from_numpy(array.copy()) for name, array in published.normalizers.items()}
         parameters = torch.from_numpy(published.parameters.copy())  # arrays of a message may be read-only
         version = Version(published.number, parameters, self._initial.loaded(normalizers))
-        infos = self._collectors.collect(LapId(self._collectors.shards[0], number), lambda _: version)
+        collected = self._collectors.collect(LapId(self._collectors.shards[0], number), lambda _: version)
         states = self._collectors.state(self._collectors.shards)
-        packed = [_packed(self._collectors.rollout(each), compress=self._compress) for each in infos]
+        packed = [_packed(each.rollout, compress=self._compress) for each in collected]
         spent, end = self._collectors.take_times(), time.perf_counter()
         spent |= {"waiting": begin - self._since, "other": max(0.0, end - begin - sum(spent.values()))}
         self._since = end
         return [
-            RolloutMessage(each, fields, _arrays(states[each.shard]), {} if index else spent)
-            for index, (each, fields) in enumerate(zip(infos, packed, strict=True))
+            RolloutMessage(each.info, fields, _arrays(states[each.info.shard]), {} if index else spent)
+            for index, (each, fields) in enumerate(zip(collected, packed, strict=True))
         ]
 
     def close(self) -> None:

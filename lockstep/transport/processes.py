@@ -23,7 +23,8 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
-from lockstep.collectors.collectors import Collectors, RolloutInfo
+from lockstep.collectors.collectors import Collectors
+from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels

@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
-from lockstep.collectors.collectors import Collectors, RolloutInfo
+from lockstep.collectors.collectors import Collectors
 from lockstep.core.schedule import Acting, Recorded, RolloutId, Schedule
 from lockstep.distributed.shared_memory import Arena
 from lockstep.models.versions import Version, Versions
@@ -109,7 +109,7 @@ class LocalRollouts:
 
     def __init__(self, collectors: Collectors, slots: range, schedule: Schedule, versions: Versions) -> None:
         self._collectors, self._slots, self._schedule, self.versions = collectors, slots, schedule, versions
-        self._collected: dict[RolloutId, RolloutInfo] = {}
+        self._collected: dict[RolloutId, CollectedRollout] = {}
         self._next = dict.fromkeys(collectors.shards, 0)
         self.waited = 0.0
         self.frames_per_step = collectors.frames_per_step
@@ -128,12 +128,10 @@ class LocalRollouts:
     def _take(self, rollout_id: RolloutId) -> CollectedRollout:
         if rollout_id not in self._collected:
             acting = acting_with(self._schedule.acting(rollout_id), self.versions.__getitem__)
-            for info in self._collectors.collect(rollout_id.scheduled_lap, acting, self._schedule.noise(rollout_id)):
-                self._collected[info.rollout_id] = info
-        info = self._collected.pop(rollout_id)
-        self._next[info.shard] = info.number + 1
-        normalizers = self.versions[info.first_version].normalizers
-        return CollectedRollout(info, self._collectors.rollout(info), normalizers)
+            for each in self._collectors.collect(rollout_id.scheduled_lap, acting, self._schedule.noise(rollout_id)):
+                self._collected[each.info.rollout_id] = each
+        self._next[rollout_id.shard] = rollout_id.number + 1
+        return self._collected.pop(rollout_id)
 
     def publish(self, version: Version) -> None:
         self.versions.publish(version)

@@ -82,8 +82,8 @@ def collected(
     collector, version, found = Collector(agent, buffers, finite_check=finite_check), agent.version(0), []
     collector.reset()
     for lap in range(len(env.told) // 4):
-        (info,) = collector.collect(lap, lambda t: version)
-        found.append((info, buffers.rollout(0, lap).map(lambda leaf: leaf.clone())))
+        (only,) = collector.collect(lap, lambda t: version)
+        found.append((only.info, only.rollout.map(lambda leaf: leaf.clone())))
     return found
 
 

@@ -17,7 +17,6 @@ from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms import IMPALAConfig
 from lockstep.algorithms.returns import gae, n_step_returns, vtrace
-from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collector, RolloutInfo
 from lockstep.collectors.preemption import RecordedCuts, Stragglers, preemption
 from lockstep.config.layout import Layout
@@ -63,11 +62,11 @@ def experiment(rollout: int = STEPS, iterations: int = 4, *, impala: bool = Fals
 # ------------------------------------------------------------------------------------------------------- rollouts
 
 
-def collector(of: Experiment, cuts: dict[RolloutId, int] | None = None) -> tuple[Agent, Collector, RolloutBuffers]:
+def collector(of: Experiment, cuts: dict[RolloutId, int] | None = None) -> tuple[Agent, Collector]:
     resolved = prepare(of, Layout())
     agent = Agent(resolved)
     (buffers,) = buffers_of(agent, range(4), resolved.schedule(), PrivateArena(), ahead=False)
-    return agent, Collector(agent, buffers, preemption=None if cuts is None else RecordedCuts(cuts)), buffers
+    return agent, Collector(agent, buffers, preemption=None if cuts is None else RecordedCuts(cuts))
 
 
 def copied(rollout: Rollout) -> Rollout:
@@ -78,13 +77,13 @@ def collected(
     of: Experiment, count: int, cuts: dict[RolloutId, int] | None
 ) -> list[list[tuple[RolloutInfo, Rollout, Any]]]:
     """By rollout and shard: each with the shard's state behind it."""
-    agent, collecting, buffers = collector(of, cuts)
+    agent, collecting = collector(of, cuts)
     version = agent.version(0)
     collecting.reset()
     found = []
     for lap in range(count):
-        infos = collecting.collect(lap, lambda t: version)
-        found.append([(each, copied(buffers.rollout(s, lap)), collecting.state(s)) for s, each in enumerate(infos)])
+        rollouts = collecting.collect(lap, lambda t: version)
+        found.append([(each.info, copied(each.rollout), collecting.state(s)) for s, each in enumerate(rollouts)])
     collecting.close()
     return found
 
@@ -101,15 +100,15 @@ def test_a_cut_rollout_is_a_shorter_one(acting_batch: int) -> None:
     of = experiment(acting_batch=acting_batch)
     cuts = collected(of, len(LENGTHS), CUTS)
     for number, length in enumerate(LENGTHS):
-        agent, shorter, buffers = collector(experiment(length, acting_batch=acting_batch))
+        agent, shorter = collector(experiment(length, acting_batch=acting_batch))
         if number:
             for shard in range(4):
                 shorter.load(shard, cuts[number - 1][shard][2], number)
         else:
             shorter.reset()
         version = agent.version(0)
-        expected = shorter.collect(0, lambda t, version=version: version)[0]
-        whole, state = buffers.rollout(0, 0), shorter.state(0)
+        only = shorter.collect(0, lambda t, version=version: version)[0]
+        expected, whole, state = only.info, only.rollout, shorter.state(0)
         info, rollout, after = cuts[number][0]
 
         assert info.cut == (length if length < STEPS else None)

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import Experiment, Layout, recipes
 from lockstep.agent import Agent
-from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collector
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
@@ -127,7 +126,7 @@ def vtrace(**algorithm: Any) -> Experiment:
     return small(impala.replace(model=recipes.ppo_cartpole().model, precision="fp32"), **algorithm)
 
 
-def collector(experiment: Experiment) -> tuple[Agent, Collector, RolloutBuffers]:
+def collector(experiment: Experiment) -> tuple[Agent, Collector]:
     agent = Agent(experiment)
     spaces = agent.observation_space, agent.action_space
 
@@ -136,12 +135,12 @@ def collector(experiment: Experiment) -> tuple[Agent, Collector, RolloutBuffers]
 
     with mock.patch("lockstep.envs.make", make):
         (buffers,) = buffers_of(agent, range(1), experiment.schedule(), PrivateArena(), ahead=False)
-        return agent, Collector(agent, buffers), buffers
+        return agent, Collector(agent, buffers)
 
 
 def cost_of_collecting(experiment: Callable[..., Experiment]) -> Cost:
     def of(rollout: int) -> Cost:
-        agent, collecting, _ = collector(experiment(rollout=rollout))
+        agent, collecting = collector(experiment(rollout=rollout))
         version = agent.version(0)
         collecting.reset()
         collecting.collect(0, lambda t: version)
@@ -152,11 +151,10 @@ def cost_of_collecting(experiment: Callable[..., Experiment]) -> Cost:
 
 def cost_of_learning(experiment: Callable[..., Experiment]) -> Cost:
     def of(epochs: int) -> Cost:
-        agent, collecting, buffers = collector(experiment(epochs=epochs))
+        agent, collecting = collector(experiment(epochs=epochs))
         version = agent.version(0)
         collecting.reset()
-        collecting.collect(0, lambda t: version)
-        rollout = buffers.rollout(0, 0)
+        rollout = collecting.collect(0, lambda t: version)[0].rollout
         learner = Learner(agent, range(1), TreeSum(1, Group()))
         filled = {0: [collected(rollout, version.normalizers)]}
         learner.learn(0, filled)

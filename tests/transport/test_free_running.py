@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import recipes
-from lockstep.collectors.collectors import RolloutInfo
+from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.transport.free_running import Admission, Pace, may_take

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,14 @@ import torch
 from tiny import EXPERIMENTS, options
 
 from lockstep.agent import Agent
-from lockstep.collectors.collectors import RolloutInfo
+from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import RolloutId, Schedule
 from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.launchers.launch import train
 from lockstep.models.versions import Version, Versions
 from lockstep.run.folder import RunFolder
@@ -87,17 +90,16 @@ def test_rollouts_may_come_late_and_twice(job: Job) -> None:
 
 def test_compressed_rollouts_are_equal(job: Job) -> None:
     version = VersionMessage.of(Agent(job.experiment).version(0))
-    plain, compressed = collector_service(job, 0, lambda: None), collector_service(job, 0, lambda: None)
-    compressed._compress = True
+    compressing = replace(job, layout=replace(job.layout, compress=True))
+    plain, compressed = collector_service(job, 0, lambda: None), collector_service(compressing, 0, lambda: None)
     for each in (plain, compressed):
         each.start({shard: {} for shard in SHARDS})
     (one, *_), (other, *_) = plain.collect(0, version), compressed.collect(0, version)
     assert all(isinstance(field, bytes) for field in other.fields)
-    rollout = plain._collectors.rollout(one.info)
-    expected = [leaf.clone() for leaf in rollout.leaves()]
-    for leaf in rollout.leaves():
-        leaf.zero_()
-    assert all(map(torch.equal, other.unpack(rollout).leaves(), expected))
+    agent = Agent(job.experiment)
+    buffers = RolloutBuffers(agent, range(len(SHARDS)), 1, PrivateArena())
+    found = other.unpack(buffers.rollout(other.info.shard, 0)).leaves()
+    assert all(torch.equal(leaf, torch.from_numpy(field)) for leaf, field in zip(found, one.fields, strict=True))
     plain.close()
     compressed.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.collectors.collectors import RolloutInfo
+from lockstep.core.rollout import RolloutInfo
 from lockstep.transport.processes import CollectorConnection, SharedMemoryRollouts
 
 
