@@ -74,7 +74,6 @@ DAMAGES: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_named_by_verify_and_the_learning_proved_all_the_same(name: str, run: Path) -> None:
     change, told = DAMAGES[name]
@@ -84,7 +83,6 @@ def test_damage_is_named_by_verify_and_the_learning_proved_all_the_same(name: st
     assert told in verdict.message and "1 of 3 recorded iterations" in verdict.message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_resume_says_so_keeps_the_file_and_ends_with_the_same_bits(
     name: str, run: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
