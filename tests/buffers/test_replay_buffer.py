@@ -284,8 +284,10 @@ class Noting(Replay):
         super().__init__(*arguments)
         self.drawn: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def draw(self, *arguments: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        found = super().draw(*arguments)
+    def draw(
+        self, items: int, generator: np.random.Generator, newest: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        found = super().draw(items, generator, newest)
         self.drawn.append(found[:2])
         return found
 

@@ -119,10 +119,10 @@ def message(shard: int, number: int, state: dict[str, np.ndarray]) -> RolloutMes
 class Noted(np.ndarray):
     """An array that can be told to be alive, and so can its copies."""
 
-    all: ClassVar[list[weakref.ref[np.ndarray]]] = []
+    references: ClassVar[list[weakref.ref[np.ndarray]]] = []
 
     def __array_finalize__(self, obj: object) -> None:
-        Noted.all.append(weakref.ref(self))
+        Noted.references.append(weakref.ref(self))
 
 
 def test_a_mailbox_keeps_what_is_still_needed_alone() -> None:
@@ -139,7 +139,7 @@ def test_a_mailbox_keeps_what_is_still_needed_alone() -> None:
         inbox.take([RolloutId(0, number)])
         deliver(number)
     assert not any(each() for each in messages), "what was learned from and came twice"
-    kept = {int(array[0]) for each in Noted.all if (array := each()) is not None}
+    kept = {int(array[0]) for each in Noted.references if (array := each()) is not None}
     assert {7, 8, 9} <= kept and len(kept) <= 4
     assert [inbox.states([0], number)[0]["next"].tolist() for number in (7, 8, 9)] == [[7], [8], [9]]
 

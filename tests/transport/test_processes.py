@@ -69,9 +69,9 @@ def test_learner_0_hears_the_times_of_rollouts_that_are_not_its_own(
     only = info(3)
     end.waited, clock.now = 2.0, 10.0
     end.deliver([only])
-    ((_, (_, none, times)),), ((_, (_, own, again)),) = zero.receive([0]), one.receive([0])
+    ((_, (_, none, times)),), ((_, (_, own, again)),) = zero.receive([0], block=False), one.receive([0], block=False)
     assert (none, [each.shard for each in own]) == ([], [3]) and times == again
     assert times == {"env": 1.0, "waiting": 2.0, "other": 7.0}
     end.deliver([only])
-    ((_, (_, _, times)),) = zero.receive([0])
+    ((_, (_, _, times)),) = zero.receive([0], block=False)
     assert times == {"env": 1.0, "waiting": 0.0, "other": 0.0}, "since the last delivery"
