@@ -19,17 +19,29 @@ torch.set_num_threads(1)
 LONGEST = ("test_failures", "test_layouts", "test_replay", "test_resume", "test_sweep_runs")
 """Files whose tests take minutes, since they start many processes."""
 SLOW = (
+    "benchmarks/test_other_systems.py",
+    "distributed/test_local_group.py",
     "envs/test_check_env.py",
     "envs/test_shard_env.py",
     "envs/test_subprocess.py",
     "envs/test_vizdoom.py",
     "export/test_export.py",
     "faults",
-    "launchers",
-    "learners",
-    "reproducibility",
-    "speed",
-    "sweep",
+    "launchers/test_failures.py",
+    "launchers/test_hosts.py",
+    "launchers/test_ray.py",
+    "launchers/test_supervisor.py",
+    "reproducibility/test_replay.py",
+    "reproducibility/test_verify.py",
+    "speed/test_bench.py",
+    "speed/test_hot_path.py",
+    "speed/test_parts.py",
+    "speed/test_trial.py",
+    "sweep/test_sweep_population.py",
+    "sweep/test_sweep_ray.py",
+    "sweep/test_sweep_runs.py",
+    "sweep/test_sweep_search.py",
+    "sweep/test_sweep_slurm.py",
     "system/test_graphs.py",
     "system/test_numerics.py",
     "system/test_output.py",
@@ -42,8 +54,8 @@ SLOW = (
     "training/test_terminal.py",
 )
 """Folders and files that `make test-quick` leaves out, besides tests that are marked as slow."""
-STARTING = {"start", "cluster", "workers", "processes_are_there_already"}
-"""Fixtures that start processes. `make test-quick` leaves out the tests that use them, too."""
+LONG = {"start", "cluster", "workers", "processes_are_there_already", "recorded"}
+"""Fixtures that start processes, or train for long. `make test-quick` leaves out the tests that use them, too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here, slow = Path(__file__).parent, pytest.mark.slow
     for item in items:
         place = item.path.relative_to(here).as_posix()
-        if place.startswith(SLOW) or STARTING & set(getattr(item, "fixturenames", ())):
+        if place.startswith(SLOW) or LONG & set(getattr(item, "fixturenames", ())):
             item.add_marker(slow)
         for name, skip in missing.items():
             if item.get_closest_marker(name):

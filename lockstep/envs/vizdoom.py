@@ -57,6 +57,16 @@ class Actions:
         """Choices of each head."""
         return [len(self.angles) if head == (_TURN,) else len(head) + 1 for head in self.heads]
 
+    def buttons(self, choices: np.ndarray) -> np.ndarray:
+        """Choices [B, heads] -> how far each button is pressed, float64 [B, buttons]"""
+        pressed = []
+        for head, choice in zip(self.heads, choices.T, strict=True):
+            if head == (_TURN,):
+                pressed.append(np.array(self.angles)[choice, None])
+            else:
+                pressed.append((choice[:, None] == np.arange(1, len(head) + 1)).astype(np.float64))
+        return np.concatenate(pressed, 1)
+
 
 _FULL = Actions((*_WALK, ("USE",), _WEAPONS, (_TURN,)), tuple(np.linspace(-12.5, 12.5, 21)))
 _COMPACT = Actions((*_WALK, (_TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
@@ -234,14 +244,7 @@ class VizdoomShard(EnvPoolShard):
             out["measurements"][:, column] = self._info[name]
 
     def _to_library(self, action: np.ndarray) -> np.ndarray:
-        """Choices [B, heads] -> buttons, float64 [B, N]"""
-        pressed = []
-        for head, choice in zip(self._actions.heads, action.T, strict=True):
-            if head == (_TURN,):
-                pressed.append(np.array(self._actions.angles)[choice, None])
-            else:
-                pressed.append((choice[:, None] == np.arange(1, len(head) + 1)).astype(np.float64))
-        return np.concatenate(pressed, 1)
+        return self._actions.buttons(action)
 
     def _rewards(self, reward: np.ndarray, terminated: np.ndarray, before: dict[str, np.ndarray]) -> np.ndarray:
         scenario, now = self._scenario, self._info

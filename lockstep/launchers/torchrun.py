@@ -17,7 +17,7 @@ from lockstep.system.supervision import WorkerError
 from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
-_VISIBLE = 60.0
+VISIBLE = 60.0
 """Seconds until a new file is visible on other hosts: NFS caches folders for a while."""
 
 
@@ -48,7 +48,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
         path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
-        _meet(group, path / "run.json")
+        check_shared(group, path / "run.json")
         if rank:
             folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
             job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
@@ -61,11 +61,17 @@ def run_torchrun(work: Work, job: Job) -> Result:
         group.close()
 
 
-def _meet(group: Group, file: Path) -> None:
+def check_shared(group: Group, file: Path, visible: float = VISIBLE) -> None:
     """Raise SettingsError unless all processes see the file that learner 0 wrote. Each of them writes its shards' parts
-    of checkpoints next to it."""
+    of checkpoints next to it.
+
+    Args:
+        group: the processes.
+        file: what learner 0 wrote.
+        visible: seconds until every process must see it.
+    """
     written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
-    deadline = time.monotonic() + _VISIBLE
+    deadline = time.monotonic() + visible
     while not (seen := file.is_file() and file.read_bytes() == written) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = group.gather(None if seen else socket.gethostname())

@@ -243,6 +243,7 @@ def test_noisy_layers_are_disturbed_anew_at_every_step_of_acting(
     assert len({noise.numpy().tobytes() for noise in disturbed}) == len(disturbed)
 
 
+@pytest.mark.slow
 def test_importance_weights_only_shrink_the_loss_that_is_shown(tmp_path: Path) -> None:
     """Huber's loss of an error is below the error's size, and each weight is at most the minibatch's largest."""
     train(EXPERIMENTS["dqn-prioritized-frames"](), options=options(tmp_path / "run"))

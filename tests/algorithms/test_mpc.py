@@ -61,6 +61,7 @@ def test_loss_agrees_with_the_density_of_normal_distributions() -> None:
     assert tuple(loss.metrics) == algorithm.metric_names
 
 
+@pytest.mark.slow
 def test_learned_dynamics_predict_what_was_not_seen() -> None:
     algorithm, model = MPCConfig().build(), make()
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)

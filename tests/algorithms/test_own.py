@@ -93,6 +93,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["train", "own.py:recipe", "--env.adapter", "gymnasium", "--display", "none", "--no-tensorboard"]
 
 
+@pytest.mark.slow
 def test_state_that_checkpoints_would_lose_is_told(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*own, "--checkpoint-every", "1"]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -101,6 +102,7 @@ def test_state_that_checkpoints_would_lose_is_told(own: list[str], capsys: pytes
     assert capsys.readouterr().err.count(told) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_says_so_at_its_end(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(own) == 0
     assert "diverged" not in capsys.readouterr().out

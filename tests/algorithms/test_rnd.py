@@ -15,7 +15,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
 from lockstep.algorithms.base import Intrinsic, ParameterGroup
 from lockstep.algorithms.ppo import PPO
-from lockstep.algorithms.rnd import RND, intrinsic_targets, with_curiosity
+from lockstep.algorithms.rnd import RND, curiosity_of, intrinsic_targets, with_curiosity
 from lockstep.buffers.intrinsic import CuriousBatches
 from lockstep.buffers.on_policy import FreshBatches
 from lockstep.buffers.sources import batches_for
@@ -180,6 +180,11 @@ def rollout_of(agent: Agent, seed: int) -> Rollout:
     )
 
 
+def places_of(rows: Tensor, among: Tensor) -> Tensor:
+    """Where each of some rows is among others."""
+    return (rows[:, None] == among[None]).all(-1).nonzero()[:, 1]
+
+
 def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
     agent = Agent(EXPERIMENTS["ppo-rnd"]())
     shards, config = agent.experiment.scheme.shards, agent.experiment.algorithm
@@ -187,7 +192,7 @@ def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
     slots = range(shards)
     batches = batches_for(agent, slots, TreeSum(shards, Group()))
     assert isinstance(batches, CuriousBatches)
-    curiosity, hyper = batches._curiosity, agent.algorithm.hyperparameters(0.0)
+    curiosity, hyper = curiosity_of(agent.model), agent.algorithm.hyperparameters(0.0)
     seen: list[Tensor] = []
     carry = {slot: torch.zeros(2, dtype=torch.float64) for slot in slots}
     returns: list[Tensor] = []
@@ -212,15 +217,28 @@ def test_statistics_and_rewards_agree_with_an_independent_computation() -> None:
                 carry[slot] = config.rnd.discount * carry[slot] + reward_t
                 returns.append(carry[slot])
         deviation = torch.stack(returns).std(correction=0).float()
+        intrinsic, advantages = {}, {}
         for slot in slots:
             error, value = raw[slot]
-            wanted = intrinsic_targets(error[1:] / deviation, value, config.rnd)
-            whole = batches._whole[slot]
-            assert whole.intrinsic is not None and whole.advantage is not None
-            torch.testing.assert_close(whole.intrinsic.value_target, wanted.value_target)
+            intrinsic[slot] = intrinsic_targets(error[1:] / deviation, value, config.rnd)
             task = agent.algorithm.targets(rollouts[slot], rollouts[slot].reward, hyper)  # type: ignore[attr-defined]
-            torch.testing.assert_close(whole.advantage, task.advantage + config.rnd.coef * wanted.advantage)
-            assert set(whole.intrinsic.predicted.unique().tolist()) <= {0.0, 1 / config.rnd.share}
+            advantages[slot] = (task.advantage + config.rnd.coef * intrinsic[slot].advantage).flatten()
+        taken: dict[int, list[int]] = {slot: [] for slot in slots}
+        for step in range(config.minibatches):
+            parts = {slot: batches.slice(slot, step).batch for slot in slots}
+            # Items have no numbers, but no two observations are equal.
+            items = {
+                slot: places_of(part.obs[0], rollouts[slot].obs[:-1].flatten(0, 1)) for slot, part in parts.items()
+            }
+            wanted = {slot: advantages[slot][items[slot]] for slot in slots}
+            valid = torch.cat([wanted[slot][part.valid[0]] for slot, part in parts.items()])
+            for slot, part in parts.items():
+                taken[slot] += items[slot].tolist()
+                torch.testing.assert_close(part.advantage[0], (wanted[slot] - valid.mean()) / valid.std())
+                value_target = intrinsic[slot].value_target.flatten()[items[slot]]
+                torch.testing.assert_close(part.intrinsic.value_target[0], value_target)
+                assert set(part.intrinsic.predicted.unique().tolist()) <= {0.0, 1 / config.rnd.share}
+        assert all(sorted(found) == list(range(len(advantages[slot]))) for slot, found in taken.items())
 
 
 @pytest.mark.parametrize(

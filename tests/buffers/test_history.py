@@ -33,7 +33,7 @@ def assert_equal_from_here(memory: Replay, twin: Replay, rollouts: list[Rollout]
         assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
         for a, b in zip(memory.batch(*drawn).leaves(), twin.batch(*again).leaves(), strict=True):
             assert torch.equal(a, b)
-        if memory._tree is not None:
+        if "priorities" in memory.state():
             for m in (memory, twin):
                 m.prioritize(*drawn[:2], np.random.default_rng(number).random(n))
 
@@ -68,9 +68,8 @@ def test_every_kept_checkpoint_restores_what_was(
         assert older.count == twins[newest.iteration].count
         reference = Replay(settings, rollouts[0])
         History(0).restore(newest, reference)
-        if older._tree is not None:  # priorities were learned in between
-            older._tree.set(np.arange(older._tree.size), reference._tree.priorities)  # type: ignore[union-attr]
-            older._largest = reference._largest
+        # Priorities were learned in between.
+        older.load({**older.state(), **{name: reference.state()[name] for name in ("priorities", "largest")}})
         assert_equal_from_here(older, reference, rollouts[newest.iteration + 1 : newest.iteration + 4])
 
 
@@ -168,9 +167,10 @@ def test_checkpoints_at_every_step_hold_what_was(again: bool, tmp_path: Path, mo
             history.restore(checkpoint.open_checkpoint(path), copy)
     twin, newest = Replay(settings, rollouts[0]), checkpoint.latest(tmp_path)
     assert History(0).restore(checkpoint.open_checkpoint(newest), twin)
-    times = np.arange(whole._oldest(), whole._newest() + 1)
+    times = np.arange(whole.episode_ends()[0], whole.count)
     for env in range(2):
         items = times, np.full(len(times), env), np.ones(len(times))
         for a, b in zip(whole.batch(*items).leaves(), twin.batch(*items).leaves(), strict=True):
             assert torch.equal(a, b)
-    assert torch.equal(whole._valid, twin._valid)
+    stored = whole.count - whole.steps + 1, whole.count
+    assert torch.equal(whole.between(*stored)["valid"], twin.between(*stored)["valid"])

@@ -16,7 +16,7 @@ from tiny import EXPERIMENTS, collected, options
 from lockstep import recipes, train
 from lockstep.agent import Agent
 from lockstep.buffers import frames, memory
-from lockstep.buffers.frames import StackedFrames, ring_for
+from lockstep.buffers.frames import ring_for
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.config.settings import SettingsError
@@ -180,15 +180,13 @@ def test_every_item_is_what_happened(
             seen.add((int(time), int(env)))
         if prioritized:
             memory.prioritize(times, environments, draw.random(16))
-            tree = memory._tree
-            assert tree is not None
             fit = {
                 (t, e)
-                for t in range(memory._oldest(), memory._newest() + 1)
+                for t in range(memory.episode_ends()[0], memory.count - n_step + 1)
                 for e in range(envs)
                 if world.history[t]["valid"][e]
             }
-            positive = int((tree.priorities > 0).sum())
+            positive = int((memory.state()["priorities"] > 0).sum())
             assert positive == len(fit)
         else:
             assert np.allclose(probability, probability[0])
@@ -198,7 +196,9 @@ def test_every_item_is_what_happened(
 def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
     settings = experiment(steps=640, envs=2, n_step=1, rollout=8)
     (each,) = World(2, 1, "zero", 0.01).rollouts(8, 1)
-    stored = sum(ring.nbytes for ring in Replay(settings, each)._rings.values())
+    memory = Replay(settings, each)
+    others = sum(x.nbytes for name, x in memory.between(0, memory.steps).items() if not name.startswith("obs."))
+    stored = memory.nbytes - others
     assert stored < (1.2 * SIDE * SIDE + 16 + 8 / 32) * 640 * 2
 
 
@@ -221,9 +221,7 @@ def test_many_short_episodes_take_more_memory_and_are_not_mixed_up() -> None:
         world.reset = 0.01 if number < 3 else 0.4
         memory = memory or Replay(settings, each)
         memory.insert(each)
-        (ring,) = memory._rings.values()
-        assert isinstance(ring, StackedFrames)
-        sizes.add(len(ring._aside))
+        sizes.add(memory.nbytes)
         if number == 60:
             first = memory.count - memory.steps + 1
             twin = Replay(settings, each)
@@ -253,11 +251,9 @@ def test_late_priorities_of_overwritten_steps_are_refused() -> None:
     times, environments, _ = memory.draw(8, np.random.default_rng(1))
     for each in rollouts:
         memory.insert(each)
-    tree = memory._tree
-    assert tree is not None
-    before = tree.priorities
+    before = memory.state()["priorities"]
     memory.prioritize(times, environments, np.full(8, 1e6))
-    assert np.array_equal(tree.priorities, before)
+    assert torch.equal(memory.state()["priorities"], before)
 
 
 def test_state_is_all_there_is() -> None:
@@ -281,8 +277,36 @@ def test_state_is_all_there_is() -> None:
             assert torch.equal(a, b)
 
 
+class Noting(Replay):
+    """Notes what is drawn from it: the numbers of steps and the environments."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.drawn: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def draw(
+        self, items: int, generator: np.random.Generator, newest: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        found = super().draw(items, generator, newest)
+        self.drawn.append(found[:2])
+        return found
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Noting]:
+    """The storages of all ReplayBatches to come, shard by shard."""
+    found: list[Noting] = []
+
+    def storage_for(_: Any, *arguments: Any) -> Noting:
+        found.append(Noting(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr("lockstep.buffers.replay_batches.storage_for", storage_for)
+    return found
+
+
 @pytest.mark.parametrize("recency", [0.5, 0.99, 0.9999])
-def test_recent_steps_are_emphasised_as_the_formula_says(recency: float) -> None:
+def test_recent_steps_are_emphasised_as_the_formula_says(recency: float, replays: list[Noting]) -> None:
     base = experiment(steps=200, envs=2, n_step=1, rollout=8)
     memory = replace(base.algorithm.replay, recency=recency, recency_least=40)  # type: ignore[attr-defined]
     algorithm = replace(base.algorithm, replay=memory, updates=3, batch_size=400, warmup=0)  # type: ignore[call-arg]
@@ -292,14 +316,13 @@ def test_recent_steps_are_emphasised_as_the_formula_says(recency: float) -> None
     for number, each in enumerate(world.rollouts(8, 40)):
         filled = {0: [collected(each, agent.normalizers)]}
         batches.begin(number, filled, agent.algorithm.hyperparameters(0.0))
-    replay = batches._replays[0]
-    oldest, newest = replay._oldest(), replay._newest()
+    (replay,) = replays
+    oldest, newest = replay.episode_ends()[0], replay.count - 1
     for k in (1, 2, 3):
         wanted = max(200 * 2 * recency ** (1000 * k / 3), 40)
         steps = min(math.ceil(wanted / 2), newest - oldest + 1)
         batches.slice(0, k - 1)
-        assert batches._drawn is not None
-        times, _ = batches._drawn
+        times, _ = replay.drawn[k - 1]
         assert times.min() > newest - steps and times.max() <= newest
         assert len(set(times.tolist())) > 0.8 * steps, "all of them"
 
@@ -313,6 +336,7 @@ def test_recency_ends_as_uniform() -> None:
         replace(memory, prioritized=True).validate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hindsight", "iqn", "td3", "sac-discrete"])
 def test_taking_several_minibatches_at_once_changes_no_bit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,26 +348,26 @@ def test_taking_several_minibatches_at_once_changes_no_bit(
     assert len(digests) == 1
 
 
-def test_importance_weights_undo_what_priorities_do() -> None:
+def test_importance_weights_undo_what_priorities_do(replays: list[Noting]) -> None:
     base = experiment(steps=100, envs=2, n_step=1, rollout=8, prioritized=True)
     agent = Agent(base.replace(algorithm=replace(base.algorithm, warmup=0, updates=3)))  # type: ignore[call-arg]
     batches = ReplayBatches(agent, range(1))
     for number, each in enumerate(World(2, 3, "zero", 0.01).rollouts(8, 6)):
         batches.begin(number, {0: [collected(each, agent.normalizers)]}, agent.algorithm.hyperparameters(0.5))
-    replay, draw = batches._replays[0], np.random.default_rng(1)
+    (replay,), draw = replays, np.random.default_rng(1)
     for _ in range(20):
         times, environments, _ = replay.draw(16, draw)
         replay.prioritize(times, environments, draw.random(16))
     assert agent.algorithm.hyperparameters(0.5)["beta"] == pytest.approx(0.7), "halfway from 0.4 to 1"
     batch = batches.slice(0, 0).batch
-    assert batches._drawn is not None and replay._tree is not None
-    times, environments = batches._drawn
-    priority = replay._tree[times % replay.steps * replay.size + environments]
+    times, environments = replay.drawn[-1]
+    priority = replay.state()["priorities"].numpy()[times % replay.steps * replay.size + environments]
     assert len(set(priority.tolist())) > 1
     even = batch.weight.numpy() * priority**0.7
     assert even == pytest.approx(np.full(len(even), even[0]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_count_against_the_largest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, taken = EXPERIMENTS["dqn-prioritized-frames"], ReplayBatches.slice
     usual = train(make(), options=options(tmp_path / "usual")).digest
@@ -364,17 +388,20 @@ def test_new_steps_begin_with_the_largest_priority_so_far() -> None:
     times, environments, _ = replay.draw(8, np.random.default_rng(1))
     replay.prioritize(times, environments, np.full(8, 9.0))
     replay.insert(rollouts[1])
-    assert replay._tree is not None
-    newest = replay._tree[replay._items(np.array([replay._newest()]))]
+    newest = replay.state()["priorities"].view(replay.steps, replay.size)[(replay.count - 1) % replay.steps]
     assert newest.tolist() == pytest.approx([9.0**settings.algorithm.replay.alpha] * 2)  # type: ignore[attr-defined]
 
 
 def test_beginnings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    (rollout,) = World(2, 1, "noise", 0.01).rollouts(8, 1)
-    (ring,) = Replay(experiment(steps=100, envs=2, n_step=1, rollout=8), rollout)._rings.values()
+    world = World(2, 1, "noise", 0.01)
+    (first,) = world.rollouts(8, 1)
+    memory = Replay(experiment(steps=200, envs=2, n_step=1, rollout=8), first)
+    memory.insert(first)
     monkeypatch.setattr(frames, "available_bytes", lambda: 1_000)
-    with pytest.raises(SettingsError, match=r"Episodes .*100,000 "):
-        ring._grow(100_000)  # type: ignore[attr-defined]
+    world.reset = 1.0  # every other step begins an episode
+    with pytest.raises(SettingsError, match=r"Episodes .*store-frames"):
+        for each in world.rollouts(8, 10):
+            memory.insert(each)
 
 
 def test_stacks_of_other_numbers_than_bytes_are_kept_as_they_are() -> None:
@@ -385,7 +412,7 @@ def test_stacks_of_other_numbers_than_bytes_are_kept_as_they_are() -> None:
     assert torch.equal(ring.take(torch.arange(9), torch.ones(9, dtype=torch.int64)), halves[:, 1])
 
 
-def test_rewards_are_scaled_by_the_deviation_that_returns_have_when_they_are_drawn() -> None:
+def test_rewards_are_scaled_by_the_deviation_that_returns_have_when_they_are_drawn(replays: list[Noting]) -> None:
     base = experiment(steps=40, envs=2, n_step=1, rollout=8).replace(normalize=NormalizeConfig(returns=True))
     agent = Agent(base.replace(algorithm=replace(base.algorithm, warmup=0)))  # type: ignore[call-arg]
     batches, world = ReplayBatches(agent, range(1)), World(2, 3, "zero", 0.01)
@@ -393,8 +420,7 @@ def test_rewards_are_scaled_by_the_deviation_that_returns_have_when_they_are_dra
         batches.begin(number, {0: [collected(each, agent.normalizers)]}, {})
     agent.normalizers = agent.normalizers.merged(torch.tensor([4.0, 0.0, 16.0]))  # a deviation of 2
     reward = batches.slice(0, 0).batch.reward[0]
-    assert batches._drawn is not None
-    raw = [world.history[time]["reward"][env] for time, env in zip(*batches._drawn, strict=True)]
+    raw = [world.history[time]["reward"][env] for time, env in zip(*replays[0].drawn[0], strict=True)]
     assert reward.tolist() == pytest.approx([each / 2 for each in raw]) and any(raw)
 
 

@@ -258,6 +258,7 @@ def test_train_resume_and_the_rest(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["difference"]["settings"] == ["seed: 1 != 2"]
 
 
+@pytest.mark.slow
 def test_a_run_as_a_recipe_may_have_another_warm_start(capsys: Captured) -> None:
     assert main(["train", "ppo-cartpole", *SMALL, "--run", "r"]) == 0
     assert main(["train", "r", "--warm-start.run", "r", "--display", "none", "--run", "w"]) == 0
@@ -270,6 +271,7 @@ def test_a_run_as_a_recipe_may_have_another_warm_start(capsys: Captured) -> None
     assert (began.run, again.run) == ("r", "w") and began.digest != again.digest
 
 
+@pytest.mark.slow
 def test_a_run_as_a_recipe_finds_its_files_where_it_began(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from sentences import says
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector, Collectors, RolloutInfo
+from lockstep.config.layout import Layout
 from lockstep.config.settings import NotFinite
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import PrivateArena
@@ -117,11 +118,15 @@ def test_environments_that_start_afresh_count_nothing_of_what_was_cut(monkeypatc
     assert info.moments.tolist() == [6, 2.25 + 3.5, 1.8125 + 4.25]
 
 
-def test_times_are_told_once() -> None:
-    each: list[Any] = [SimpleNamespace(times={"env": 1.0, "inference": 2.0}) for _ in range(2)]
-    collectors: Any = SimpleNamespace(_all=each)
-    assert Collectors.take_times(collectors) == {"env": 2.0, "inference": 4.0}
-    assert Collectors.take_times(collectors) == {"env": 0.0, "inference": 0.0}
+def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(agent: Agent, shard: Any, **_: Any) -> Any:
+        return SimpleNamespace(times={"env": 1.0, "inference": 2.0}, members=lambda: {shard: None}, frames_per_step=1)
+
+    monkeypatch.setattr("lockstep.collectors.collectors.Collector", busy)
+    agent, shards = SimpleNamespace(experiment=recipes.sac_mujoco()), [0, 1]
+    collectors = Collectors(agent, shards, Layout())  # type: ignore[arg-type]
+    assert collectors.take_times() == {"env": 2.0, "inference": 4.0}
+    assert collectors.take_times() == {"env": 0.0, "inference": 0.0}
 
 
 def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers(
@@ -137,10 +142,10 @@ def test_an_environment_is_not_blamed_for_answers_to_actions_that_are_no_numbers
         collector = Collector(agent, buffers, finite_check=(finite_check := FiniteCheck("Own-v0", stop=False)))
         version = agent.version(0)
         collector.reset()
-        monkeypatch.setattr(collector._model.distribution, "to_env", lambda action: action)
-        for distribution in {type(collector._model.distribution)}:
-            for name in ("uniform", "explore"):
-                monkeypatch.setattr(distribution, name, lambda *_, **__: torch.full((2, 1), lost))
+        distribution = type(agent.model.distribution)
+        monkeypatch.setattr(distribution, "to_env", lambda _, action: action)
+        for name in ("uniform", "explore"):
+            monkeypatch.setattr(distribution, name, lambda *_, **__: torch.full((2, 1), lost))
         collector.collect(0, lambda t: version)
         return finite_check.found
 

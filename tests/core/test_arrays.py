@@ -363,6 +363,7 @@ def _collect(rollout: Rollout) -> None:
     rollout.to_numpy().reward[:] = 0.5
 
 
+@pytest.mark.slow
 class TestProcesses:
     def test_pickle_and_copy(self) -> None:
         x = make_step((3,))

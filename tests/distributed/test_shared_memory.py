@@ -32,6 +32,7 @@ def count(stop: StopRequest, memory: SharedMemory) -> None:
             stop.alive()
 
 
+@pytest.mark.slow
 def test_what_one_process_writes_another_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.heap.Arena._dir_candidates", ["/proc"])  # as where /dev/shm is read-only
     memory, counts = SharedMemory(), SharedCounts(2 + 2)

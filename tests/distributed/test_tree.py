@@ -83,6 +83,7 @@ def test_one_process_adds_in_tree_order(shards: int) -> None:
     assert torch.equal(total.view(torch.int32), reference(list(values.values())).view(torch.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gloo", "local"])
 @pytest.mark.parametrize(("size", "shards"), [(2, 4), (3, 4), (4, 4), (3, 8)])
 def test_any_number_of_processes_gives_the_same_bits(size: int, shards: int, kind: str, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{tmp_path}/lines.py:Lines"
 
 
+@pytest.mark.slow
 def test_a_users_adapter_trains_to_the_same_bits_on_every_layout_and_resumed(lines: str, tmp_path: Path) -> None:
     register_adapter("lines", lines)
     experiment = tiny.cut(recipes.ppo_cartpole, env={"id": "line", "adapter": "lines"})

@@ -67,6 +67,7 @@ def test_the_place_is_shown_where_it_stands(capsys: pytest.CaptureFixture[str]) 
     assert "time.sleep(1000)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_close_that_stands_in_native_code_ends_the_process() -> None:
     code = (
         "import ctypes\n"

@@ -47,6 +47,7 @@ def test_only_training_follows_the_curriculum() -> None:
     assert max(found["train"]) < min(plain)
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_on_easy_starts_and_scored_on_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from playing import buffers, equal, play, random_actions, reset, snapshot
 from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
-from lockstep.envs.envpool_shard import EnvPoolShard
+from lockstep.envs.envpool_shard import EnvPoolShard, settings_of
 
 pytestmark = pytest.mark.envpool
 
@@ -98,7 +98,8 @@ def test_pictures() -> None:
 @pytest.mark.parametrize(("skip", "steps"), [(4, 27_000), (2, 54_000)])
 def test_a_protocol_s_longest_episode_is_counted_in_frames(skip: int, steps: int) -> None:
     env = make("Breakout", num_envs=1, protocol="machado", options={"frame_skip": skip})
-    assert isinstance(env, EnvPoolShard) and env._settings["max_episode_steps"] == steps
+    given = settings_of(EnvConfig("Breakout", protocol="machado", options={"frame_skip": skip}))
+    assert isinstance(env, EnvPoolShard) and given["max_episode_steps"] == steps
     assert "108,000 frames" in str(env.emulator)
 
 

@@ -57,8 +57,10 @@ def test_the_log_of_actions_stays_short_and_exact_over_many_episodes() -> None:
     reset(env)
     actions = random_actions(env, 2600)
     play(env, actions[:2500])
-    assert env._log._length < 1200  # type: ignore[attr-defined]
-    restored.load_state_dict(env.state_dict(), buffers(restored))
+    state = env.state_dict()
+    log = state["actions.0"].base
+    assert log is not None and len(log) < 1200, "the state is a view of what is kept"
+    restored.load_state_dict(state, buffers(restored))
     assert_same(play(env, actions[2500:]), play(restored, actions[2500:]))
 
 
@@ -150,6 +152,7 @@ def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:
         make(f"{user_file}:Words")
 
 
+@pytest.mark.slow
 def test_an_atari_game_of_gymnasium_counts_frames_and_says_how_it_is_run() -> None:
     other: dict[str, str | int | float | bool] = {"frameskip": 3, "repeat_action_probability": 0.0}
     for env_id, options, frames, told in (

@@ -60,6 +60,7 @@ def test_every_kind_of_action_is_drawn_from_all_of_its_space() -> None:
     assert not np.array_equal(played[:, 0], played[:, 1])
 
 
+@pytest.mark.slow
 def test_only_training_plays_at_random() -> None:
     sent = [2.0] + [0.0] * 8
     for random_actions, purpose in ((False, "train"), (True, "eval")):
@@ -68,5 +69,5 @@ def test_only_training_plays_at_random() -> None:
 
 def test_forbidden_actions_cannot_be_random() -> None:
     config = EnvConfig(id="lockstep/TupleBandit-v0", options={"mask": True}, random_actions=True)
-    with pytest.raises(SettingsError, match="action_mask"):
+    with pytest.raises(SettingsError, match=r"action_mask.*--env.no-random-actions"):
         envs.spaces(config)

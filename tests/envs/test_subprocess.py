@@ -49,6 +49,8 @@ class Where(gymnasium.Env):
         super().reset(seed=seed)
         if self.fault == "reset":
             raise ValueError("the user's own mistake")
+        if self.fault == "slow":
+            time.sleep(1.0)
         self.time = 0
         return self.observe(), {}
 
@@ -73,8 +75,11 @@ def user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pools(user_files: None) -> Iterator[dict[int, SteppingPool]]:
     """By number of processes."""
-    pools = {n: SteppingPool(n, jitter=0.002 if n == 3 else 0.0) for n in (1, 2, 3)}
-    pools[2]._spin, pools[3]._spin = 1e-3, 0.0  # both ways of waiting, however many cores there are
+    pools = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for n, cores in ((1, 64), (2, 64), (3, 1)):  # both ways of waiting, however many cores there are
+            patch.setattr("lockstep.envs.subprocess.cores", lambda cores=cores: cores)
+            pools[n] = SteppingPool(n, jitter=0.002 if n == 3 else 0.0)
     yield pools
     for pool in pools.values():
         pool.close()
@@ -210,15 +215,18 @@ def test_an_exception_arrives_with_its_traceback_and_the_pool_serves_on(
     other.close()
 
 
-def test_until_environments_are_stepped_they_may_take_longer(pools: dict[int, SteppingPool]) -> None:
-    (stepper,) = pools[1]._steppers
-    stepper.started = False
-    env = make(next(iter(CASES.values())), pools[1])
-    reset(env)
-    assert not stepper.started, "others may still have to be made"
-    play(env, random_actions(env, 1))
-    assert stepper.started
-    env.close()
+def test_until_environments_are_stepped_they_may_take_longer(
+    user_files: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = SteppingPool(1, stall_timeout=0.5)
+    env = make(EnvConfig(id="user_pool.py:Where", options={"fault": "slow"}), pool, num_envs=1)
+    reset(env)  # which takes longer than the timeout
+    reset(env)  # others may still have to be made
+    play(env, [np.zeros(1, np.int64)])
+    with pytest.raises(RuntimeError, match=r"not answered for 0\.5 seconds"):
+        reset(env)
+    assert "in reset" in capfd.readouterr().err
+    pool.close()
 
 
 def test_mistakes_of_the_user_stay_such(pools: dict[int, SteppingPool]) -> None:

@@ -56,6 +56,8 @@ def _the_current_folder_stays_empty(
 
 
 def test_spaces_and_buttons() -> None:
+    from lockstep.envs.vizdoom import SCENARIOS  # imports EnvPool
+
     with playing("Battle") as env:
         assert isinstance(env.observation_space, spaces.Dict) and isinstance(env.action_space, spaces.MultiDiscrete)
         assert env.observation_space["image"] == spaces.Box(0, 255, (3, 72, 128), np.uint8)
@@ -63,7 +65,7 @@ def test_spaces_and_buttons() -> None:
         assert env.action_space.nvec.tolist() == [3, 3, 2, 2, 2, 8, 21]
         assert env.frames_per_step == 4
         choices = np.array([[0, 0, 0, 0, 0, 0, 10], [1, 2, 1, 0, 1, 7, 0], [2, 1, 0, 1, 0, 1, 20]])
-        buttons = env._to_library(choices)  # type: ignore[attr-defined]
+        buttons = SCENARIOS["Battle"].actions["full"].buttons(choices)
         nothing = [0.0] * 15
         forward_left_shooting = [1, 0, 0, 1, 1, 0, 1, *[0] * 6, 1, -12.5]
         back_right_running = [0, 1, 1, 0, 0, 1, 0, 1, *[0] * 6, 12.5]
@@ -243,7 +245,7 @@ def test_settings_that_cannot_work_are_errors(env_id: str, options: dict[str, An
 
 
 def test_there_are_no_videos() -> None:
-    with pytest.raises(SettingsError, match="pictures"):
+    with pytest.raises(SettingsError, match=r"vizdoom/Basic .*pictures"):
         envs.make(EnvConfig(id="vizdoom/Basic"), seed=1, first_index=0, num_envs=1, render=True)
 
 

@@ -99,6 +99,7 @@ def test_evaluation_of_a_run(cartpole: Path) -> None:
     assert result != evaluate(cartpole, episodes=5, seed=2)
 
 
+@pytest.mark.slow
 def test_evaluating_during_training_changes_no_bit_of_it(tmp_path: Path) -> None:
     base = recipes.ppo_cartpole()
     settings = base.replace(total_steps=2 * base.samples_per_iteration)

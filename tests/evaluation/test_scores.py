@@ -189,7 +189,7 @@ def test_the_agent_starts_anew_at_a_lost_life_as_in_training() -> None:
     starts = []
     for _ in range(150):
         step = player.step()
-        starts.append((step.life_lost, step.first, player._start[0].numpy().copy()))
+        starts.append((step.life_lost, step.first, player.inputs[1][0].numpy().copy()))
     player.close()
     assert any(life_lost.any() for life_lost, _, _ in starts)
     for life_lost, first, start in starts:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import gzip
 import json
@@ -15,7 +17,7 @@ from sentences import says
 
 pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
 
-from hub_server import READER, TOKEN, StandIn
+from hub_server import READER, TOKEN, Repository, StandIn
 
 import lockstep
 from lockstep import recipes
@@ -51,14 +53,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+@contextlib.contextmanager
+def serving() -> Iterator[StandIn]:
+    """The Hub, as far as this process sees."""
     server = StandIn()
-    monkeypatch.setenv("HF_ENDPOINT", server.address)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)  # its storage has a protocol of its own
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", server.address)
+        patch.setenv("HF_TOKEN", TOKEN)
+        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)  # its storage has a protocol of its own
+        yield server
     server.close()
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def uploaded(run: Path) -> Repository:
+    with serving() as server:
+        hub.push(run, REPO, episodes=1)
+        return server.repositories[REPO]
+
+
+@pytest.fixture
+def pushed(server: StandIn, uploaded: Repository) -> Repository:
+    """What the Hub holds once the run was pushed; a test may change it."""
+    server.repositories[REPO] = copy.deepcopy(uploaded)
+    return server.repositories[REPO]
 
 
 def test_a_pulled_run_is_the_run_that_was_pushed(
@@ -149,13 +173,12 @@ def refused(function: Any, *arguments: Any, **named: Any) -> str:
     return str(error.value)
 
 
-def test_mistakes_are_explained(run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_explained(run: Path, pushed: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no repository me/none" in refused(hub.pull, "me/none", tmp_path / "a")
     assert "NAME/REPOSITORY" in refused(hub.pull, "none", tmp_path / "a")
     assert "exists" in refused(hub.pull, "me/none", tmp_path)
-    hub.push(run, REPO, episodes=1)
     assert "no such revision" in refused(hub.pull, REPO, tmp_path / "a", revision="v9")
-    del server.repositories[REPO].files["experiment.json"]
+    del pushed.files["experiment.json"]
     assert "no run of lockstep" in refused(hub.pull, REPO, tmp_path / "a")
     monkeypatch.setenv("HF_TOKEN", READER)
     assert says(refused(hub.push, run, "me/other", episodes=1), "token", "write")
@@ -189,10 +212,9 @@ def test_names_that_the_hub_does_not_take(name: str, run: Path, server: StandIn,
     ],
 )
 def test_entries_of_another_kind_are_not_pulled(
-    name: str, changes: dict[str, Any], run: Path, server: StandIn, tmp_path: Path
+    name: str, changes: dict[str, Any], pushed: Repository, tmp_path: Path
 ) -> None:
-    hub.push(run, REPO, episodes=1)
-    files = server.repositories[REPO].files
+    files = pushed.files
     first, *others = files[name].splitlines() if name == "metrics.jsonl" else [files[name]]
     files[name] = b"\n".join([json.dumps({**json.loads(first), **changes}).encode(), *others, b""])
     reason = refused(hub.pull, REPO, tmp_path / "a")
@@ -200,9 +222,8 @@ def test_entries_of_another_kind_are_not_pulled(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_command_that_no_shell_would_take_is_pulled_as_text(run: Path, server: StandIn, tmp_path: Path) -> None:
-    hub.push(run, REPO, episodes=1)
-    files = server.repositories[REPO].files
+def test_a_command_that_no_shell_would_take_is_pulled_as_text(pushed: Repository, tmp_path: Path) -> None:
+    files = pushed.files
     facts = {**json.loads(files["run.json"]), "command": "lockstep train it's", "resumed": [{}]}
     files["run.json"] = json.dumps(facts).encode()
     pulled = hub.pull(REPO, tmp_path / "a")
@@ -234,12 +255,10 @@ def test_a_damaged_checkpoint_is_not_pulled(run: Path, server: StandIn, tmp_path
     assert hub.pull(REPO, tmp_path / "a").is_dir()
 
 
-def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) -> None:
-    hub.push(run, REPO, episodes=1)
-    stored = server.repositories[REPO]
-    settings = json.loads(stored.files["experiment.json"])
+def test_foreign_code_wants_trust(pushed: Repository, tmp_path: Path) -> None:
+    settings = json.loads(pushed.files["experiment.json"])
     settings["env"] |= {"id": "os:system", "options": {"command": "true"}}
-    stored.files["experiment.json"] = json.dumps(settings).encode()
+    pushed.files["experiment.json"] = json.dumps(settings).encode()
     assert "os:system" in refused(hub.pull, REPO, tmp_path / "a")
     assert hub.pull(REPO, tmp_path / "a", trust=True).is_dir()
     settings["model"]["$type"] = "theirs.py:Model"
@@ -249,9 +268,11 @@ def test_foreign_code_wants_trust(run: Path, server: StandIn, tmp_path: Path) ->
     assert hub.foreign_code({"env": {"id": "MiniGrid-Empty-5x5-v0", "options": numbers}}) == []
 
 
-def test_the_card_says_what_is_needed_and_not_uploaded(run: Path, tmp_path: Path) -> None:
-    folder, saved = RunFolder.open(run), open_checkpoint(latest(run / "checkpoints"))
-    told = partial(card, folder, REPO, folder.facts(), [evaluate(run, episodes=1)], [saved], [])
+def test_the_card_says_what_is_needed_and_not_uploaded(
+    run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, saved, score = RunFolder.open(run), open_checkpoint(latest(run / "checkpoints")), evaluate(run, episodes=1)
+    told = partial(card, folder, REPO, folder.facts(), [score], [saved], [])
     text = told(["/home/al ice/p/env.py:make"])
     assert f"lockstep pull {REPO} --to run --trust" in text
     assert says(text, "`experiment.json`", "`env.py:make`")
@@ -261,8 +282,9 @@ def test_the_card_says_what_is_needed_and_not_uploaded(run: Path, tmp_path: Path
     settings = json.loads((other.path / "experiment.json").read_text())
     settings["env"]["opponents"] = ["random", "/srv/runs/a@3#0f", "mine.py:play"]
     (other.path / "experiment.json").write_text(json.dumps(settings))
-    notes = hub._files(other, folder.facts(), [], record=False)[1]
-    assert says(notes, "/srv/runs/a@3")
+    monkeypatch.setattr(hub, "evaluate", lambda *_, **__: score)  # there are no such opponents
+    notes = hub.push(other.path, REPO, episodes=1).notes
+    assert says(notes, "no /srv/runs/a@3,", "verify")
     assert "experiment.json names /srv/runs/a@3#0f" in notes and not any("mine.py" in note for note in notes)
 
 
@@ -313,9 +335,8 @@ def test_options_that_may_name_files_or_programs_are_foreign(where: str, name: s
     assert hub.foreign_code({"env": env}) == [f"{name}={value}"]
 
 
-def test_packed_lines_that_are_damaged_are_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
-    hub.push(run, REPO, episodes=1)
-    server.repositories[REPO].files["metrics.jsonl.gz"] = gzip.compress(b"{}")[:-4]
+def test_packed_lines_that_are_damaged_are_not_pulled(pushed: Repository, tmp_path: Path) -> None:
+    pushed.files["metrics.jsonl.gz"] = gzip.compress(b"{}")[:-4]
     assert f"The run in {REPO} is damaged: metrics.jsonl.gz" in refused(hub.pull, REPO, tmp_path / "a")
 
 
@@ -327,16 +348,14 @@ def test_nothing_is_made_on_the_hub_for_a_mistake(run: Path, server: StandIn) ->
     assert not server.repositories
 
 
-def test_a_public_repository_is_not_pushed_to_as_if_it_were_private(run: Path, server: StandIn) -> None:
-    hub.push(run, REPO, episodes=1)
+def test_a_public_repository_is_not_pushed_to_as_if_it_were_private(run: Path, pushed: Repository) -> None:
     assert "exists and is public" in refused(hub.push, run, REPO, episodes=1, private=True)
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "run.json"])
 @pytest.mark.parametrize("text", [b"[]", b"{", b"{}", b"\xff"])
-def test_a_damaged_file_is_not_pulled(name: str, text: bytes, run: Path, server: StandIn, tmp_path: Path) -> None:
-    hub.push(run, REPO, episodes=1)
-    server.repositories[REPO].files[name] = text
+def test_a_damaged_file_is_not_pulled(name: str, text: bytes, pushed: Repository, tmp_path: Path) -> None:
+    pushed.files[name] = text
     assert f"{name} of {REPO} is damaged" in refused(hub.pull, REPO, tmp_path / "a")
 
 
@@ -346,9 +365,8 @@ def test_all_recipes_are_ours() -> None:
         assert hub.foreign_code(to_json(experiment)) == [experiment.env.id] * (":" in experiment.env.id)
 
 
-def test_nothing_but_a_run_s_files_comes_along(run: Path, server: StandIn, tmp_path: Path) -> None:
-    hub.push(run, REPO, episodes=1)
-    files = server.repositories[REPO].files
+def test_nothing_but_a_run_s_files_comes_along(pushed: Repository, tmp_path: Path) -> None:
+    files = pushed.files
     checkpoint = next(path for path in files if path.endswith("manifest.json")).rpartition("/")[0]
     files[f"{checkpoint}/lockstep.evil.py"] = b"raise SystemExit"
     facts = json.loads(files["run.json"])

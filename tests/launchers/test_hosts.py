@@ -13,7 +13,7 @@ from children import ROOT
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_file
 from lockstep.distributed.local_group import LocalGroup, join
-from lockstep.launchers import torchrun
+from lockstep.launchers.torchrun import check_shared
 
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
 
@@ -35,7 +35,7 @@ def meet(*folders: Path) -> list[str]:
     def answer(rank: int) -> str:
         group = LocalGroup(ends[rank])
         try:
-            torchrun._meet(group, folders[rank] / "run.json")
+            check_shared(group, folders[rank] / "run.json", visible=0.05)
         except SettingsError as error:
             return str(error)
         finally:
@@ -46,8 +46,7 @@ def meet(*folders: Path) -> list[str]:
         return list(pool.map(answer, range(len(folders))))
 
 
-def test_all_processes_must_see_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun, "_VISIBLE", 0.05)
+def test_all_processes_must_see_the_runs_folder(tmp_path: Path) -> None:
     one, older, none = (tmp_path / name for name in ("one", "older", "none"))
     for folder in (one, older):
         folder.mkdir()

@@ -38,6 +38,7 @@ def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(LAUNCHER)
 
 
+@pytest.mark.slow
 def test_a_run_starts_and_goes_on_with_it() -> None:
     experiment = cut(recipes.ppo_cartpole)
     expected = train(experiment, Layout(), options(Path("inline"))).digest

@@ -162,7 +162,7 @@ def test_an_address_where_no_cluster_answers(address: str) -> None:
 
 def test_timing_cannot_decide_there() -> None:
     experiment = recipes.impala_atari()
-    with pytest.raises(SettingsError, match="async"):
+    with pytest.raises(SettingsError, match=r"--scheme\.lag async .*ray:a1-l1"):
         on_ray(experiment.replace(scheme=experiment.scheme.__class__(lag="async")), "ray:a1-l1")
 
 

@@ -165,9 +165,20 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
     failed: list[str] = []
 
     def watch(waiting: bool) -> None:
-        left, group = iter(range(400)), Group()
-        group.waiting, ended = waiting, SimpleNamespace(wait=lambda _: next(left, None) is None)
-        watching._watch_thread(failed.append, StopRequest(), ended, 300.0, threading.get_ident(), group)  # type: ignore[arg-type]
+        left, group, over = iter(range(400)), Group(), threading.Event()
+        group.waiting = waiting
+
+        def wait(_: float) -> bool:
+            if next(left, None) is not None:
+                return False
+            over.set()
+            return True
+
+        event = SimpleNamespace(wait=wait, set=lambda: None)
+        of_threads = {**vars(threading), "Event": lambda: event}
+        monkeypatch.setattr(watching, "threading", SimpleNamespace(**of_threads))
+        with watching.watched(failed.append, StopRequest(), 300.0, group):
+            assert over.wait(60)
 
     watch(True)
     assert failed == []

@@ -195,7 +195,7 @@ def test_unsupported_observations_are_named() -> None:
         ObservationLayout.of(spaces.Dict(text=spaces.Text(5)))
     with pytest.raises(SettingsError, match="nothing to observe"):
         ObservationLayout.of(spaces.Dict(action_mask=spaces.MultiBinary(2)))
-    with pytest.raises(SettingsError, match="impala"):
+    with pytest.raises(SettingsError, match=r"--model\.encoder impala"):
         NatureCNN((3, 35, 84))
     with pytest.raises(SettingsError, match="at least 36x36"):
         SimpleConvNet((3, 84, 35))

@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from made_runs import write_run
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from sentences import says
 
 from lockstep.config.settings import SettingsError
-from lockstep.reports import plots
 from lockstep.reports.plots import plot
-from lockstep.reports.runs import Method, Run
+from lockstep.reports.runs import Run
 
 
 def texts(svg: Path) -> list[str]:
@@ -148,12 +149,29 @@ def test_many_lines_are_drawn_without_single_runs(tmp_path: Path) -> None:
     assert few.count("stroke-opacity: 0.3") == 10 and many.count("stroke-opacity: 0.3") == 0
 
 
-def test_a_line_is_the_mean_and_its_band_one_sample_deviation() -> None:
-    axes, x = Figure().add_subplot(), np.array([0.0, 1.0])
-    ends = [(0.0, 2.0), (2.0, 10.0), (1.0, 6.0), (1.0, 6.0)]
-    plots._draw(axes, [Method({})], [[(x, np.array(pair)) for pair in ends]])
-    assert not axes.collections, "four runs are drawn themselves, without a band"
-    plots._draw(axes, [Method({})], [[(x, np.array(pair)) for pair in (*ends, (1.0, 6.0))]])
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """The axes of all pictures to come."""
+    found: list[Axes] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: found.extend(self.axes))
+    return found
+
+
+def measured(path: Path, values: Sequence[float]) -> Path:
+    """A run whose only scores are these, one a sample from 0 on."""
+    write_run(path, iterations=1)
+    rows = ({"samples": i, "frames": i, "seconds": float(i), "score/mean": value} for i, value in enumerate(values))
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_a_line_is_the_mean_and_its_band_one_sample_deviation(tmp_path: Path, drawn: list[Axes]) -> None:
+    ends = [(0.0, 2.0), (2.0, 10.0), (1.0, 6.0), (1.0, 6.0), (1.0, 6.0)]
+    runs = [measured(tmp_path / f"{i}", pair) for i, pair in enumerate(ends)]
+    for count in (4, 5):
+        plot(runs[:count], tmp_path / "c.svg", labels=["same"] * count)
+    few, axes = drawn
+    assert not few.collections, "four runs are drawn themselves, without a band"
     mean: Any = axes.lines[-1].get_ydata()
     (band,) = axes.collections
     corners = [tuple(point) for point in np.asarray(band.get_paths()[0].vertices).round(6)]
@@ -162,16 +180,15 @@ def test_a_line_is_the_mean_and_its_band_one_sample_deviation() -> None:
         assert {(at, round(middle - deviation, 6)), (at, round(middle + deviation, 6))} <= set(corners)
 
 
-def test_thick_lines_are_smoothed_over_a_thirtieth_of_their_points() -> None:
-    axes, y = Figure().add_subplot(), np.zeros(91)
+def test_thick_lines_are_smoothed_over_a_thirtieth_of_their_points(tmp_path: Path, drawn: list[Axes]) -> None:
+    y = np.zeros(91)
     y[45] = 3.0
-    plots._draw(axes, [Method({})], [[(np.arange(91.0), y)]])
-    thin, thick = (np.asarray(line.get_ydata()) for line in axes.lines)
+    plot([measured(tmp_path / "a", y.tolist())], tmp_path / "c.svg")
+    thin, thick = (np.asarray(line.get_ydata()) for line in drawn[0].lines)
     assert np.array_equal(thin, y) and thick[43:48].tolist() == [0, 1, 1, 1, 0]
 
 
-def test_time_is_drawn_in_the_unit_that_the_axis_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(plots, "_draw", lambda axes, groups, curves: drawn.extend(curves))
+def test_time_is_drawn_in_the_unit_that_the_axis_names(tmp_path: Path, drawn: list[Axes]) -> None:
     plot([write_run(tmp_path / "a")], tmp_path / "c.svg", x="time")
-    assert drawn[0][0][0][-1] == pytest.approx(60 * 200 / 3600)
+    assert all(np.asarray(line.get_xdata())[-1] == pytest.approx(60 * 200 / 3600) for line in drawn[0].lines)
+    assert len(drawn[0].lines) == 2

@@ -55,6 +55,7 @@ def test_the_page_has_what_the_reports_wrote(part: str) -> None:
             assert page.count(row) == 1, row
 
 
+@pytest.mark.slow
 def test_the_report_of_many_seeds_tells_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from manifests import sealed
 from torch import Tensor
 
 from lockstep.run import checkpoint
@@ -227,7 +228,7 @@ def test_damage_after_opening_is_detected_when_a_part_is_read(run: Path) -> None
 
 def test_a_manifest_of_another_format_is_named(run: Path) -> None:
     file = run / "checkpoints" / "00000060" / "manifest.json"
-    file.write_bytes(checkpoint._sealed({**json.loads(file.read_bytes()), "version": 2}))
+    file.write_bytes(sealed({**json.loads(file.read_bytes()), "version": 2}))
     with pytest.raises(CheckpointError, match="has format version 2"):
         checkpoint.open_checkpoint(file.parent)
 
@@ -417,6 +418,7 @@ KILLED = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_sigkill_at_random_moments_leaves_intact_checkpoints(tmp_path: Path) -> None:
     done = subprocess.run(

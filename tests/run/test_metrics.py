@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from manifests import sealed
 from tiny import cut
 
 from lockstep import recipes
@@ -115,7 +116,7 @@ def test_checkpoints_of_earlier_versions_have_no_seal_and_do_without(
     for path in checkpoint.list_checkpoints(run / "checkpoints"):
         manifest = json.loads((path / "manifest.json").read_text())
         del manifest["meta"]["metrics"]
-        (path / "manifest.json").write_bytes(checkpoint._sealed(manifest))
+        (path / "manifest.json").write_bytes(sealed(manifest))
     assert verify(run, iterations=1).ok
     resume(run, checkpoint=2)
     assert "damaged" not in capsys.readouterr().err and verify(run, iterations=1).ok

@@ -446,7 +446,7 @@ def test_a_run_that_was_killed_while_its_folder_was_made_is_begun_by_the_same_co
     folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
     assert folder.experiment() == ppo_cartpole()
     assert not folder.weights.exists() and not (folder.path / "replay.json").exists(), "of the run that did not begin"
-    with pytest.raises(SettingsError, match="not empty"):
+    with pytest.raises(SettingsError, match=r"--run r .*not empty"):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
 
 
@@ -455,7 +455,7 @@ def test_a_folder_with_anything_else_is_not_taken_over(found: str) -> None:
     file = Path("r") / found
     file.parent.mkdir(parents=True)
     file.touch()
-    with pytest.raises(SettingsError, match="not empty"):
+    with pytest.raises(SettingsError, match=r"--run r .*not empty"):
         RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
 
 

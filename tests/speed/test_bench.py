@@ -94,18 +94,23 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_cores_are_busy_with_all_but_idling_and_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 5000 6000 1 2 47 0 0\ncpu1 7 7 7 7 7 7 7 7 0 0\nintr 3\n"
-    monkeypatch.setattr(Path, "read_text", lambda _: told)
+    told = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu0 {} 0 0\ncpu1 7 7 7 7 7 7 7 7 0 0\nintr 3\n"
+    counted = iter(["1 1 1 1 1 1 1 1", "101 21 31 5001 6001 2 3 48"])
+    looked: list[float] = []
+    monkeypatch.setattr(Path, "read_text", lambda _: told.format(next(counted)))
     monkeypatch.setattr(bench.os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(bench.os, "sysconf", lambda _: 100)
-    assert bench._busy_seconds() == 2.0
+    monkeypatch.setattr(bench.time, "sleep", looked.append)
+    assert bench.load_of_others(4, lambda _: None) * looked[0] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(1.0, 0), (1.5, 1)])
 def test_other_programs_that_keep_many_cores_busy_are_warned_of(
     seconds: float, warned: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy, said = iter([100.0, 100.0 + seconds]), list[str]()
-    monkeypatch.setattr(bench, "_busy_seconds", lambda: next(busy))
+    busy, said = iter([10000, 10000 + round(100 * seconds)]), list[str]()
+    monkeypatch.setattr(Path, "read_text", lambda _: f"cpu0 {next(busy)} 0 0 0 0 0 0 0 0 0\n")
+    monkeypatch.setattr(bench.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(bench.os, "sysconf", lambda _: 100)
     monkeypatch.setattr(bench.time, "sleep", lambda _: None)
     assert bench.load_of_others(4, said.append) == seconds and len(said) == warned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import time
 from collections.abc import Callable
@@ -40,21 +41,23 @@ def hanging(folder: Path) -> Experiment:
     return cartpole().replace(env=envs.EnvConfig(id=f"{file}:Hanging", num_envs=16))
 
 
-def is_still(trial: Trial) -> bool:
-    """Whether it writes nothing for a while. On a busy machine, a line may come late."""
-    written = trial._metrics.stat().st_size
+def is_still(metrics: Path) -> bool:
+    """Whether nothing is written for a while. On a busy machine, a line may come late."""
+    written = metrics.stat().st_size
     time.sleep(0.5)
-    return trial._metrics.stat().st_size == written
+    return metrics.stat().st_size == written
 
 
-def test_a_halted_trial_stands_still_and_goes_on_where_it_was() -> None:
-    experiment = cartpole()
+def test_a_halted_trial_stands_still_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    experiment, others = cartpole(), multiprocessing.active_children()
     trial = Trial(experiment, Layout.parse("processes:2"))
+    (process,) = set(multiprocessing.active_children()) - set(others)
     try:
         first = trial.run(0.0, iterations=2)
         assert len(first.lines) >= 2 and first.samples == len(first.lines) * experiment.samples_per_iteration
-        until(lambda: is_still(trial), "it to stand still, for it was halted")
-        trial._new_lines()
+        (metrics,) = tmp_path.rglob("metrics.jsonl")
+        until(lambda: is_still(metrics), "it to stand still, for it was halted")
         second = trial.run(0.2, iterations=3)
         assert second.seconds >= 0.2 and second.rate == second.samples / second.seconds
         numbers = [line["iteration"] for _, line in (*first.lines, *second.lines)]
@@ -66,7 +69,7 @@ def test_a_halted_trial_stands_still_and_goes_on_where_it_was() -> None:
             trial.run(60.0, deadline=time.perf_counter())
     finally:
         trial.close()
-    assert not trial._process.is_alive() and not trial._metrics.exists()
+    assert not process.is_alive() and not list(tmp_path.iterdir())
 
 
 def test_shares_leave_out_the_iteration_in_which_the_trial_was_halted() -> None:

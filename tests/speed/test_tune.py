@@ -181,6 +181,7 @@ def test_a_layout_that_fails_is_left_out_with_its_reason(fake: type[FakeTrial]) 
     assert not fake.open
 
 
+@pytest.mark.slow
 def test_it_ends_within_its_budget_with_a_layout_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

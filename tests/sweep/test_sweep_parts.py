@@ -14,11 +14,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from made_runs import Instant
@@ -39,11 +38,10 @@ from lockstep.sweep.core_locks import CoreLocks
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, PlainOverview, Row, fitting, panel, plain_line
 from lockstep.sweep.queue import Outcome, Queue
-from lockstep.sweep.runner import Runner, _Running, needs_of
+from lockstep.sweep.runner import Runner, needs_of
 from lockstep.sweep.search import measured, reached
 from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
-from lockstep.system import children
 from lockstep.system.machine import cores
 
 
@@ -102,9 +100,9 @@ def test_what_waits_can_be_taken_out_again(queue: Queue) -> None:
     assert [entry.name for entry in queue.entries()] == [first, third] and queue.run(second).is_dir()
     assert run_entry(queue, second) == 0 and queue.outcome(second) is None, "as when Slurm begins its job"
     assert queue.drop("*") == [third] and queue.outcome(third) is None
-    with pytest.raises(SettingsError, match=r"\b1 runs"):
+    with pytest.raises(SettingsError, match=rf"--drop {re.escape(first)}: .*\b1 runs"):
         queue.drop(first)
-    with pytest.raises(SettingsError, match="no run"):
+    with pytest.raises(SettingsError, match="--drop nobody: no run"):
         queue.drop("nobody")
 
 
@@ -124,7 +122,7 @@ def test_a_run_that_is_resumed_by_hand_is_left_to_it(queue: Queue, capfd: pytest
         assert queue.state(entry.name) == "running"
         assert run_entry(queue, entry.name) == ELSEWHERE
     assert queue.state(entry.name) == "waiting" and queue.outcome(entry.name) is None
-    assert "another process" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, entry.name, "another process")
 
 
 def test_a_run_with_checkpoints_is_not_taken_for_unfinished(queue: Queue) -> None:
@@ -392,16 +390,55 @@ def test_what_nobody_foresaw_has_runs_checkpoint_and_is_shown_as_it_is(
 def test_two_ctrl_cs_at_once_are_an_end_and_no_failure(queue: Queue) -> None:
     """Both arrive before the sweep looks: it tells the runs first, and then ends them."""
     queue.add(seeds(1))
-    runner: Runner
 
     class Hurried(Machine):
         def start(self, queue: Queue, name: str, share: Share) -> Process:
-            runner._asked = 2
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
             return subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 100"])
 
-    runner = Runner(queue, Hurried([0]), SweepOptions(overview="plain"))
-    assert not runner.run()
+    assert not Runner(queue, Hurried([0]), SweepOptions(overview="plain")).run()
     assert queue.state(queue.entries()[0].name) == "waiting"
+
+
+class Scripted(Machine):
+    """A place whose runs last three seconds of a clock that the sweep's pauses move on. They measure `lines` once they
+    have begun, checkpoint and end when they are told to, and may send this process signals."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, lines: str = "", signals: Sequence[tuple[float, int]] = ()) -> None:
+        super().__init__([0])
+        self.lines, self.signals = lines, list(signals)
+        self.now, self.begun, self.calls = 0.0, 0.0, list[str]()
+        self.returncode: int | None = None
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.pass_by)
+        for module in ("sweep.runner", "system.children"):
+            patch.setattr(f"lockstep.{module}.time", clock)
+
+    def start(self, queue: Queue, name: str, share: Share) -> Process:
+        queue.run(name).mkdir(exist_ok=True)
+        with queue.metrics(name).open("a") as file:
+            file.write(self.lines)
+        self.begun = self.now
+        return self
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        while self.signals and self.signals[0][0] <= self.now - self.begun:
+            signal.raise_signal(self.signals.pop(0)[1])
+
+    def poll(self) -> int | None:
+        if self.calls or self.now > self.begun + 3:
+            self.returncode = INTERRUPTED
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def wait(self) -> int:
+        return INTERRUPTED
 
 
 class Held(Instant):
@@ -435,28 +472,25 @@ def test_a_run_that_another_process_left_is_taken_up_again(queue: Queue) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "begin", "stopped"), [({}, 0.0, True), ({}, 3000.0, False), ({"max_episode_steps": 7}, 0.0, False)]
+    ("options", "begin", "stopped"), [({}, 0, True), ({}, 3000, False), ({"max_episode_steps": 7}, 0, False)]
 )
 def test_a_run_is_judged_once_it_moves_and_by_runs_of_its_own_task(
-    options: dict[str, int], begin: float, stopped: bool, queue: Queue
+    options: dict[str, int], begin: int, stopped: bool, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = recipes.ppo_cartpole()
-    poor = base.replace(env=dataclasses.replace(base.env, options=options), seed=4)
-    queue.add([*seeds(1, 2, 3), Run(poor)])
+    other = base.replace(env=dataclasses.replace(base.env, options=options), seed=4)
+    queue.add([*seeds(1, 2, 3), Run(other)])
     *good, entry = queue.entries()
-    for each, score in [*((each, 100.0) for each in good), (entry, 1.0)]:
-        queue.run(each.name).mkdir(parents=True)
-        lines = (json.dumps({"samples": 1000 * number, "score/mean": score}) for number in (1, 2, 3))
-        (queue.run(each.name) / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        if each is not entry:
-            queue.end(each.name, Outcome("done", "ab" * 32, 10, score))
-    runner = Runner(queue, Machine([0]), SweepOptions(overview="plain", stop_early="median@1k"))
-    running = _Running(entry, None, subprocess.Popen(["sleep", "9"]), runner._curves[entry.name], begin)
-    runner._running = [running]
-    runner._judge(StopRule.parse("median@1k"))
-    assert bool(running.objection) is stopped
-    running.process.kill()
-    running.process.wait()
+    for each in good:
+        queue.run(each.name).mkdir()
+        queue.metrics(each.name).write_text("".join(line(samples, 100.0) for samples in (1000, 2000, 3000)))
+        queue.end(each.name, Outcome("done", "ab" * 32, 10, 100.0))
+    poor = [line(samples, 1.0) for samples in (1000, 2000, 3000)]
+    queue.run(entry.name).mkdir()
+    queue.metrics(entry.name).write_text("".join(poor[: begin // 1000]))
+    place = Scripted(monkeypatch, "".join(poor[begin // 1000 :]))
+    Runner(queue, place, SweepOptions(overview="none", stop_early="median@1k")).run()
+    assert (place.calls == ["terminate"], queue.outcome(entry.name) is not None) == (stopped, stopped)
 
 
 def test_runs_that_a_mistaken_rule_stopped_can_go_on(queue: Queue) -> None:
@@ -713,15 +747,32 @@ def test_the_gpus_of_this_machine_are_those_that_the_user_lets_be_seen(monkeypat
         assert machine.has_room(Needs(0, 2)), "two runs share a GPU"
 
 
-def test_a_machine_that_repeats_itself_is_not_impatient(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(queue, Machine([0]), SweepOptions(overview="none"))
-    asked = []
-    now = iter([0.0, 0.5, 0.6, 0.7, 9.0, 9.0])
-    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    for number in (*[signal.SIGTERM] * 2, *[signal.SIGINT] * 2, signal.SIGTERM, signal.SIGHUP):
-        runner._count(number)
-        asked.append(runner._asked)
-    assert asked == [1, 1, 2, 3, 4, 4]
+@pytest.mark.parametrize(
+    ("signals", "killed"),
+    [
+        ([(0.1, signal.SIGTERM), (0.5, signal.SIGTERM)], False),
+        ([(0.1, signal.SIGTERM), (0.5, signal.SIGINT)], True),
+        ([(0.1, signal.SIGTERM), (2.0, signal.SIGTERM)], True),
+        ([(0.1, signal.SIGTERM), (2.0, signal.SIGHUP)], False),
+        ([(0.1, signal.SIGHUP), (0.5, signal.SIGTERM)], False),
+    ],
+)
+def test_a_machine_that_repeats_itself_is_not_impatient(
+    signals: list[tuple[float, int]], killed: bool, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(Scripted):
+        """Does not end before it is killed, or its time is over."""
+
+        def poll(self) -> int | None:
+            if "kill" in self.calls or self.now > self.begun + 3:
+                self.returncode = INTERRUPTED
+            return self.returncode
+
+    queue.add(seeds(1))
+    place = Busy(monkeypatch, signals=signals)
+    runner = Runner(queue, place, SweepOptions(overview="none"))
+    assert not runner.run() and runner.interrupted
+    assert place.calls[0] == "terminate" and ("kill" in place.calls) == killed
 
 
 @pytest.mark.parametrize(
@@ -736,35 +787,32 @@ def test_a_machine_that_repeats_itself_is_not_impatient(queue: Queue, monkeypatc
     ids=["worse", "too-few-others", "worse-than-later", "better-than-later", "nobody-came-so-far"],
 )
 def test_a_run_is_compared_with_what_others_had_after_as_many_samples(
-    others: list[list[float]], stopped: bool, queue: Queue
+    others: list[list[float]], stopped: bool, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.add(seeds(*range(len(others) + 1)))
-    entries = queue.entries()
-    for entry, scores in zip(entries, [*others, [2.0]], strict=True):
+    *known, judged = queue.entries()
+    for entry, scores in zip(known, others, strict=True):
         queue.run(entry.name).mkdir()
         queue.metrics(entry.name).write_text("".join(line(1000 * n, score) for n, score in enumerate(scores, 1)))
-    runner = Runner(queue, Machine([0]), SweepOptions(overview="none", stop_early="median@1k"))
-    running = _Running(entries[-1], None, MagicMock(), runner._curves[entries[-1].name], 0.0)
-    runner._running = [running]
-    runner._judge(StopRule.parse("median@1k"))
-    assert (bool(running.objection), running.process.terminate.called) == (stopped, stopped)  # type: ignore[attr-defined]
+        queue.end(entry.name, Outcome("done"))
+    place = Scripted(monkeypatch, line(1000, 2.0))
+    Runner(queue, place, SweepOptions(overview="none", stop_early="median@1k")).run()
+    assert (place.calls == ["terminate"], queue.outcome(judged.name) is not None) == (stopped, stopped)
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_hopeless_run_has_ended_unless_another_process_goes_on_with_it(held: bool, queue: Queue) -> None:
+def test_a_hopeless_run_has_ended_unless_another_process_goes_on_with_it(
+    held: bool, queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     queue.add(seeds(1))
     (entry,) = queue.entries()
-    queue.run(entry.name).mkdir()
-    queue.metrics(entry.name).write_text(line(1000, 7.0))
-    place = Machine([0])
-    runner = Runner(queue, place, SweepOptions(overview="none"))
-    process: Any = SimpleNamespace(poll=lambda: INTERRUPTED, returncode=INTERRUPTED)
-    curve = Curve(queue.metrics(entry.name))
-    runner._running = [_Running(entry, place.take(Needs(1)), process, curve, 0.0, "score 7 is below 9", told=True)]
+    place = Scripted(monkeypatch, line(1000, 7.0))
     with queue.claimed(entry.name) if held else contextlib.nullcontext():
-        runner._collect()
-    ended = Outcome("stopped", score=7.0, reason="score 7 is below 9")
-    assert (queue.outcome(entry.name), runner._elsewhere) == ((None, [entry]) if held else (ended, []))
+        Runner(queue, place, SweepOptions(overview="plain", stop_early="9@1k")).run()
+    assert place.calls == ["terminate"]
+    ended = Outcome("stopped", score=7.0, reason="score 7 is below 9 after 1,000 samples")
+    assert queue.outcome(entry.name) == (None if held else ended)
+    assert says(capsys.readouterr().out, entry.name, "another process") == held
 
 
 def test_a_line_of_an_evaluation_says_nothing_of_speed(tmp_path: Path) -> None:

@@ -451,6 +451,13 @@ def test_members_with_rivals_are_another_population() -> None:
 
 def test_predecessors_are_named_as_seen_from_where_the_population_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.sweep.generations.resolved", lambda experiment: experiment)
-    for folder, named in (("set", "set/runs/a"), ("../set", str(Path("../set/runs/a").resolve()))):
-        found = Generations.make(Queue.make(Path(folder)), population())
-        assert found._ended_with("a") == WarmStart(named, optimizer=True)
+    for folder, runs in (("set", Path("set/runs")), ("../set", Path("../set/runs").resolve())):
+        queue = Queue.make(Path(folder))
+        found = Generations.make(queue, population(members=2))
+        found.begin()
+        found.next()
+        names = [member.run for member in found.members(1)]
+        for score, member in enumerate(found.members(1)):
+            end(queue, member, score)
+        begun = [from_json(entry.experiment).warm_start for entry in found.next()]
+        assert begun == [WarmStart(str(runs / names[1]), optimizer=True)] * 2

@@ -95,7 +95,7 @@ def test_runs_have_cores_of_their_own_and_end_with_checkpoints(
     assert len(first) == len(second) == 1 and not first & second
 
     assert main(["sweep", "set"]) == 2
-    assert "another process" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "set ", "another process")
     assert main(["sweep", "set", "--status", "--json"]) == 0
     states = {run["name"]: run["state"] for run in json.loads(capsys.readouterr().out)["runs"]}
     assert {name for name, state in states.items() if state == "running"} == set(running)
@@ -241,7 +241,7 @@ def test_a_change_of_mind(capsys: pytest.CaptureFixture[str]) -> None:
     Queue.make(Path("set")).add(grid(recipes.ppo_cartpole(), {"seed": [1, 2]}))
     assert main([*command, "--seed", "3", "--drop", "nobody-*"]) == 2
     assert main([*command, "--seed", "3", "--drop", "*-s[12]-*", "--status"]) == 2
-    assert "no run" in capsys.readouterr().err and not Path("set/sweep.json").exists()
+    assert says(capsys.readouterr().err, "--drop nobody-*", "no run") and not Path("set/sweep.json").exists()
     assert main([*command, "--seed", "3", "--drop", "*-s[12]-*"]) == 0
     assert capsys.readouterr().out.startswith("dropped CartPole-v1-ppo-s1")
     assert set(outcomes()) == {3}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lockstep.config.layout import Layout
 from lockstep.training import display
-from lockstep.training.display import duration, number, panel, plain_line, sparkline
+from lockstep.training.display import PARTS, duration, number, panel, plain_line, sparkline
 from lockstep.training.status import Status, bottleneck, waste
 
 
@@ -96,9 +96,15 @@ def test_panel_before_the_first_iteration() -> None:
 
 
 def test_bar_of_shares_is_as_long_as_the_row_and_divided_by_share() -> None:
-    bar = display._shares_bar({"env": 0.5, "inference": 0.25, "learning": 0.25}, 40)
-    assert bar.plain == "█" * 40
-    assert [span.end - span.start for span in bar.spans] == [20, 10, 10]
+    shown = status(shares={"env": 0.5, "inference": 0.25, "learning": 0.25})
+    console = Console(file=io.StringIO(), width=44)
+    rows = console.render_lines(panel(shown, "", "", 2, 1.0, 44))
+    bars = [[segment for segment in row if set(segment.text) == {"█"}] for row in rows]
+    (bar,) = filter(None, bars)
+    assert [len(segment.text) for segment in bar] == [20, 10, 10]
+    assert [segment.style and segment.style.color and segment.style.color.name for segment in bar] == [
+        *(PARTS[name] for name in shown.shares)
+    ]
 
 
 def test_plain_line_is_one_line_with_the_same_facts() -> None:

@@ -19,6 +19,7 @@ from lockstep.experiment import Experiment
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run.folder import RunFolder
 from lockstep.training.recorder import IterationReport, Recorder
+from lockstep.training.status import Status
 
 EXPERIMENT: Experiment = ppo_cartpole()
 STEP = EXPERIMENT.samples_per_iteration
@@ -251,10 +252,11 @@ def test_a_wasteful_layout_is_named_once_and_not_before_it_has_settled(
     assert "lockstep tune" not in capsys.readouterr().out
 
 
-def test_the_display_is_told_of_the_recent_iterations(folder: RunFolder) -> None:
-    recorder, shown = Recorder(folder, EXPERIMENT, Layout(), QUIET), []
-    recorder._display.close()
-    recorder._display = SimpleNamespace(update=shown.append, close=lambda: None)  # type: ignore[assignment]
+def test_the_display_is_told_of_the_recent_iterations(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Status] = []
+    display = SimpleNamespace(update=shown.append, close=lambda: None)
+    monkeypatch.setattr("lockstep.training.recorder.make_display", lambda *_: display)
+    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
     first, second = {"env": 3.0, "learning": 1.0}, {"env": 0.0, "learning": 4.0}
     recorder.record(report(1, [1.0], times=first, waits={"rollouts": 1.0}, lags={"policy_versions": 2.0}))
     recorder.record(report(2, [2.0, 6.0], times=second, waits={"rollouts": 4.0}, lags={}, seconds=1.5))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -111,26 +112,47 @@ def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         train(EXPERIMENTS["cartpole-lag-1"](), Layout.parse("ray:2"), options(tmp_path / "run"))
 
 
-def message(shard: int, number: int) -> RolloutMessage:
-    return RolloutMessage(RolloutInfo(shard, number, number, ((0, 0),), np.zeros(0), {}, []), [], {}, {})
+def message(shard: int, number: int, state: dict[str, np.ndarray]) -> RolloutMessage:
+    return RolloutMessage(RolloutInfo(shard, number, number, ((0, 0),), np.zeros(0), {}, []), [], state, {})
+
+
+class Noted(np.ndarray):
+    """An array that can be told to be alive, and so can its copies."""
+
+    references: ClassVar[list[weakref.ref[np.ndarray]]] = []
+
+    def __array_finalize__(self, obj: object) -> None:
+        Noted.references.append(weakref.ref(self))
 
 
 def test_a_mailbox_keeps_what_is_still_needed_alone() -> None:
     """With two rollouts under way, a checkpoint may ask for the states of two rollouts ago."""
-    inbox = Inbox(2)
+    inbox, messages = Inbox(2), list[weakref.ref[RolloutMessage]]()
+
+    def deliver(number: int) -> None:
+        sent = message(0, number, {"next": np.full(1, number + 1).view(Noted)})
+        messages.append(weakref.ref(sent))
+        inbox.deliver(sent)
+
     for number in range(9):
-        inbox.deliver(message(0, number))
+        deliver(number)
         inbox.take([RolloutId(0, number)])
-        inbox.deliver(message(0, number))
-    assert not inbox._messages, "what was learned from and came twice"
-    assert {7, 8, 9} <= inbox._states[0].keys() and len(inbox._states[0]) <= 4
+        deliver(number)
+    assert not any(each() for each in messages), "what was learned from and came twice"
+    kept = {int(array[0]) for each in Noted.references if (array := each()) is not None}
+    assert {7, 8, 9} <= kept and len(kept) <= 4
+    assert [inbox.states([0], number)[0]["next"].tolist() for number in (7, 8, 9)] == [[7], [8], [9]]
 
 
 def test_versions_that_no_rollout_needs_any_more_are_forgotten() -> None:
     inbox, schedule = Inbox(3), Schedule(2, iterations=20)
     versions = Versions(schedule)
-    rollouts: Any = SimpleNamespace(versions=versions, _speaks=True, _inbox=inbox, _schedule=schedule)
+    rollouts = MessageRollouts(Agent(EXPERIMENTS["cartpole-lag-1"]()), inbox, Group(), schedule, versions, 1)
     normalizers: Any = SimpleNamespace(state=lambda: {})
+    messages: list[weakref.ref[VersionMessage]] = []
     for number in range(9):
-        MessageRollouts.publish(rollouts, Version(number, torch.zeros(1), normalizers))
-        assert list(inbox._versions) == list(range(max(0, number - 2), number + 1)) == list(versions.held())
+        rollouts.publish(Version(number, torch.zeros(1), normalizers))
+        messages.append(weakref.ref(inbox.version(number)))
+        needed = list(range(max(0, number - 2), number + 1))
+        assert [n for n, each in enumerate(messages) if each() is not None] == needed == list(versions.held())
+        assert [inbox.version(n).number for n in needed] == needed

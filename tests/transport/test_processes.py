@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import multiprocessing
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from tiny import EXPERIMENTS
 
+from lockstep.agent import Agent
 from lockstep.core.rollout import RolloutInfo
+from lockstep.distributed.channels import Channels, open_channels
+from lockstep.distributed.groups import Group
+from lockstep.models.versions import Versions
 from lockstep.transport.processes import CollectorConnection, SharedMemoryRollouts
 
 
@@ -16,29 +23,55 @@ def info(shard: int) -> RolloutInfo:
     return RolloutInfo(shard, 0, 0, ((0, 0),), np.zeros(0), {}, [])
 
 
-def test_times_of_several_rollouts_add_up_and_are_told_once() -> None:
-    inbox = [(0, ("rollout", [info(0)], {"env": 1.0})), (1, ("rollout", [], {"env": 4.0}))]
-    inbox.append((0, ("rollout", [info(1)], {"env": 2.0})))
-    channels = SimpleNamespace(receive=lambda everyone, block: inbox)
-    learner: Any = SimpleNamespace(
-        _channels=channels, _everyone=range(2), _times={}, _delivered={}, _answers={}, _speaks=True
+@pytest.fixture
+def agent() -> Agent:
+    return Agent(EXPERIMENTS["cartpole-lag-1"]())
+
+
+@pytest.fixture
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[list[Channels], list[Channels]]]:
+    """Those of the learners and of the collectors, of which there are as many as the test says."""
+    learners, collectors = open_channels(multiprocessing.get_context("spawn"), *request.param)
+    yield learners, collectors
+    for each in (*learners, *collectors):
+        each.close()
+
+
+@pytest.mark.parametrize("ends", [(2, 1)], indirect=True)
+def test_times_of_several_rollouts_add_up_and_are_told_once(
+    agent: Agent, ends: tuple[list[Channels], list[Channels]]
+) -> None:
+    (learner,), (first, second) = ends
+    schedule = agent.experiment.schedule()
+    rollouts = SharedMemoryRollouts(agent, learner, Group(), schedule, Versions(schedule), free=False)
+    rollouts.publish(agent.version(0))
+    first.send(("rollout", [info(0)], {"env": 1.0}), 0)
+    second.send(("rollout", [info(2), info(3)], {"env": 4.0}), 0)
+    first.send(("rollout", [info(1)], {"env": 2.0}), 0)
+    assert {slot: [each.info.shard for each in taken] for slot, taken in rollouts.take(0).items()} == {
+        slot: [slot] for slot in range(4)
+    }
+    assert rollouts.collector_times() == [{"env": 3.0}, {"env": 4.0}]
+    assert rollouts.collector_times() == []
+
+
+@pytest.mark.parametrize("ends", [(1, 2)], indirect=True)
+def test_learner_0_hears_the_times_of_rollouts_that_are_not_its_own(
+    agent: Agent, ends: tuple[list[Channels], list[Channels]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (zero, one), (channels,) = ends
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr("lockstep.transport.processes.time", clock)
+    collectors: Any = SimpleNamespace(
+        shards=range(4), take_times=lambda: {"env": 1.0}, state=lambda numbers: {shard: {} for shard in numbers}
     )
-    SharedMemoryRollouts._receive(learner)
-    assert list(learner._delivered) == [(0, 0), (1, 0)]
-    assert SharedMemoryRollouts.collector_times(learner) == [{"env": 3.0}, {"env": 4.0}]
-    assert SharedMemoryRollouts.collector_times(learner) == []
-
-
-def test_learner_0_hears_the_times_of_rollouts_that_are_not_its_own() -> None:
-    sent: list[Any] = []
-    only = info(1)
-    collectors = SimpleNamespace(take_times=lambda: {"env": 1.0})
-    link = SimpleNamespace(peers=[0, 1], send=lambda message, to: sent.append((to, message)))
-    end: Any = SimpleNamespace(_remember=lambda *_: None, _slot=lambda each: each.shard, _channels=link, _shards=2)
-    end._collectors, end.waited, end._since = collectors, 2.0, time.perf_counter() - 10
-    CollectorConnection.deliver(end, [only])
-    (to, (_, none, times)), (other, (_, own, again)) = sent
-    assert (to, none, other, own) == (0, [], 1, [only]) and times == again
-    assert times["waiting"] == 2.0 and abs(times["other"] - 7.0) < 0.5
-    CollectorConnection.deliver(end, [only])
-    assert sent[2][1][2] == {"env": 1.0, "waiting": 0.0, "other": 0.0}, "since the last delivery"
+    end = CollectorConnection(agent, channels, collectors, agent.experiment.schedule(), free=False)
+    only = info(3)
+    end.waited, clock.now = 2.0, 10.0
+    end.deliver([only])
+    ((_, (_, none, times)),), ((_, (_, own, again)),) = zero.receive([0], block=False), one.receive([0], block=False)
+    assert (none, [each.shard for each in own]) == ([], [3]) and times == again
+    assert times == {"env": 1.0, "waiting": 2.0, "other": 7.0}
+    end.deliver([only])
+    ((_, (_, _, times)),) = zero.receive([0], block=False)
+    assert times == {"env": 1.0, "waiting": 0.0, "other": 0.0}, "since the last delivery"
