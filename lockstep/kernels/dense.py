@@ -1,4 +1,4 @@
-"""Layers of perceptrons, forwards and backwards, in float32 arithmetic that is the same on every CPU.
+"""Networks of dense layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
 
 Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
 the samples one by one. Products are rounded before they are added. Loops are blocked so that several sums advance
@@ -14,9 +14,9 @@ import numpy as np
 from lockstep.kernels.compiling import kernel
 from lockstep.kernels.math import exp, tanh
 
-WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION = range(5)
-"""Columns of a stack of layers, int64 [L, 5]: where weights [M, K] and biases [M] begin among the parameters, the
-layer's size, and which activation follows it."""
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE = range(6)
+"""Columns of a table of layers, int64 [L, 6]: where weights [M, K] and biases [M] begin among the parameters, the
+layer's size, which activation follows it, and the earlier layer whose output it takes, -1 for the observation."""
 NONE, TANH, RELU, ELU = range(4)
 """Activations."""
 
@@ -115,24 +115,24 @@ def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: in
 
 @kernel
 def forward(parameters: np.ndarray, turned: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray) -> None:
-    """Pass x [n, K] through all layers; activations returns their outputs.
+    """Evaluate all layers; activations returns their outputs.
 
     Args:
         parameters: float32 [P].
         turned: what turn wrote.
-        layers: the stack, int64 [L, 5].
-        x: float32 [n, K].
+        layers: the table, int64 [L, 6].
+        x: observations, float32 [n, K].
         scratch: see activations.
     """
     for layer in range(len(layers)):
+        source, begin = layers[layer, SOURCE], layers[layer, BIAS]
+        below = x if source < 0 else activations(scratch, layers, len(x), source)
         y = activations(scratch, layers, len(x), layer)
-        bias = parameters[layers[layer, BIAS] : layers[layer, BIAS] + layers[layer, OUTPUTS]]
         for i in range(len(y)):
-            for j in range(len(bias)):
-                y[i, j] = bias[j]
-        multiply(x, turned_weights(turned, layers, layer), y)
+            for j in range(y.shape[1]):
+                y[i, j] = parameters[begin + j]
+        multiply(below, turned_weights(turned, layers, layer), y)
         activate(y, layers[layer, ACTIVATION])
-        x = y
 
 
 @kernel
@@ -143,34 +143,28 @@ def backward(
     scratch: np.ndarray,
     gradients: np.ndarray,
     gradient: np.ndarray,
-    to_input: bool,
-    of_input: np.ndarray,
 ) -> None:
-    """Add the gradient by the parameters of all layers.
+    """Add the gradient by the parameters of all layers, the last layer first.
 
     Args:
         parameters: float32 [P].
-        layers: the stack, int64 [L, 5].
-        x: its input, float32 [n, K].
+        layers: the table, int64 [L, 6].
+        x: observations, float32 [n, K].
         scratch: what forward wrote.
-        gradients: as scratch: the last layer's part holds the gradient by its output; the others are overwritten.
+        gradients: as scratch: the gradient by the outputs that the loss depends on, and 0 elsewhere. It is overwritten.
         gradient: float32 [P], to which gradients by weights and biases are added.
-        to_input: whether the gradient by x is wanted.
-        of_input: float32 [n, K], to which it is added; of any size otherwise.
     """
     samples = len(x)
     for layer in range(len(layers) - 1, -1, -1):
+        source, begin = layers[layer, SOURCE], layers[layer, BIAS]
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
-        below = x if layer == 0 else activations(scratch, layers, samples, layer - 1)
-        multiply(grad.T, below, weights(gradient, layers, layer))
-        bias = gradient[layers[layer, BIAS] : layers[layer, BIAS] + layers[layer, OUTPUTS]]
+        below = x if source < 0 else activations(scratch, layers, samples, source)
+        transposed = np.empty((grad.shape[1], samples), np.float32)
         for i in range(samples):
-            for j in range(len(bias)):
-                bias[j] += grad[i, j]
-        if layer:
-            into = activations(gradients, layers, samples, layer - 1)
-            into[:] = 0
-            multiply(grad, weights(parameters, layers, layer), into)
-        elif to_input:
-            multiply(grad, weights(parameters, layers, layer), of_input)
+            for j in range(grad.shape[1]):
+                transposed[j, i] = grad[i, j]
+                gradient[begin + j] += grad[i, j]
+        multiply(transposed, below, weights(gradient, layers, layer))
+        if source >= 0:
+            multiply(grad, weights(parameters, layers, layer), activations(gradients, layers, samples, source))

@@ -131,7 +131,7 @@ def ppo_loss(
 
 @kernel
 def ppo_gradients(
-    network: tuple[np.ndarray, np.ndarray, np.ndarray],
+    layers: np.ndarray,
     kind: int,
     free_std: int,
     log_stds: int,
@@ -147,9 +147,9 @@ def ppo_gradients(
     """The gradients of all shards' slices of a minibatch.
 
     Args:
-        network, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
+        layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
         parameters: float32 [P].
-        turned: what lockstep.kernels.dense.turn wrote for all three stacks, [P].
+        turned: what lockstep.kernels.dense.turn wrote, [P].
         items: of all shards' rollouts: normalized observations float32 [S, N, D]; actions float32 [S, N, A] and
             int64 [S, N], of which one is not used; log-probabilities, values, advantages and value targets, each
             float32 [S, N]; which are valid, bool [S, N].
@@ -179,7 +179,7 @@ def ppo_gradients(
             valid[i] = valids[shard, item]
         gradient = out[shard, :size]
         gradient[:] = 0
-        policy, value, memory = evaluate(network, free_std, log_stds, parameters, turned, x)
+        policy, value, memory = evaluate(layers, free_std, log_stds, parameters, turned, x)
         of_policy, of_value = np.empty_like(policy), np.empty_like(value)
         ppo_loss(
             kind,
@@ -200,6 +200,6 @@ def ppo_gradients(
             of_value,
             sums,
         )
-        differentiate(network, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
+        differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
         for j in range(1 + SUMS):
             out[shard, size + j] = np.float32(sums[j])

@@ -5,6 +5,8 @@ Shape legend: S slots of this learner, P parameters.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,11 +18,16 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.portable import PortableBatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels import optimizers
+from lockstep.kernels.dense import turn
 from lockstep.kernels.ppo import ppo_gradients
 from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import Optimizer
 from lockstep.models.policy import StandardModel
 from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
+from lockstep.system.output import tell
+
+_NOTICEABLE = 5.0
+"""Seconds of a first call from which it is explained."""
 
 
 class PortableLearner(Learner):
@@ -38,16 +45,17 @@ class PortableLearner(Learner):
         self._network = Network.of(model, agent.flat)
         self._parameters = agent.flat.vector.detach().numpy()
         self._turned = np.zeros_like(self._parameters)
+        self._compiled = False
         self._shape = len(slots), self._parameters.size + agent.flat.tail
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         network, numbers = self._network, (hyper["clip"], self._value_clip, hyper["value_coef"], hyper["entropy_coef"])
         mean, deviation = self._minibatches.moments[step]
         standardized = self._algorithm.normalize_advantages  # type: ignore[attr-defined]
-        network.turn(self._parameters, self._turned)
-        gradients = np.empty(self._shape, np.float32)
+        turn(self._parameters, network.layers, self._turned)
+        gradients, begin = np.empty(self._shape, np.float32), time.perf_counter()
         ppo_gradients(
-            network.stacks,
+            network.layers,
             self._kind,
             network.free_std,
             network.log_stds,
@@ -60,8 +68,16 @@ class PortableLearner(Learner):
             tuple(map(np.float32, numbers)),
             gradients,
         )
+        if not self._compiled:
+            self._tell_of_compiling(time.perf_counter() - begin)
         for slot, gradient in zip(self._slots, gradients, strict=True):
             yield slot, torch.from_numpy(gradient)
+
+    def _tell_of_compiling(self, seconds: float) -> None:
+        """Say what the first call was spent on, unless the kernels came from the cache."""
+        self._compiled = True
+        if seconds > _NOTICEABLE and self._tree.group.rank == 0:
+            tell(f"Kernels were compiled in {seconds:.0f} s. Later runs load them from a cache.", sys.stderr)
 
 
 class PortableOptimizer(Optimizer):

@@ -7,7 +7,6 @@ computes with them, come from lockstep.kernels. lockstep.learners.portable learn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,40 +94,37 @@ def check_observations(space: gymnasium.Space[Any]) -> None:
 class Network:
     """Where the parts of a model lie among its parameters, as lockstep.kernels.network takes them."""
 
-    stacks: tuple[np.ndarray, np.ndarray, np.ndarray]
+    layers: np.ndarray
     free_std: int
     log_stds: int
 
     @staticmethod
     def of(model: StandardModel, flat: FlatParameters) -> Network:
         modules = dict(model.named_modules())
-        trunks = [_trunk(modules, f"trunks.{index}", flat) for index in range(len(model.trunks))]
-        policy, value = (_layer(modules, f"{head}.linear", NONE, flat) for head in ("policy_head", "value_head"))
-        stacks = [[], [*trunks[0], policy], [*trunks[1], value]] if len(trunks) == 2 else [trunks[0], [policy], [value]]
+        rows: list[list[int]] = []
+        ends = []
+        for trunk in range(len(model.trunks)):
+            source, encoder = -1, f"trunks.{trunk}.encoder.vectors"
+            activation = _ACTIVATIONS[modules[encoder].activation_name]  # type: ignore[index]
+            for name in (path for path in modules if path.startswith(f"{encoder}.layers.")):
+                rows.append(_layer(modules[name], name, activation, source, flat))
+                source = len(rows) - 1
+            ends.append(source)
+        rows.append(_layer(model.policy_head.linear, "policy_head.linear", NONE, ends[0], flat))
+        rows.append(_layer(model.value_head.linear, "value_head.linear", NONE, ends[-1], flat))
         free = model.policy_head.log_std is not None
         return Network(
-            tuple(np.array(stack, np.int64).reshape(-1, 5) for stack in stacks),  # type: ignore[arg-type]
+            np.array(rows, np.int64),
             flat.offset("policy_head.log_std") if free else -1,
             len(model.policy_head.distribution.log_std_columns),
         )
 
-    def turn(self, parameters: np.ndarray, turned: np.ndarray) -> None:
-        """Write the transposed weights of all stacks."""
-        for stack in self.stacks:
-            turn(parameters, stack, turned)
 
-
-def _layer(modules: Mapping[str, nn.Module], name: str, activation: int, flat: FlatParameters) -> list[int]:
-    linear = modules[name]
+def _layer(linear: nn.Module, name: str, activation: int, source: int, flat: FlatParameters) -> list[int]:
+    """A layer's row in the table."""
     assert isinstance(linear, nn.Linear)
     places = [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
-    return [*places, linear.in_features, linear.out_features, activation]
-
-
-def _trunk(modules: Mapping[str, nn.Module], name: str, flat: FlatParameters) -> list[list[int]]:
-    activation = _ACTIVATIONS[modules[f"{name}.encoder.vectors"].activation_name]  # type: ignore[index]
-    layers = [path for path in modules if path.startswith(f"{name}.encoder.vectors.layers.")]
-    return [_layer(modules, path, activation, flat) for path in layers]
+    return [*places, linear.in_features, linear.out_features, activation, source]
 
 
 def initialize(model: StandardModel, seed: int) -> None:
@@ -186,7 +182,7 @@ class _Acting(PortableModel):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        self._network.turn(self._flat.vector.detach().numpy(), self._turned)
+        turn(self._flat.vector.detach().numpy(), self._network.layers, self._turned)
 
     def forward(
         self,
@@ -202,7 +198,7 @@ class _Acting(PortableModel):
         x = normalized(encoder, vector)
         parameters = self._flat.vector.detach().numpy()
         policy, value, _ = networks.evaluate(
-            network.stacks, network.free_std, network.log_stds, parameters, self._turned, x
+            network.layers, network.free_std, network.log_stds, parameters, self._turned, x
         )
         leading = vector.shape[:2]
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
