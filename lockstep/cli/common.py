@@ -171,7 +171,7 @@ def clean_end() -> Iterator[None]:
         yield
 
 
-def with_preset(experiment: Experiment, flags: list[str], layout: str = "inline") -> tuple[Experiment, str]:
+def with_preset(experiment: Experiment, flags: list[str], layout: str = "auto") -> tuple[Experiment, str]:
     """The experiment, and the layout by default, as the preset that the flags name composes them, if they name one.
     Other flags can change both.
 

@@ -157,7 +157,7 @@ def replay(
 
     Args:
         run: its folder.
-        layout: of the repetition: inline (also the default), or any other that the recorded decisions allow.
+        layout: of the repetition: any that the recorded decisions allow. Default: auto.
         options: where the repetition is kept and how it is shown; a text or a path is its folder.
 
     Raises:

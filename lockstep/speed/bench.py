@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
+from lockstep.launchers.auto import chosen
 from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, parts_of
 from lockstep.speed.trial import Trial
 from lockstep.system.machine import cores
@@ -203,7 +204,7 @@ def bench(
 
     Args:
         experiment: as for train.
-        layout: as for train; measuring loads as many cores as it does.
+        layout: as for train; measuring loads as many cores as it does. auto says which one it is.
         seconds: that each part is measured in each round; training is for twice as long, and three iterations at least.
         say: hears what is being done.
 
@@ -211,6 +212,7 @@ def bench(
         SettingsError: as train does.
         WorkerError: a process failed.
     """
+    layout = chosen(layout, experiment)
     experiment, available = prepare(experiment, layout), cores()
     check(experiment, layout)  # before many processes are started
     load = load_of_others(available, say)
