@@ -31,9 +31,9 @@ _PICTURE = 1e-3
 """Seconds that a sample takes in all, if a convolution learns from it, about."""
 _CONVOLUTIONS = ("nature", "convnet_simple", "impala")
 """Encoders that cost so much."""
-_LONG = 30.0
-"""Seconds from which on a run is worth the start of several processes: they take some five seconds longer to start,
-and two of them save at most half of the rest."""
+_LONG = 10.0
+"""Seconds from which on a run is worth the start of several processes: two take a few seconds to import torch, and save
+at most half of the time that follows."""
 _FILE = "layouts.json"
 """Layouts that lockstep tune found, by experiment and machine."""
 
