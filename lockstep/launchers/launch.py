@@ -71,7 +71,7 @@ def launch(
     )
     experiment, options = prepare_run(experiment, layout, options, recorded)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
-    here = layout.launcher.one_process and recorded is None and not is_unattended()
+    here = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
     if here or begun_with:  # as learn does, but before there is a folder
         check_model(experiment, begun_with, new=here)
     if layout.launcher.leads and weights is None and recorded is None:  # no repetition
