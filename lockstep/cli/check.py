@@ -21,8 +21,8 @@ class VerifyArguments:
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
-    layout: str = "inline"
-    """Layout of the repetition; any except torchrun."""
+    layout: str = "auto"
+    """Layout of the repetition, as for train: any except torchrun."""
     iterations: int | Literal["all"] | None = None
     """Iterations to repeat, or all. Default: 3. More prove more but take longer."""
     seed: int | None = None
@@ -38,8 +38,9 @@ class ReplayArguments:
     recorded: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The folder of the run to repeat."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
-    layout: str = "inline"
-    """Layout of the repetition: inline, or split as in cpu:a2-l1. It may differ from the run's."""
+    layout: str = "auto"
+    """Layout of the repetition, as for train. If collectors ran freely: inline, or split as in cpu:a2-l1. It may differ
+    from the run's."""
     json: bool = False
     """Print JSON."""
 

@@ -171,7 +171,7 @@ def clean_end() -> Iterator[None]:
         yield
 
 
-def with_preset(experiment: Experiment, flags: list[str], layout: str = "inline") -> tuple[Experiment, str]:
+def with_preset(experiment: Experiment, flags: list[str], layout: str = "auto") -> tuple[Experiment, str]:
     """The experiment and the default layout, with the preset applied if the flags name one. Other flags can change
     both.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -14,13 +14,16 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 
+if TYPE_CHECKING:
+    from lockstep.speed.tune import Tuned
+
 
 @dataclass(frozen=True)
 class BenchArguments:
     """Measure how close training comes to this machine's limit, and what takes the rest."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    layout: str = "inline"
+    layout: str = "auto"
     """The layout to measure, as for train."""
     preset: str | None = None
     """As for train."""
@@ -88,6 +91,7 @@ def tune(arguments: list[str]) -> int:
     with progress_to_stderr(), clean_end():
         tuned = run(given.experiment, budget=given.budget, begin=BEGAN, say=say)
     timing = given.experiment.scheme.timing_decides
+    kept = None if timing else _remember(given.experiment, tuned)
     if given.json:
         say_json({**tuned.to_json(), "may_change_results": timing, "machine": _machine()})
         return 0
@@ -100,8 +104,19 @@ def tune(arguments: list[str]) -> int:
         if timing
         else "The layout cannot change the result, only the speed."
     )
+    if kept:
+        say(f"From now on, --layout auto chooses {kept} for this experiment on this machine.")
     say(f"layout: {tuned.best}")
     return 0
+
+
+def _remember(experiment: Experiment, tuned: Tuned) -> Layout | None:
+    """Keep the fastest layout that computes on the CPU, whose bits other layouts share, for auto to choose it."""
+    from lockstep.launchers.auto import remember
+
+    layouts = [tuned.best, *(each.layout for each in tuned.candidates if each.rates)]
+    kept = next((layout for layout in layouts if layout == layout.anywhere()), None)
+    return kept if kept and remember(experiment, kept) else None
 
 
 def _machine() -> dict[str, Any]:

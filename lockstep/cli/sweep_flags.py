@@ -34,8 +34,9 @@ class RecipeArguments:
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
-    layout: str = "inline"
-    """The layout of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy."""
+    layout: str = "auto"
+    """The layout of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy. auto gives each
+    run one core, since many runs are faster side by side than one after the other."""
     preset: str | None = None
     """As for train. Presets that differ only in their layouts are one run."""
     sweep: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)

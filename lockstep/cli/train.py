@@ -40,10 +40,10 @@ class TrainArguments:
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
-    layout: str = "inline"
-    """inline, processes:N, cpu:aC-lL (C collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster)
-    or torchrun, with options as in processes:2,env_threads=2. It changes the result only if timing decides
-    (--scheme.lag async, …)."""
+    layout: str = "auto"
+    """auto (lockstep chooses for this machine and prints its choice), inline (one process), processes:N, cpu:aC-lL (C
+    collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster) or torchrun, with options as in
+    processes:2,env_threads=2. It changes the result only if timing decides (--scheme.lag async, …)."""
     preset: str | None = None
     """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes). Further flags change both."""
     dry_run: bool = False
@@ -60,7 +60,7 @@ class ResumeArguments:
     """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")]
     layout: str | None = None
-    """As for train; it may differ from before. Default: the layout that the run started with."""
+    """As for train; it may differ from before. Default: what the run was started with; auto chooses anew."""
     checkpoint: str | None = None
     """The checkpoint to continue from: latest, best, or an iteration. Newer ones are set aside. Default: latest."""
     json: bool = False
@@ -260,11 +260,13 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 
 
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
+    from lockstep.launchers.auto import chosen
     from lockstep.training.prepare import check_model, prepare
 
     if given.options.run is not None:
         require_empty(given.options.run)
     with progress_to_stderr(given.json):
+        layout = chosen(layout, given.experiment, say=False)
         experiment = prepare(given.experiment, layout)
         facts = derived_facts(experiment)
         warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))

@@ -11,10 +11,13 @@ from typing import Literal
 from lockstep.config.launchers import LAUNCHERS, REFERENCE, Launcher, launcher_named
 from lockstep.config.settings import SettingsError, check_values, require
 
+AUTO = "auto"
+"""What stands in place of a launcher where lockstep.launchers.auto is to choose the layout."""
 _HELP = (
-    "Use inline (one process), processes:N (N processes that collect and learn), cpu:aC-lL (C collectors and L "
-    "learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on GPUs 1, 2 and 3, twice), ray:N or "
-    "ray:aC-lL (the same on a Ray cluster), torchrun (under torchrun only), or file.py:NAME (a launcher of yours)."
+    "Use auto (lockstep chooses for this machine), inline (one process), processes:N (N processes that collect and "
+    "learn), cpu:aC-lL (C collectors and L learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on "
+    "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), torchrun (under torchrun only), or "
+    "file.py:NAME (a launcher of yours)."
 )
 _OPTIONS = {
     "device": str,
@@ -37,6 +40,8 @@ _ONLY = {
     "memory: leave it out.",
 }
 """Advice about options that only some launchers support."""
+_FIXED = ("device", "graphs", "pin", "restarts", "compress")
+"""Options of certain layouts alone, which auto cannot take."""
 _DEVICES = "processes"
 """The launcher of layouts that name devices (a0-l1) or cpu:."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
@@ -48,7 +53,8 @@ class Layout:
     """Which process does what for which shards. Any layout gives the same bits."""
 
     backend: str = "inline"
-    """The launcher: a name of lockstep.config.launchers, or file.py:NAME for one of your own."""
+    """The launcher: a name of lockstep.config.launchers, or file.py:NAME for one of your own. auto says that the layout
+    is not chosen yet: lockstep.launchers.auto chooses it for an experiment and a machine."""
     workers: int = 1
     """Processes that collect and learn, each for a contiguous block of shards."""
     collectors: tuple[str, ...] = ()
@@ -84,8 +90,8 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Parse `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each with
-        options as in `processes:2,env_threads=2`.
+        """Parse `auto`, `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each
+        with options as in `processes:2,env_threads=2`.
 
         Raises:
             SettingsError: the text has none of these forms.
@@ -107,9 +113,9 @@ class Layout:
 
     @staticmethod
     def of(given: Layout | str | None) -> Layout:
-        """A layout from a layout or a text such as "processes:2"; None is inline."""
+        """A layout from a layout or a text such as "processes:2"; None is auto."""
         if given is None:
-            return Layout()
+            return Layout(AUTO)
         if not isinstance(given, (Layout, str)):
             raise SettingsError(f"{given!r} is not a layout. {_HELP}")
         return Layout.parse(given) if isinstance(given, str) else given
@@ -121,7 +127,7 @@ class Layout:
             text = f"{where}:a{len(self.collectors)}-l{len(self.learners)}"
         elif self.split:
             text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
-        elif self.launcher.starts_processes:
+        elif not self.is_auto and self.launcher.starts_processes:
             text = f"{self.backend}:{self.workers}"
         default = Layout()
         for name in _OPTIONS:
@@ -131,8 +137,17 @@ class Layout:
         return text
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the layout is auto, and so still has to be chosen."""
+        return self.backend == AUTO
+
+    @property
     def launcher(self) -> Launcher:
         """The launcher, which starts the processes and declares what they can do."""
+        if self.is_auto:
+            raise SettingsError(
+                f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {_HELP}"
+            )
         return launcher_named(self.backend)
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
@@ -175,13 +190,20 @@ class Layout:
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         check_values(self)
-        launcher = self.launcher
         if self.env_threads < 1 or not self.stall_timeout > 0:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
         if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):
             raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
         if self.pin not in (0, 1):
             raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
+        if self.is_auto:
+            if fixed := [name for name in _FIXED if getattr(self, name) != getattr(Layout, name)]:
+                raise SettingsError(
+                    f"Layout {self}: auto chooses among layouts of this machine's CPU, so leave {fixed[0]}= out, or "
+                    f"name a layout. {_HELP}"
+                )
+            return
+        launcher = self.launcher
         devices = (self.device, *self.collectors, *self.learners)
         if self.graphs not in (0, 1) or (self.graphs and "cpu" in (devices[1:] or devices)):
             raise SettingsError(
@@ -236,6 +258,8 @@ class Layout:
 
 def _head(head: str, text: str) -> Layout:
     """The part before the options: a launcher and its processes, or devices."""
+    if head == AUTO:
+        return Layout(AUTO)
     own = REFERENCE.fullmatch(head)
     name, processes = (own["name"], own["processes"] or "") if own else head.partition(":")[::2]
     known = bool(own) or name in LAUNCHERS

@@ -13,6 +13,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
+from lockstep.launchers.auto import chosen
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import tell
@@ -35,7 +36,8 @@ def train(
 
     Args:
         experiment: what to learn.
-        layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: inline.
+        layout: how to spread the work, or a text such as "processes:2"; it cannot change the result. Default: auto,
+            which chooses one for this machine.
         options: the run's folder and display; a text or a path is the run's folder.
         stop_after: end after this many iterations, without changing the schedules that total_steps defines.
 
@@ -63,15 +65,19 @@ def launch(
         weights: the run's copy of its initial weights, used instead of the run that the warm start names.
     """
     _check_stop(stop_after)
+    asked = layout
+    layout = chosen(
+        layout, experiment, iterations=stop_after, repeats=recorded is not None, say=options.display != "none"
+    )
     experiment, options = prepare_run(experiment, layout, options, recorded)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
-    here = layout.launcher.one_process and recorded is None and not is_unattended()
+    here = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
     if here or begun_with:  # like learn, but before the folder exists
         check_model(experiment, begun_with, new=here)
     if layout.launcher.leads and weights is None and recorded is None:  # not for a repetition
         warn_before_run(experiment, options)
     repeats = None if recorded is None else recorded.origin
-    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats)
+    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats, asked)
     try:
         with _writing(folder, layout):
             return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
@@ -90,9 +96,11 @@ def resume(
     stop_after: int | None = None,
 ) -> Result:
     """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the same digest and
-    ledger as without the interruption. The layout may differ from before.
+    ledger as without the interruption.
 
     Args:
+        layout: as for train; it may differ from before. Default: what the run was started with; if that was auto, and
+            timing decides nothing, auto chooses anew.
         checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
 
     Raises:
@@ -108,8 +116,10 @@ def resume(
             f"{folder.path} repeats another run and ended where that run did: there is nothing to resume. Resume the "
             "run that its replay.json names."
         )
-    layout = folder.layout() if layout is None else Layout.of(layout)
-    experiment, options = prepare_run(folder.experiment(), layout, options or folder.options())
+    experiment, options = folder.experiment(), options or folder.options()
+    asked = folder.asked_layout() if layout is None else Layout.of(layout)
+    layout = chosen(asked, experiment, say=options.display != "none")
+    experiment, options = prepare_run(experiment, layout, options)
     with _writing(folder, layout):
         path = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin = iteration_of(path)

@@ -157,7 +157,7 @@ def replay(
 
     Args:
         run: its folder.
-        layout: of the repetition: inline (the default), or any other that the recorded decisions allow.
+        layout: of the repetition: any that the recorded decisions allow. Default: auto.
         options: the repetition's folder and display; a text or a path is its folder.
 
     Raises:

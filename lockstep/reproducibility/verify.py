@@ -14,6 +14,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import state_digest
 from lockstep.experiment import Experiment
+from lockstep.launchers.auto import chosen
 from lockstep.launchers.launch import launch
 from lockstep.reproducibility.replay import recorded_schedule, require_memory
 from lockstep.run import checkpoint, ledger
@@ -55,8 +56,7 @@ def verify(
 
     Args:
         run: the folder of the run.
-        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards. Default:
-        inline.
+        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards. Default: auto.
         iterations: how many to repeat, at most those recorded; None means 3.
         workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
         seed: repeat with another seed, to see where the results differ.
@@ -66,7 +66,7 @@ def verify(
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
-    if layout.launcher.started_externally:
+    if not layout.is_auto and layout.launcher.started_externally:
         raise SettingsError(
             "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
         )
@@ -78,6 +78,7 @@ def verify(
         return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
     count = _iterations(iterations, len(lines), folder)
     require_memory(folder, experiment, count)
+    layout = chosen(layout, experiment, iterations=count, repeats=True, say=False)
     warning = platform_warning(folder, head)
     difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines, whole=True)
     if difference is not None:

@@ -39,6 +39,7 @@ _GLANCE = 0.5
 _WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
 _FACTS: dict[str, type] = {
     "layout": str,
+    "auto": str,
     "command": str,
     "started": str,
     "versions": dict,
@@ -93,10 +94,18 @@ class RunFolder:
 
     @staticmethod
     def create(
-        experiment: Experiment, layout: Layout, options: RunOptions, weights: bytes = b"", repeats: str | None = None
+        experiment: Experiment,
+        layout: Layout,
+        options: RunOptions,
+        weights: bytes = b"",
+        repeats: str | None = None,
+        asked: Layout | None = None,
     ) -> RunFolder:
         """Make a new folder and write experiment.json and run.json; also the initial weights of a warm start, and the
         run that this one repeats, if any. A folder whose creation was interrupted is reused.
+
+        Args:
+            asked: the layout that the user gave, if it was auto.
 
         Raises:
             SettingsError: the folder that the options name exists and is not empty.
@@ -107,6 +116,7 @@ class RunFolder:
         settings = to_json(experiment)  # before the folder exists: an error leaves none behind
         facts = {
             **_here_and_now(layout),
+            **({"auto": str(asked)} if asked is not None and asked.is_auto else {}),
             "code": digests_of(settings),
             "options": {**dataclasses.asdict(options), "run": None if options.run is None else str(options.run)},
             "directory": os.getcwd(),
@@ -186,6 +196,11 @@ class RunFolder:
     def layout(self) -> Layout:
         """The layout that this run was started with."""
         return Layout.parse(self._fact("layout"))
+
+    def asked_layout(self) -> Layout:
+        """What the user gave as the layout, which may be auto; where timing decides, the layout itself."""
+        asked = self.facts().get("auto")
+        return self.layout() if asked is None or self.experiment().scheme.timing_decides else Layout.parse(asked)
 
     def options(self) -> RunOptions:
         """The options that this run was started with, with run set to this folder."""

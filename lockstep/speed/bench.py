@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
+from lockstep.launchers.auto import chosen
 from lockstep.speed.parts import OVERHEAD, PARTS, Costs, PartsWorkers, limit, parts_of
 from lockstep.speed.trial import Trial
 from lockstep.system.machine import cores
@@ -203,7 +204,7 @@ def bench(
 
     Args:
         experiment: as for train.
-        layout: as for train; the measurement loads as many cores as training.
+        layout: as for train; the measurement loads as many cores as training. auto prints its choice.
         seconds: to measure each part in each round; training runs twice as long, and at least three iterations.
         say: prints progress.
 
@@ -211,6 +212,7 @@ def bench(
         SettingsError: as in train.
         WorkerError: a process failed.
     """
+    layout = chosen(layout, experiment)
     experiment, available = prepare(experiment, layout), cores()
     check(experiment, layout)  # before many processes are started
     load = load_of_others(available, say)

@@ -15,11 +15,12 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.buffers.memory import replay_bytes
-from lockstep.config.layout import Layout
+from lockstep.config.layout import AUTO, Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
+from lockstep.launchers.auto import choose, with_options
 from lockstep.training.prepare import prepare
 
 _LONGEST = 120
@@ -32,12 +33,18 @@ class Run:
 
     experiment: Experiment
     """What is learned. Two runs with equal experiments are one run."""
-    layout: str = "inline"
-    """As for `lockstep train`; the sweep gives the run as many cores and GPUs as it needs."""
+    layout: str = "auto"
+    """As for `lockstep train`; the sweep gives the run as many cores and GPUs as it needs. auto becomes the layout of
+    one core (of two if collectors run freely), so that as many runs as possible go on side by side."""
     options: RunOptions = field(default_factory=RunOptions)
     """Options of the run, except its folder, which the sweep chooses."""
     label: str = ""
     """The beginning of its name, before seed and hash. Default: task and algorithm."""
+
+    def __post_init__(self) -> None:
+        if str(self.layout).startswith(AUTO) and isinstance(self.experiment, Experiment):
+            alone = with_options(choose(self.experiment, 1).layout, Layout.parse(self.layout))
+            object.__setattr__(self, "layout", str(alone))
 
     @property
     def title(self) -> str:
@@ -109,7 +116,7 @@ def grid(
     experiment: Experiment,
     settings: Mapping[str, Iterable[Any]],
     *,
-    layout: str = "inline",
+    layout: str = "auto",
     options: RunOptions | None = None,
     label: str = "",
 ) -> list[Run]:

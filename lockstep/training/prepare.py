@@ -166,8 +166,9 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
     if free and recorded is None and not (layout.split and shares_memory):
         raise SettingsError(
             f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes that "
-            "share memory with the learners. Use --layout cpu:a1-l1 (one collector, one learner) or more of each, or "
-            "--scheme.lag 1, which also overlaps collecting and learning, and gives the same result on any layout."
+            "share memory with the learners. Use --layout auto, cpu:a1-l1 (one collector, one learner) or more of "
+            "each, or --scheme.lag 1, which also overlaps collecting and learning, and gives the same result on any "
+            "layout."
         )
     if free and recorded is not None and not (shares_memory and (layout.split or layout.launcher.one_process)):
         raise SettingsError(

@@ -177,7 +177,10 @@ def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, 
         (["ppo-cartpole", "--layout", "process:2"], ["Unknown layout 'process:2'", "processes:N"]),
         (["ppo-cartpole", "--layout", "processes:9"], ["processes:9", "scheme.shards=4"]),
         (["ppo-cartpole", "--scheme.shards", "3"], ["scheme.shards=3", "power of two"]),
-        (["ppo-cartpole", "--scheme.lag", "async"], ["--scheme.lag async with --layout inline", "cpu:a1-l1"]),
+        (
+            ["ppo-cartpole", "--scheme.lag", "async", "--layout", "inline"],
+            ["--scheme.lag async with --layout inline", "--layout auto", "cpu:a1-l1"],
+        ),
         (["ppo-cartpole", "--scheme.lag", "asinc"], ["asinc", "async"]),
         (["ppo-cartpole", "--scheme.lag", "-1"], ["scheme.lag=-1", "async"]),
         (["ppo-cartpole", "--scheme.max-lag", "-1"], ["scheme.max_lag=-1", "at least 0"]),
@@ -208,7 +211,7 @@ def test_recipe_of_a_users_file() -> None:
 
 def test_arguments_default_to_the_recipe() -> None:
     arguments = TrainArguments(ppo_cartpole())
-    assert arguments.layout == "inline" and arguments.options.run is None and not arguments.dry_run
+    assert arguments.layout == "auto" and arguments.options.run is None and not arguments.dry_run
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_gpus_must_exist() -> None:
 
 def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
     assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
-    assert Layout.of(None) == Layout()
+    assert Layout.of(None) == Layout("auto")
     with pytest.raises(SettingsError, match=r"'processes:2'.*Layout\.parse"):
         Layout("processes:2").check(4)  # type: ignore[arg-type]
 

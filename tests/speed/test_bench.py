@@ -61,6 +61,7 @@ def test_a_whole_measurement(capfd: pytest.CaptureFixture[str]) -> None:
         "1",
     ]
     command = ["bench", "ppo-cartpole", *flags, "--rounds", "2", "--seconds", "0.1", "--random-actions", "--json"]
+    command += ["--layout", "inline"]
     assert main(command) == 0
     captured = capfd.readouterr()
     report = json.loads(captured.out)
@@ -76,6 +77,7 @@ def test_a_whole_measurement(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_replay_is_measured_too(capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--env.adapter", "gymnasium", "--algorithm.updates", "2", "--algorithm.replay.prioritized"]
+    flags += ["--layout", "inline"]
     assert main(["bench", "dqn-cartpole", *flags, "--rounds", "1", "--seconds", "0.1", "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
     (measured,) = report["rounds"]

@@ -15,10 +15,11 @@ from lockstep import Experiment, Layout, SettingsError, recipes, train
 from lockstep.algorithms import OnPolicyConfig
 from lockstep.cli.main import main
 from lockstep.config.options import RunOptions
+from lockstep.launchers.auto import remembered
 from lockstep.recipes import RECIPES
 from lockstep.speed import tune as module
 from lockstep.speed.trial import OutOfTime, Slot
-from lockstep.speed.tune import candidates, shortened, tune
+from lockstep.speed.tune import Candidate, Tuned, candidates, shortened, tune
 from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import prepare
 
@@ -190,6 +191,7 @@ def test_it_ends_within_its_budget_with_a_layout_that_trains(
     monkeypatch.setattr(module, "_with_helpers", lambda *_: [])
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr("lockstep.cli.main.BEGAN", time.perf_counter())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     flags = [
         "--env.adapter",
         "gymnasium",
@@ -213,6 +215,37 @@ def test_it_ends_within_its_budget_with_a_layout_that_trains(
     experiment = RECIPES["ppo-cartpole"]()
     env = dataclasses.replace(experiment.env, adapter="gymnasium")
     assert train(experiment.replace(env=env), layout, options, stop_after=1).iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("lag", "found", "kept"),
+    [
+        (
+            "0",
+            ["inline,device=0", "processes:2,env_threads=2", "inline"],
+            "processes:2,env_threads=2",
+        ),  # GPUs: other bits
+        ("0", ["inline,device=0"], None),
+        ("async", ["cpu:a2-l1"], None),  # another layout may give another result
+    ],
+)
+def test_auto_is_told_of_the_best_layout_on_the_cpu(
+    lag: str,
+    found: list[str],
+    kept: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tried = tuple(Candidate(Layout.parse(text), [1.0]) for text in found)
+    monkeypatch.setattr(module, "tune", lambda *given, **named: Tuned(tried[0].layout, tried, 1.0, 0.0))
+    assert main(["tune", "ppo-cartpole", "--scheme.lag", lag]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"layout: {found[0]}"
+    known = remembered(scheme(RECIPES["ppo-cartpole"](), lag=lag if lag == "async" else int(lag)))
+    assert known == (kept and Layout.parse(kept))
+    assert any(f"--layout auto chooses {kept} " in line for line in printed) is bool(kept)
 
 
 @pytest.mark.parametrize("budget", ["0", "-3"])

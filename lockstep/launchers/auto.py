@@ -1,0 +1,193 @@
+"""The layout of a run whose user names none: a rule over the experiment and the machine.
+
+No layout changes a result (unless timing decides, which the user then asked for), so the rule is about speed alone. It
+never takes a GPU, which gives other bits than a CPU, a cluster, or a launcher of a user's own: these must be named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep import envs
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.experiment import Experiment, WarmStart
+from lockstep.run.files import write_whole
+from lockstep.run.platform import this_platform
+from lockstep.system.machine import cores
+from lockstep.system.output import tell
+
+_CALL = 1e-3
+"""Seconds that one shard's small network takes for a forward pass, or for a gradient, about."""
+_PICTURE = 1e-3
+"""Seconds that a sample takes in all, if a convolution learns from it, about."""
+_CONVOLUTIONS = ("nature", "convnet_simple", "impala")
+"""Encoders that cost so much."""
+_LONG = 10.0
+"""Seconds from which on a run is worth the start of several processes: two take a few seconds to import torch, and save
+at most half of the time that follows."""
+_FILE = "layouts.json"
+"""Layouts that lockstep tune found, by experiment and machine."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout, and why it is the one."""
+
+    layout: Layout
+    reason: str
+
+
+def choose(
+    experiment: Experiment,
+    available: int,
+    *,
+    iterations: int | None = None,
+    repeats: bool = False,
+    starts: bool = True,
+    tuned: Layout | None = None,
+) -> Choice:
+    """The fastest layout, as far as a rule can tell.
+
+    Args:
+        experiment: of valid settings.
+        available: cores.
+        iterations: that will be run; by default, all of the experiment's.
+        repeats: whether a record says what timing decided, where it decides.
+        starts: whether this program can start processes.
+        tuned: what lockstep tune found for this experiment on this machine.
+    """
+    scheme = experiment.scheme
+    shards = scheme.shards
+    count = f"{available} core{'s' * (available > 1)}"
+    if scheme.timing_decides and repeats:
+        return Choice(Layout(), "one process repeats what timing decided")
+    if scheme.free_running:
+        learners = max(1, available // 4)
+        collectors, learners = min(shards, max(1, available - learners)), min(shards, learners)
+        return Choice(Layout.parse(f"cpu:a{collectors}-l{learners}"), f"{count}, {shards} shards, lag async")
+    most = min(shards, available // max(1, experiment.torch_threads))
+    if most < 2 and tuned is None:
+        return Choice(Layout(), "1 shard" if shards == 1 else count)
+    if not starts:
+        return Choice(Layout(), 'the program does not guard its call by if __name__ == "__main__":')
+    if seconds(experiment, iterations) < _LONG:
+        return Choice(Layout(), "a short run")
+    if tuned is not None:
+        return Choice(tuned, "lockstep tune found it")
+    each = -(-shards // most)  # shards of the process that has most of them, for which the others wait
+    return Choice(Layout("processes", -(-shards // each)), f"{count}, {shards} shards")
+
+
+def seconds(experiment: Experiment, iterations: int | None = None) -> float:
+    """Seconds that the experiment takes in one process, within a factor of five or so: the time of calls for small
+    networks, of samples for large ones."""
+    steps, _ = experiment.gradient_steps
+    scheme, rollout = experiment.scheme, experiment.algorithm.rollout
+    acting = experiment.env.num_envs // max(1, scheme.acting_batch or experiment.envs_per_shard)
+    each = _CALL * (rollout * max(1, acting) + steps * scheme.shards)
+    if getattr(experiment.model, "encoder", "") in _CONVOLUTIONS:
+        each += _PICTURE * experiment.samples_per_iteration
+    return each * (experiment.iterations if iterations is None else min(iterations, experiment.iterations))
+
+
+def chosen(
+    layout: Layout, experiment: Experiment, *, iterations: int | None = None, repeats: bool = False, say: bool = True
+) -> Layout:
+    """The layout itself, unless it is auto: then the one for the experiment on this machine, with auto's options.
+
+    Args:
+        layout: as the user gave it.
+        iterations, repeats: as of choose.
+        say: whether to print which one it is.
+    """
+    if not layout.is_auto:
+        return layout
+    try:
+        experiment.validate()
+    except (AttributeError, SettingsError):
+        return Layout()  # preparing the run says what is wrong
+    known = remembered(experiment) if layout == Layout(layout.backend) else None
+    choice = choose(
+        experiment, cores(), iterations=iterations, repeats=repeats, starts=_can_start_processes(), tuned=known
+    )
+    if say:
+        tell(f"layout: {choice.layout} (auto: {choice.reason})", sys.stderr)
+    return with_options(choice.layout, layout)
+
+
+def with_options(layout: Layout, options: Layout) -> Layout:
+    """A chosen layout with the options of auto."""
+    places = ("backend", "workers", "collectors", "learners", "device")
+    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Layout) if f.name not in places}
+    changed = {name: value for name, value in given.items() if value != getattr(Layout, name)}
+    return dataclasses.replace(layout, **changed)
+
+
+def _can_start_processes() -> bool:
+    """Whether a new process can import this program again, without running all of it."""
+    if multiprocessing.current_process().daemon:
+        return False
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None:
+        return True  # a notebook or a prompt, which new processes do not import
+    try:
+        return "__name__" in Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False  # a script from standard input
+
+
+def remember(experiment: Experiment, layout: Layout) -> Path | None:
+    """Keep what lockstep tune found, for auto to choose it; None if it cannot be kept."""
+    path, key = _file(), _key(experiment)
+    if key is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({**_known(path), key: str(layout)}, indent=1).encode())
+    except OSError:
+        return None
+    return path
+
+
+def remembered(experiment: Experiment) -> Layout | None:
+    """What lockstep tune found for this experiment, of any seed and length, on this machine."""
+    path = _file()
+    known = _known(path)
+    text = known.get(_key(experiment) or "") if known else None
+    try:
+        layout = Layout.parse(text) if isinstance(text, str) else None
+    except SettingsError:
+        return None
+    return layout
+
+
+def _file() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "lockstep" / _FILE
+
+
+def _known(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _key(experiment: Experiment) -> str | None:
+    """The experiment without what does not matter to speed, the machine, and the cores that this process may use."""
+    try:
+        env = envs.resolve(experiment.env)
+    except SettingsError:
+        return None
+    alike = dataclasses.replace(experiment, env=env, seed=1, total_steps=1, warm_start=WarmStart())
+    return hashlib.sha256(json.dumps([alike.identity(), this_platform(), cores()], sort_keys=True).encode()).hexdigest()
