@@ -36,8 +36,8 @@ class Gymnasium(Adapter):
 
     def find(self, env_id: str) -> str | None:
         if is_callable(env_id):
-            load_object(env_id.removeprefix(PREFIX))
-            return env_id
+            found = load_object(env_id.removeprefix(PREFIX))
+            return None if getattr(found, "adapter", "gymnasium") == "compiled" else env_id
         if env_id.startswith(PREFIX) and not importlib.util.find_spec("pettingzoo"):
             raise needs_library(f"env.id={env_id}", ModuleNotFoundError("No module named 'pettingzoo'"))
         if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py"):
