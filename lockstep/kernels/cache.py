@@ -36,10 +36,8 @@ def _collect(code: CodeType, names: Mapping[str, Any], found: dict[str, str]) ->
     """Add the digest of everything that code refers to by name: of the files of functions, and of constants."""
     for name in code.co_names:
         value = names.get(name)
-        attributes = (
-            [getattr(value, each, None) for each in code.co_names] if isinstance(value, ModuleType) else [value]
-        )
-        for each in attributes:
+        of_module = isinstance(value, ModuleType)
+        for each in [getattr(value, attribute, None) for attribute in code.co_names] if of_module else [value]:
             function = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
             if isinstance(function, FunctionType):
                 key = f"{inspect.getfile(function)}:{function.__qualname__}"
