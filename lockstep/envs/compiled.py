@@ -6,13 +6,14 @@ Shape legend: B environments of a shard.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 from numba import njit
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
@@ -29,6 +30,12 @@ _BUILT_IN = {
     "MountainCar-v0": "lockstep.envs.classic:MountainCar",
     "MountainCarContinuous-v0": "lockstep.envs.classic:MountainCarContinuous",
     "Pendulum-v1": "lockstep.envs.classic:Pendulum",
+    **{
+        f"MinAtar/{game}-{version}": f"lockstep.envs.compiled_minatar:{game}{kind}"
+        for game in ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
+        for version, kind in (("v0", ""), ("v1", "Minimal"))
+    },
+    **{f"MinAtar/Seaquest-{version}": "lockstep.envs.compiled_seaquest:Seaquest" for version in ("v0", "v1")},
 }
 _OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np.bool_}
 """Fields that every state has: the random generator, the number of the episode, its steps, and whether it has ended."""
@@ -80,7 +87,7 @@ class CompiledEnv:
 
 
 class Compiled(Adapter):
-    """gymnasium's classic control, and subclasses of CompiledEnv."""
+    """gymnasium's classic control, MinAtar, and subclasses of CompiledEnv."""
 
     decorrelates = True
     limits_episodes = True
@@ -202,18 +209,24 @@ class CompiledShard(ShardEnv):
         direct = out.flags.c_contiguous
         written = out if direct else self._out
         numbers = (*self._numbers, *self._levels)
-        try:
-            self._advance(self._states, self._action, self._keys, mode, *numbers, written, reward, ends)
-        except (NumbaError, KeyError) as error:  # a KeyError for a field that the state does not have
-            raise SettingsError(f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}") from error
+        self._advance(self._states, self._action, self._keys, mode, *numbers, written, reward, ends)
         if not direct:
             out[...] = written
         return StepResult(reward, ends[0], ends[1], ends[2], np.zeros(self.num_envs, np.bool_))
 
+    def _begin(self, mode: int, out: Observation) -> None:
+        """The first call, which compiles."""
+        try:
+            with warnings.catch_warnings():  # one state may begin with the fields of another, which is sound
+                warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+                self._play(mode, out)
+        except (NumbaError, KeyError) as error:  # a KeyError for a field that the state does not have
+            raise SettingsError(f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}") from error
+
     def reset(self, out: Observation) -> None:
         self._states["episode"] = -1
         self._states["ended"] = True
-        self._play(_STEP, out)
+        self._begin(_STEP, out)
 
     def send(self, action: Any) -> None:
         self._action[...] = action
@@ -229,7 +242,7 @@ class CompiledShard(ShardEnv):
     ) -> int:
         """Restore the states. Nothing is replayed."""
         self._states.view(np.uint8).reshape(self.num_envs, -1)[...] = state["states"]
-        self._play(_OBSERVE, out)
+        self._begin(_OBSERVE, out)
         return 0
 
     def render(self, index: int = 0) -> np.ndarray:

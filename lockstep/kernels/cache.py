@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def compiled(function: Any, **names: Any) -> Any:
     """
     names = {**function.__globals__, **names}
     found: dict[str, str] = {}
-    _collect(function.__code__, names, found)
+    _collect(function, names, found)
     text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
     digest = hashlib.sha256(f"{inspect.getsource(function)}\n{text}".encode()).hexdigest()[:16]
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -32,18 +32,21 @@ def compiled(function: Any, **names: Any) -> Any:
     return njit(error_model="numpy", nogil=True, cache=True)(copy)
 
 
-def _collect(code: CodeType, names: Mapping[str, Any], found: dict[str, str]) -> None:
-    """Add the digest of everything that code refers to by name: of the files of functions, and of constants."""
-    for name in code.co_names:
+def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str]) -> None:
+    """Add the digest of everything that a function refers to by name: of the files of functions, and of constants."""
+    code = function.__code__
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    names = {**names, **dict(zip(code.co_freevars, cells, strict=True))}
+    for name in (*code.co_names, *code.co_freevars):
         value = names.get(name)
         of_module = isinstance(value, ModuleType)
         for each in [getattr(value, attribute, None) for attribute in code.co_names] if of_module else [value]:
-            function = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
-            if isinstance(function, FunctionType):
-                key = f"{inspect.getfile(function)}:{function.__qualname__}"
+            called = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
+            if isinstance(called, FunctionType):
+                key = f"{inspect.getfile(called)}:{called.__qualname__}"
                 if key not in found:
-                    found[key] = hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
-                    _collect(function.__code__, function.__globals__, found)
+                    found[key] = hashlib.sha256(Path(inspect.getfile(called)).read_bytes()).hexdigest()
+                    _collect(called, called.__globals__, found)
             elif isinstance(each, np.ndarray):
                 found[f"{code.co_filename}:{name}"] = hashlib.sha256(each.tobytes()).hexdigest()
             elif isinstance(each, (bool, int, float, tuple, np.generic)):
