@@ -20,11 +20,13 @@ LONGEST = ("test_failures", "test_layouts", "test_replay", "test_resume", "test_
 """Files whose tests take minutes, since they start many processes."""
 SLOW = (
     "envs/test_check_env.py",
+    "envs/test_compiled",
     "envs/test_shard_env.py",
     "envs/test_subprocess.py",
     "envs/test_vizdoom.py",
     "export/test_export.py",
     "faults",
+    "kernels",
     "launchers",
     "learners",
     "reproducibility",

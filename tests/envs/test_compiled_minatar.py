@@ -9,7 +9,7 @@ import pytest
 
 from lockstep import envs
 from lockstep.envs import EnvConfig
-from lockstep.envs.compiled import CompiledShard
+from lockstep.envs.compiled_shard import CompiledShard
 from tests.envs.playing import play, random_actions, reset
 
 GAMES = {
