@@ -12,6 +12,7 @@ import lockstep.envs.minatar
 import lockstep.envs.tasks  # noqa: F401 - like minatar, it registers environments
 from lockstep.config.user_code import import_module, load_object
 from lockstep.envs.base import Adapter, EnvConfig
+from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, construct, is_callable, needs_library
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
@@ -36,8 +37,8 @@ class Gymnasium(Adapter):
 
     def find(self, env_id: str) -> str | None:
         if is_callable(env_id):
-            load_object(env_id.removeprefix(PREFIX))
-            return env_id
+            found = load_object(env_id.removeprefix(PREFIX))
+            return None if isinstance(found, type) and issubclass(found, CompiledEnv) else env_id
         if env_id.startswith(PREFIX) and not importlib.util.find_spec("pettingzoo"):
             raise needs_library(f"env.id={env_id}", ModuleNotFoundError("No module named 'pettingzoo'"))
         if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py"):

@@ -22,7 +22,7 @@ _f = np.float32
 
 def scalar(function: Any) -> Any:
     """Compile a function of single numbers that its callers inline."""
-    return njit(error_model="numpy", forceinline=True, nogil=True, cache=True)(function)
+    return njit(error_model="numpy", forceinline=True, nogil=True)(function)
 
 
 def instruction(function: Any) -> Any:

@@ -27,6 +27,8 @@ from lockstep.system.output import tell
 
 _CALL = 1e-3
 """Seconds that one shard's small network takes for a forward pass, or for a gradient, about."""
+_PORTABLE = 0.2
+"""Share of that time which kernels in portable arithmetic take, about."""
 _PICTURE = 1e-3
 """Seconds that a sample takes in all, if a convolution learns from it, about."""
 _CONVOLUTIONS = ("nature", "convnet_simple", "impala")
@@ -93,7 +95,8 @@ def seconds(experiment: Experiment, iterations: int | None = None) -> float:
     steps, _ = experiment.gradient_steps
     scheme, rollout = experiment.scheme, experiment.algorithm.rollout
     acting = experiment.env.num_envs // max(1, scheme.acting_batch or experiment.envs_per_shard)
-    each = _CALL * (rollout * max(1, acting) + steps * scheme.shards)
+    call = _CALL * (_PORTABLE if experiment.precision == "portable" else 1)
+    each = call * (rollout * max(1, acting) + steps * scheme.shards)
     if getattr(experiment.model, "encoder", "") in _CONVOLUTIONS:
         each += _PICTURE * experiment.samples_per_iteration
     return each * (experiment.iterations if iterations is None else min(iterations, experiment.iterations))

@@ -1,0 +1,54 @@
+"""What a compiled environment is (extra `compiled`): functions of a state that Numba compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.config.settings import SettingsError
+
+
+class CompiledEnv:
+    """An environment as three functions of one state, which Numba compiles.
+
+    `state` is a record with the fields that `fields` and `options` name. All that an environment remembers is in it. It
+    also has `state.random`, which lockstep.kernels.random draws from, and `state.steps`, the steps of the episode.
+
+    The functions may call functions that are decorated with `numba.njit`, and those of lockstep.kernels. For equal bits
+    on every CPU, take exp, sin, … from lockstep.kernels.math, not from math or NumPy.
+    """
+
+    observation_space: ClassVar[spaces.Box]
+    """float32 numbers, or a uint8 image [C, H, W]."""
+    action_space: ClassVar[spaces.Space[Any]]
+    """Discrete, MultiDiscrete, MultiBinary or Box."""
+    fields: ClassVar[Mapping[str, Any]]
+    """The type of each field, such as float, np.int32, or (np.uint8, (10, 10)) for an array."""
+    options: ClassVar[Mapping[str, bool | int | float]] = {}
+    """What env.options may set, with its defaults. Each option is a field of the state, too."""
+    max_episode_steps: ClassVar[int] = 0
+    """Steps after which an episode is truncated; 0 for none. env.options may change it."""
+
+    @staticmethod
+    def reset(state: Any) -> None:
+        """Begin an episode: set all fields but the options."""
+        raise NotImplementedError
+
+    @staticmethod
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
+        """Play a step; return the reward and whether the task has ended. The action of a Discrete space is a number,
+        and that of others an array."""
+        raise NotImplementedError
+
+    @staticmethod
+    def observe(state: Any, out: Any) -> None:
+        """Write the observation into out, an array of the observation space."""
+        raise NotImplementedError
+
+    @staticmethod
+    def draw(state: np.ndarray) -> np.ndarray:
+        """A picture of a state for videos, uint8 [H, W, 3]. It is not compiled."""
+        raise SettingsError("This environment draws no pictures. Define draw(state) in its class.")

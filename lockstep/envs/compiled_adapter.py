@@ -1,0 +1,56 @@
+"""The adapter `compiled` (extra `compiled`)."""
+
+from __future__ import annotations
+
+from lockstep.config.user_code import load_object
+from lockstep.envs.base import Adapter, EnvConfig, ShardEnv
+from lockstep.envs.compiled import CompiledEnv
+from lockstep.envs.construct import is_callable
+from lockstep.envs.episodes import Seeds
+
+_BUILT_IN = {
+    "Acrobot-v1": "lockstep.envs.classic:Acrobot",
+    "CartPole-v1": "lockstep.envs.classic:CartPole",
+    "MountainCar-v0": "lockstep.envs.classic:MountainCar",
+    "MountainCarContinuous-v0": "lockstep.envs.classic:MountainCarContinuous",
+    "Pendulum-v1": "lockstep.envs.classic:Pendulum",
+    **{
+        f"MinAtar/{game}-{version}": f"lockstep.envs.compiled_minatar:{game}{kind}"
+        for game in ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
+        for version, kind in (("v0", ""), ("v1", "Minimal"))
+    },
+    **{f"MinAtar/Seaquest-{version}": "lockstep.envs.compiled_seaquest:Seaquest" for version in ("v0", "v1")},
+}
+
+
+class Compiled(Adapter):
+    """gymnasium's classic control, MinAtar, and subclasses of CompiledEnv."""
+
+    decorrelates = True
+    limits_episodes = True
+
+    def ids(self) -> list[str]:
+        return list(_BUILT_IN)
+
+    def find(self, env_id: str) -> str | None:
+        return super().find(env_id) if not is_callable(env_id) or class_of(env_id) is None else env_id
+
+    def has_levels(self, env_id: str) -> bool:
+        del env_id
+        return True
+
+    def make(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> ShardEnv:
+        from lockstep.envs.compiled_shard import CompiledShard  # imports Numba, which takes a second
+
+        del threads, render
+        cls = class_of(config.id)
+        assert cls is not None
+        return CompiledShard(cls, config, seeds=seeds, num_envs=num_envs)
+
+
+def class_of(env_id: str) -> type[CompiledEnv] | None:
+    """The class that an id names; None if it is another object."""
+    found = load_object(_BUILT_IN.get(env_id, env_id))
+    return found if isinstance(found, type) and issubclass(found, CompiledEnv) else None

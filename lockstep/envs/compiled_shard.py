@@ -1,0 +1,161 @@
+"""One shard's compiled environments.
+
+Shape legend: B environments of a shard.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numba import njit
+from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
+
+from lockstep.config.settings import SettingsError
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.compiled import CompiledEnv
+from lockstep.envs.convert import ObservationWriter
+from lockstep.envs.episodes import Seeds
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.random import derive, mix
+
+_OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np.bool_}
+"""Fields that every state has: the random generator, the number of the episode, its steps, and whether it has ended."""
+_STEP, _OBSERVE = 0, 1
+reset, step, observe = CompiledEnv.reset, CompiledEnv.step, CompiledEnv.observe  # which _compile replaces
+
+
+def _advance(states, action, keys, mode, limit, first_cut, cut, start_level, num_levels, out, reward, ends):
+    """Play one step of every environment, or begin its episode if the last one has ended."""
+    for j in range(len(states)):
+        state = states[j]
+        if mode == _STEP:
+            begins = state.ended
+            terminated = False
+            truncated = False
+            reward[j] = 0
+            if begins:
+                state.episode += 1
+                state.steps = 0
+                seed = derive(keys[j], state.episode)
+                if num_levels:
+                    seed = mix(np.uint64(start_level) + seed % np.uint64(num_levels))
+                state.random = seed
+                reset(state)
+            else:
+                state.steps += 1
+                reward[j], terminated = step(state, action[j])
+                truncated = state.steps == limit or state.steps == cut
+                truncated |= state.episode == 0 and state.steps == first_cut[j]
+                truncated &= not terminated
+            state.ended = terminated or truncated
+            ends[0, j] = terminated
+            ends[1, j] = truncated
+            ends[2, j] = begins
+        observe(state, out[j])
+
+
+@functools.cache
+def _compile(cls: type[CompiledEnv]) -> Any:
+    """_advance with the functions of an environment."""
+    names = {name: njit(error_model="numpy")(getattr(cls, name)) for name in ("reset", "step", "observe")}
+    return compiled(_advance, **names)
+
+
+class CompiledShard(ShardEnv):
+    """B environments whose states are records in one array. One compiled call steps them all."""
+
+    frames_per_step = 1
+
+    def __init__(self, cls: type[CompiledEnv], config: EnvConfig, *, seeds: Seeds, num_envs: int) -> None:
+        self._id, self._class = config.id, cls
+        self.num_envs = num_envs
+        space = self._class.observation_space
+        self.observation_space = ObservationWriter(space).space
+        self.action_space = self._class.action_space
+        if self.observation_space.shape != space.shape or self.observation_space.dtype != space.dtype:
+            raise SettingsError(
+                f"env.id={config.id} observes {space}, but env.adapter=compiled takes a Box of float32 numbers, or of "
+                "uint8 pictures [C, H, W]."
+            )
+        if isinstance(self.action_space, (spaces.Tuple, spaces.Dict)):
+            raise SettingsError(f"env.id={config.id}: env.adapter=compiled takes no actions of {self.action_space}.")
+        options = self._options(config.options)
+        limit = int(options.pop("max_episode_steps"))
+        self._numbers = limit, seeds.first_lengths(num_envs, config.decorrelate), config.reseed_every
+        self._levels = config.start_level, config.num_levels
+        index = np.arange(num_envs)
+        self._keys = seeds.derive(index, np.zeros_like(index)).astype(np.uint64)
+        types = {**_OWN, **{name: type(value) for name, value in self._class.options.items()}, **self._class.fields}
+        fields = [(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in types.items()]
+        self._states = np.zeros(num_envs, np.dtype(fields, align=True))
+        for name, value in options.items():
+            self._states[name] = value
+        self._action = np.zeros((num_envs, *(self.action_space.shape or ())), self.action_space.dtype)
+        self._out = np.zeros((num_envs, *space.shape), space.dtype)
+        self._advance = _compile(self._class)
+
+    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all options."""
+        known = {"max_episode_steps": self._class.max_episode_steps, **self._class.options}
+        for name, value in given.items():
+            if name not in known:
+                raise SettingsError(
+                    f"env.options names {name!r}, which {self._id} does not have. It has {', '.join(known)}."
+                )
+            wanted = type(known[name])
+            fits = isinstance(value, (int, float)) if wanted is float else isinstance(value, wanted)
+            if not fits or (isinstance(value, bool) and wanted is not bool):
+                raise SettingsError(f"env.options.{name}={value!r} must be of the type {wanted.__name__}.")
+        return {**known, **given}
+
+    def _play(self, mode: int, out: Observation) -> StepResult:
+        reward, ends = np.empty(self.num_envs, np.float32), np.empty((3, self.num_envs), np.bool_)
+        direct = out.flags.c_contiguous
+        written = out if direct else self._out
+        numbers = (*self._numbers, *self._levels)
+        self._advance(self._states, self._action, self._keys, mode, *numbers, written, reward, ends)
+        if not direct:
+            out[...] = written
+        return StepResult(reward, ends[0], ends[1], ends[2], np.zeros(self.num_envs, np.bool_))
+
+    def _begin(self, mode: int, out: Observation) -> None:
+        """The first call, which compiles."""
+        try:
+            with warnings.catch_warnings():  # one state may begin with the fields of another, which is sound
+                warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+                self._play(mode, out)
+        except (NumbaError, KeyError) as error:  # a KeyError for a field that the state does not have
+            raise SettingsError(f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}") from error
+
+    def reset(self, out: Observation) -> None:
+        self._states["episode"] = -1
+        self._states["ended"] = True
+        self._begin(_STEP, out)
+
+    def send(self, action: Any) -> None:
+        self._action[...] = action
+
+    def recv(self, out: Observation) -> StepResult:
+        return self._play(_STEP, out)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"states": self._states.view(np.uint8).reshape(self.num_envs, -1).copy()}
+
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
+        """Restore the states. Nothing is replayed."""
+        self._states.view(np.uint8).reshape(self.num_envs, -1)[...] = state["states"]
+        self._begin(_OBSERVE, out)
+        return 0
+
+    def render(self, index: int = 0) -> np.ndarray:
+        return self._class.draw(self._states[index])
+
+    def close(self) -> None:
+        """There is nothing to release."""

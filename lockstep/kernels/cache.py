@@ -1,0 +1,53 @@
+"""Compiled functions that are kept on disk for as long as no source that they were made from changes."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+
+def compiled(function: Any, **names: Any) -> Any:
+    """Compile a function with Numba, or load what an earlier process compiled of it.
+
+    Numba notices a change of the function's own file only. So the name in its cache contains a digest of every function
+    that this one calls, directly or not.
+
+    Args:
+        names: globals of the function to replace, such as functions that it calls.
+    """
+    names = {**function.__globals__, **names}
+    found: dict[str, str] = {}
+    _collect(function, names, found)
+    text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
+    digest = hashlib.sha256(f"{inspect.getsource(function)}\n{text}".encode()).hexdigest()[:16]
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__module__, copy.__qualname__ = function.__module__, f"{function.__qualname__}_{digest}"
+    return njit(error_model="numpy", nogil=True, cache=True)(copy)
+
+
+def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str]) -> None:
+    """Add the digest of everything that a function refers to by name: of the files of functions, and of constants."""
+    code = function.__code__
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    names = {**names, **dict(zip(code.co_freevars, cells, strict=True))}
+    for name in (*code.co_names, *code.co_freevars):
+        value = names.get(name)
+        of_module = isinstance(value, ModuleType)
+        for each in [getattr(value, attribute, None) for attribute in code.co_names] if of_module else [value]:
+            called = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
+            if isinstance(called, FunctionType):
+                key = f"{inspect.getfile(called)}:{called.__qualname__}"
+                if key not in found:
+                    found[key] = hashlib.sha256(Path(inspect.getfile(called)).read_bytes()).hexdigest()
+                    _collect(called, called.__globals__, found)
+            elif isinstance(each, np.ndarray):
+                found[f"{code.co_filename}:{name}"] = hashlib.sha256(each.tobytes()).hexdigest()
+            elif isinstance(each, (bool, int, float, tuple, np.generic)):
+                found[f"{code.co_filename}:{name}"] = repr(each)
