@@ -17,7 +17,9 @@ def compiled(function: Any, **names: Any) -> Any:
     """Compile a function with Numba, or load what an earlier process compiled of it.
 
     Numba notices a change of the function's own file only. So the name in its cache contains a digest of every function
-    that this one calls, directly or not.
+    that this one calls, directly or not. All of them must be defined before.
+
+    Division by zero gives an infinity, as IEEE 754 has it: a check for it would keep loops from being vectorized.
 
     Args:
         names: globals of the function to replace, such as functions that it calls.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp, tanh
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE = range(6)
@@ -21,7 +21,7 @@ NONE, TANH, RELU, ELU = range(4)
 """Activations."""
 
 
-@kernel
+@compiled
 def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """Add a [n, k] @ b [k, m] to out [n, m], k by k."""
     n, k = a.shape
@@ -49,21 +49,21 @@ def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
                 y[j] += u0 * b0[j]
 
 
-@kernel
+@compiled
 def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
     """A layer's weights [M, K], as a view of parameters or of what has their places [P]."""
     begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
     return parameters[begin : begin + inputs * outputs].reshape((outputs, inputs))
 
 
-@kernel
+@compiled
 def turned_weights(turned: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
     """A layer's weights as turn wrote them: [K, M]."""
     begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
     return turned[begin : begin + inputs * outputs].reshape((inputs, outputs))
 
 
-@kernel
+@compiled
 def turn(parameters: np.ndarray, layers: np.ndarray, turned: np.ndarray) -> None:
     """Write the transposed weights of every layer into turned [P], as forward takes them."""
     for layer in range(len(layers)):
@@ -73,7 +73,7 @@ def turn(parameters: np.ndarray, layers: np.ndarray, turned: np.ndarray) -> None
                 transposed[k, m] = weight[m, k]
 
 
-@kernel
+@compiled
 def activate(y: np.ndarray, activation: int) -> None:
     """Apply an activation to y, in place."""
     flat = y.reshape(y.size)
@@ -88,7 +88,7 @@ def activate(y: np.ndarray, activation: int) -> None:
             flat[i] = flat[i] if flat[i] > 0 else exp(flat[i]) - np.float32(1)
 
 
-@kernel
+@compiled
 def deactivate(grad: np.ndarray, y: np.ndarray, activation: int) -> None:
     """Turn the gradient by an activation's output y into that by its input, in place."""
     g, h = grad.reshape(grad.size), y.reshape(y.size)
@@ -103,7 +103,7 @@ def deactivate(grad: np.ndarray, y: np.ndarray, activation: int) -> None:
             g[i] *= np.float32(1) if h[i] > 0 else h[i] + np.float32(1)
 
 
-@kernel
+@compiled
 def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: int) -> np.ndarray:
     """A layer's outputs [n, M], as a view of scratch, float32 with n numbers for each output of all layers."""
     before = 0
@@ -113,7 +113,7 @@ def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: in
     return scratch[samples * before : samples * (before + outputs)].reshape((samples, outputs))
 
 
-@kernel
+@compiled
 def forward(parameters: np.ndarray, turned: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray) -> None:
     """Evaluate all layers; activations returns their outputs.
 
@@ -135,7 +135,7 @@ def forward(parameters: np.ndarray, turned: np.ndarray, layers: np.ndarray, x: n
         activate(y, layers[layer, ACTIVATION])
 
 
-@kernel
+@compiled
 def backward(
     parameters: np.ndarray,
     layers: np.ndarray,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import ndtri, sqrt
 
 
-@kernel
+@compiled
 def orthogonal(uniform: np.ndarray, gain: float) -> np.ndarray:
     """A matrix with orthogonal rows or columns, whichever are fewer, of length gain: drawn uniformly among these
     (Saxe et al. 2014, https://arxiv.org/abs/1312.6120).

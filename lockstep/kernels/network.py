@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations, backward, forward
 
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
 """Bounds of log standard deviations: see lockstep.models.distributions."""
 
 
-@kernel
+@compiled
 def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray, clip: np.float32, out: np.ndarray) -> None:
     """Standardize observations: x [n, D], mean and std [D] -> out [n, D], within -clip and clip."""
     for i in range(len(x)):
@@ -25,7 +25,7 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray, clip: np.float32
             out[i, d] = min(max((x[i, d] - mean[d]) / std[d], -clip), clip)
 
 
-@kernel
+@compiled
 def evaluate(
     layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, turned: np.ndarray, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,7 +61,14 @@ def evaluate(
     return policy, value, scratch
 
 
-@kernel
+@compiled
+def _led_back(log_std: np.float32, gradient: np.float32) -> np.float32:
+    """The gradient by a log standard deviation, or 0 if it leads further out of the bounds."""
+    outwards = (log_std > LOG_STD_HIGH and gradient < 0) or (log_std < LOG_STD_LOW and gradient > 0)
+    return np.float32(0) if outwards else gradient
+
+
+@compiled
 def differentiate(
     layers: np.ndarray,
     free_std: int,
@@ -93,10 +100,3 @@ def differentiate(
     for j in range(free_std, free_std + size - emitted):
         gradient[j] = _led_back(parameters[j], gradient[j])
     backward(parameters, layers, x, scratch, gradients, gradient)
-
-
-@kernel
-def _led_back(log_std: np.float32, gradient: np.float32) -> np.float32:
-    """The gradient by a log standard deviation, or 0 if it leads further out of the bounds."""
-    outwards = (log_std > LOG_STD_HIGH and gradient < 0) or (log_std < LOG_STD_LOW and gradient > 0)
-    return np.float32(0) if outwards else gradient

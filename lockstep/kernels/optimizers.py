@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import sqrt
 
 _LANES = 8
 
 
-@kernel
+@compiled
 def norm(gradient: np.ndarray) -> float:
     """The Euclidean norm, summed in float64: number i belongs to sum i mod 8, and these are added in order."""
     sums = np.zeros(_LANES)
@@ -27,7 +27,7 @@ def norm(gradient: np.ndarray) -> float:
     return sqrt(total)
 
 
-@kernel
+@compiled
 def power(base: float, exponent: int) -> float:
     """base to a whole power of at least 0, by squaring."""
     result = 1.0
@@ -39,7 +39,7 @@ def power(base: float, exponent: int) -> float:
     return result
 
 
-@kernel
+@compiled
 def clip(gradient: np.ndarray, largest: float) -> float:
     """Scale a gradient down to a norm, in place. Returns the norm before."""
     found = norm(gradient)
@@ -50,7 +50,7 @@ def clip(gradient: np.ndarray, largest: float) -> float:
     return found
 
 
-@kernel
+@compiled
 def adam(
     x: np.ndarray,
     gradient: np.ndarray,
@@ -83,7 +83,7 @@ def adam(
         x[i] -= step * (m / (sqrt(v) * root + e))
 
 
-@kernel
+@compiled
 def rmsprop(x: np.ndarray, gradient: np.ndarray, second: np.ndarray, rate: float, decay: float, eps: float) -> None:
     """One step of RMSProp without momentum, not centered. Arguments as for adam."""
     r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp, log, ndtri, scalar
 
 CATEGORICAL, GAUSSIAN = range(2)
@@ -29,7 +29,7 @@ def _within(noise):
     return min(max(noise, _TINY), _ONE - _TINY)
 
 
-@kernel
+@compiled
 def log_normalizer(logits: np.ndarray) -> np.float32:
     """log(sum(exp(logits))) of logits [A]."""
     largest = logits[0]
@@ -41,7 +41,7 @@ def log_normalizer(logits: np.ndarray) -> np.float32:
     return largest + log(total)
 
 
-@kernel
+@compiled
 def sample_categorical(logits: np.ndarray, noise: np.ndarray, action: np.ndarray) -> None:
     """Draw an action for each row by the Gumbel-max trick: logits and noise [n, A] -> int64 [n]."""
     for i in range(len(logits)):
@@ -54,7 +54,7 @@ def sample_categorical(logits: np.ndarray, noise: np.ndarray, action: np.ndarray
         action[i] = best
 
 
-@kernel
+@compiled
 def sample_gaussian(policy: np.ndarray, noise: np.ndarray, action: np.ndarray) -> None:
     """Draw an action for each row: policy [n, 2D], noise [n, D] -> [n, D]."""
     size = noise.shape[1]
@@ -63,14 +63,14 @@ def sample_gaussian(policy: np.ndarray, noise: np.ndarray, action: np.ndarray) -
             action[i, d] = policy[i, d] + exp(policy[i, size + d]) * ndtri(_within(noise[i, d]))
 
 
-@kernel
+@compiled
 def log_prob_categorical(logits: np.ndarray, action: np.ndarray, out: np.ndarray) -> None:
     """Log-probabilities of actions: [n, A], int64 [n] -> [n]"""
     for i in range(len(logits)):
         out[i] = logits[i, action[i]] - log_normalizer(logits[i])
 
 
-@kernel
+@compiled
 def log_prob_gaussian(policy: np.ndarray, action: np.ndarray, out: np.ndarray) -> None:
     """Log-probabilities of actions: [n, 2D], [n, D] -> [n]"""
     size = action.shape[1]
@@ -83,7 +83,7 @@ def log_prob_gaussian(policy: np.ndarray, action: np.ndarray, out: np.ndarray) -
         out[i] = total
 
 
-@kernel
+@compiled
 def entropy_categorical(logits: np.ndarray, out: np.ndarray) -> None:
     """[n, A] -> [n]"""
     for i in range(len(logits)):
@@ -95,7 +95,7 @@ def entropy_categorical(logits: np.ndarray, out: np.ndarray) -> None:
         out[i] = total
 
 
-@kernel
+@compiled
 def entropy_gaussian(policy: np.ndarray, out: np.ndarray) -> None:
     """[n, 2D] -> [n]"""
     size = policy.shape[1] // 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp
 from lockstep.kernels.network import differentiate, evaluate
 from lockstep.kernels.policies import (
@@ -26,7 +26,7 @@ SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
 
-@kernel
+@compiled
 def _excess(log_ratio: np.float32, ratio: np.float32) -> np.float32:
     """exp(x) - 1 - x, without cancellation where x is small."""
     x = log_ratio
@@ -34,7 +34,7 @@ def _excess(log_ratio: np.float32, ratio: np.float32) -> np.float32:
     return near if abs(x) < np.float32(0.03) else (ratio - _ONE) - x
 
 
-@kernel
+@compiled
 def ppo_loss(
     kind: int,
     policy: np.ndarray,
@@ -129,7 +129,7 @@ def ppo_loss(
         sums[9] += gap * gap
 
 
-@kernel
+@compiled
 def ppo_gradients(
     layers: np.ndarray,
     kind: int,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.compiling import kernel
+from lockstep.kernels.cache import compiled
 
 
-@kernel
+@compiled
 def gae(
     r_t: np.ndarray,
     v_t: np.ndarray,
@@ -42,7 +42,7 @@ def gae(
             target_t[t, b] = later + value
 
 
-@kernel
+@compiled
 def discounted_returns(
     reward: np.ndarray, done: np.ndarray, carry: np.ndarray, discount: float, returns: np.ndarray
 ) -> None:
@@ -58,7 +58,7 @@ def discounted_returns(
         carry[b] = sofar
 
 
-@kernel
+@compiled
 def batch_sums(x: np.ndarray, valid: np.ndarray, sums: np.ndarray) -> None:
     """As lockstep.models.normalize.batch_sums: samples [T, B, D] and bool [T, B] -> float64 [1 + 2D]."""
     steps, environments, size = x.shape
@@ -73,7 +73,7 @@ def batch_sums(x: np.ndarray, valid: np.ndarray, sums: np.ndarray) -> None:
                     sums[1 + size + d] += number * number
 
 
-@kernel
+@compiled
 def slice_sums(advantages: np.ndarray, valid: np.ndarray, index: np.ndarray, sums: np.ndarray) -> None:
     """The number, sum and sum of squares of valid advantages in each slice of a rollout.
 
