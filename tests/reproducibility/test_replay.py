@@ -408,7 +408,7 @@ def test_a_changed_event_is_found(recorded: Callable[[str], Ran]) -> None:
     edited = Path(shutil.copytree(run.run, "edited"))
     text = path.read_text()
     (edited / "ledger.jsonl").write_text(re.sub(r'("iteration":3.*?"rollout":)\d+', r"\g<1>77", text, count=1))
-    with pytest.raises(LedgerError, match=r"proof .*iteration 3 "):
+    with pytest.raises(LedgerError, match=r"proves nothing from iteration 3 "):
         replay(edited, INLINE, options(Path("refused")))
 
 
@@ -420,7 +420,7 @@ def test_a_number_of_rollouts_that_cannot_have_been_decided_is_refused(
     run = recorded(name).run
     iteration = 4 if name == "normalized-each-step" else 1
     slots = events(run)[iteration][:took]
-    with pytest.raises(LedgerError, match=rf"iteration {iteration} .*: {took} rollouts"):
+    with pytest.raises(LedgerError, match=rf"iteration {iteration}: {took} rollouts"):
         replay(forge(run, iteration, events=slots), INLINE, options(Path("refused")))
 
 
@@ -440,7 +440,7 @@ def test_what_cannot_have_been_decided_is_refused(
     run = recorded("normalized-each-step").run
     slots = events(run)[4]
     forged = forge(run, 4, events=[{**slots[0], **change}, *slots[1:]])
-    with pytest.raises(LedgerError, match=r"iteration 4\b.*decided"):
+    with pytest.raises(LedgerError, match=r"impossible decision in iteration 4\b"):
         replay(forged, Layout.parse(layout), options(Path("refused")))
     assert not Path("refused").exists()
 
