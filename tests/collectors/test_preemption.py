@@ -256,7 +256,7 @@ def test_cuts_that_cannot_have_been_decided_are_refused(cuts: list[list[int]]) -
     for line in lines:
         writer.append({**line, **({"cuts": cuts} if line["iteration"] == 1 else {})})
     writer.close()
-    with pytest.raises(LedgerError, match=r"iteration 1 .*: cuts"):
+    with pytest.raises(LedgerError, match=r"iteration 1: cuts"):
         replay("forged", Layout(), options(Path("refused")))
 
 
