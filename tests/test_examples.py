@@ -174,6 +174,7 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
             assert main([verb, *arguments]) == 0
             return
         given = {"my_file.py:recipe": "examples/custom_model.py:recipe", "RECIPE": "ppo-cartpole"}
+        given["my_env.py:Counter"] = "examples/compiled_env.py:Reach"
         arguments = [given.get(argument, argument) for argument in arguments]
         code = main([verb, *arguments, "--dry-run"])
         said = capsys.readouterr().err

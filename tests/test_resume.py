@@ -229,7 +229,7 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
 def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
     expected = outcome(train(cartpole(), options=options(Path("run"), checkpoint_every=1)))
     shutil.rmtree("run/checkpoints")
-    with pytest.raises(SettingsError, match=r"lost its checkpoints.* \\d iterations"):
+    with pytest.raises(SettingsError, match=r"lost its checkpoints.* \d iterations"):
         resume("run")
     Path("run/checkpoints").mkdir()
     Path("run/.checkpointed").unlink()  # as of a run that did not note it yet

@@ -89,6 +89,8 @@ class ActingBatch:
         self._buffers = [_Open(buffer) for buffer in buffers]
         self._open = self._buffers[0]
         """The buffer that is being written, or was written last."""
+        self.rollouts: dict[int, Rollout] = self._open.buffer.shards
+        """By shard: the rollout in it, until its turn comes again."""
         self._device = agent.device
         self._noise = torch.zeros(steps, size, self._distribution.noise_size)
         self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
@@ -121,6 +123,7 @@ class ActingBatch:
         """Copy the last step of the previous rollout into the first of this one, and draw its random numbers."""
         before, self._open, self.received = self._open, self._buffers[lap % len(self._buffers)], 0
         buffer = self._open.buffer
+        self.rollouts = buffer.shards
         for member in self.members:
             _carry_over(before.buffer, buffer, member)
             member.last = -1
@@ -257,10 +260,6 @@ class ActingBatch:
         rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
         for member in self.members:
             self._score(member)
-
-    def rollout(self, member: ActingShard) -> Rollout:
-        """The rollout of a shard that was collected last, until its buffer is used again."""
-        return self._open.buffer.shards[member.shard]
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation

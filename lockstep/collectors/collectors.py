@@ -110,7 +110,7 @@ class Collector:
         collected = []
         for batch in self._batches:
             for member in batch.members:
-                rollout = batch.rollout(member)
+                rollout = batch.rollouts[member.shard]
                 info = self._info(member, rollout, lap, acted, last, noise)
                 collected.append(CollectedRollout(info, rollout, first.normalizers))
         return collected

@@ -169,7 +169,7 @@ def test_exploration_is_spread_over_environments() -> None:
         ({"burn_in": -1}, {}, "burn_in=-1 must be at least 0"),
         ({"unroll": 0}, {}, "unroll=0 must be at least 1"),
         ({"rescaling": 0.0}, {}, "rescaling=0.0 must be positive"),
-        ({"priority_max": 1.1}, {}, "priority_max=1.1 must lie between 0 and 1"),
+        ({"priority_max": 1.1}, {}, "priority_max=1.1 must be between 0 and 1"),
         ({"replay": ReplayConfig(recency=0.99)}, {}, "--algorithm.replay.recency 1"),
         ({"replay": ReplayConfig(hindsight=4)}, {}, "hindsight=4"),
         ({}, {"returns": "quantiles"}, "--model.returns expected"),

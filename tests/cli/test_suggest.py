@@ -73,7 +73,7 @@ def test_other_verbs_know_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         ("--env.num-envs many", ["a whole number", "many", "default is 8", "--help env.num-envs"]),
-        ("--precision fp16", ["bf16 or fp32", "fp16"]),
+        ("--precision fp16", ["bf16, fp32 or portable", "fp16"]),
         ("--total-steps abc", ["--total-steps", "'abc' is not a whole number", "500k"]),
         ("--model.hidden-sizes 64 x", ["each a whole number", "64 x", "64 64"]),
         ("--algorithm.optimizer.betas 0.9", ["2 values", "0.9", "0.9 0.999"]),

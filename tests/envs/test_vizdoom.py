@@ -245,7 +245,7 @@ def test_settings_that_cannot_work_are_errors(env_id: str, options: dict[str, An
 
 
 def test_there_are_no_videos() -> None:
-    with pytest.raises(SettingsError, match=r"vizdoom/Basic .*pictures"):
+    with pytest.raises(SettingsError, match=r"vizdoom/Basic .*render images"):
         envs.make(EnvConfig(id="vizdoom/Basic"), seed=1, first_index=0, num_envs=1, render=True)
 
 

@@ -75,7 +75,7 @@ def test_mistakes_are_explained(text: str, complaint: str) -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     experiment = cut(recipes.ppo_cartpole)
     free = dataclasses.replace(experiment.scheme, lag="async")
-    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout cpu:a1-l1"):
+    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout auto, cpu:a1-l1"):
         prepare(dataclasses.replace(experiment, scheme=free), Layout.parse("mine.py:FAR:a1-l1"))
     preempted = dataclasses.replace(experiment.scheme, preempt=0.5)
     with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*processes of one machine"):

@@ -164,7 +164,7 @@ def test_a_search_is_one_job_which_ends_with_checkpoints(
     until(lambda: any(Path("set/runs").glob("*/checkpoints/0*")), "a checkpoint")
     (cluster / "jobs").write_text("7\n")
     assert main(["sweep", "set", "--trials", "4", *SUBMIT]) == 2
-    assert "Job 7 works in" in capsys.readouterr().err
+    assert "Job 7 already works in" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM if end == "scancel" else warning(cluster))
     process.wait(120)
     assert (cluster / "requeued").exists() == (end != "scancel")

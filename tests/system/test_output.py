@@ -190,7 +190,8 @@ def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str])
 
 def test_json_is_alone_though_an_environment_prints(capfd: pytest.CaptureFixture[str]) -> None:
     Path("env.py").write_text(FAILING.format(fault="pass", nan=False) + "print('connecting to the simulator')\n")
-    assert main(["train", *SMALL, "--env.id", "env.py:Failing", "--dry-run", "--json"]) == 0
+    arguments = [*SMALL, "--env.id", "env.py:Failing", "--layout", "inline", "--dry-run", "--json"]
+    assert main(["train", *arguments]) == 0
     told = capfd.readouterr()
     assert json.loads(told.out)["layout"] == "inline" and "connecting" in told.err
 
@@ -237,7 +238,7 @@ def test_a_full_disk_is_told(layout: str, capsys: pytest.CaptureFixture[str]) ->
     Path("failing.py").write_text(FAILING.format(fault="raise OSError(28, 'No space left on device')", nan=False))
     assert main(["train", *SMALL, "--env.id", "failing.py:Failing", "--layout", layout, "--display", "none"]) == 1
     told = capsys.readouterr().err
-    assert says(told, "error: ", "no space left") and "[Errno 28] No space" in told
+    assert says(told, "error: ", "The disk is full") and "[Errno 28] No space" in told
 
 
 def test_a_full_disk_leaves_no_half_of_a_run(

@@ -144,12 +144,12 @@ def test_a_policy_goes_on_from_where_it_was(source: Path, tmp_path: Path) -> Non
 def test_networks_that_differ_are_told_with_what_fits(source: Path, tmp_path: Path) -> None:
     experiment = after(source)
     deeper = experiment.replace(model=dataclasses.replace(experiment.model, hidden_sizes=(16, 8)))  # type: ignore[call-arg]
-    told = r"trunks\.0\S+ is \[8, 16\] here and absent there, and \d more\. .* --warm-start\.parts normalizer"
+    told = r"trunks\.0\S+ is \[8, 16\] here, but absent there, and \d more\. .* --warm-start\.parts normalizer"
     for layout in ("inline", "processes:2"):
         with pytest.raises(SettingsError, match=told):
             train(deeper, layout, options(tmp_path / "run"))
     plain = experiment.replace(normalize=NormalizeConfig())
-    told = r"normalizer\.\S+ is absent here and \[.*--warm-start\.parts trunks policy_head value_head$"
+    told = r"normalizer\.\S+ is absent here, but \[.*--warm-start\.parts trunks policy_head value_head$"
     with pytest.raises(SettingsError, match=told):
         train(plain, None, options(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
