@@ -52,13 +52,12 @@ class PortableBatches(FreshBatches):
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
         self._model, self._lambda = model, config.gae_lambda
-        discrete = not model.distribution.action_shape
-        size = 0 if discrete else model.distribution.action_shape[0]
-        self._discrete, per_shard = discrete, agent.experiment.envs_per_shard
+        self._discrete = not model.distribution.action_shape
+        size = 0 if self._discrete else model.distribution.action_shape[0]
         assert agent.observation_space.shape is not None
         features = int(np.prod(agent.observation_space.shape))
-        shape = self._shape = (len(slots), self._config.rollout, per_shard)
-        count = self._config.rollout * per_shard
+        shape = (len(slots), self._config.rollout, agent.experiment.envs_per_shard)
+        count = shape[1] * shape[2]
 
         def numbers(*more: int) -> np.ndarray:
             return np.zeros((len(slots), count, *more), np.float32)
@@ -77,8 +76,8 @@ class PortableBatches(FreshBatches):
         """The same memory, [S, T, B, ...]."""
         self.index = np.zeros((0, 0, 0), np.int64)
         """int64 [G, S, n]: the items of each gradient step."""
-        self.moments: list[tuple[float, float]] = []
-        """Mean and deviation of advantages in each global minibatch."""
+        self.scales: list[tuple[float, float]] = []
+        """For each gradient step: what is subtracted from advantages, and what the rest is divided by."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         for place, slot in enumerate(self._slots):
@@ -87,7 +86,7 @@ class PortableBatches(FreshBatches):
         steps = self._config.epochs * self._config.minibatches
         plans = [self._indices(slot, iteration) for slot in self._slots]
         self.index = np.ascontiguousarray(np.stack(plans, 1))
-        self.moments = self._moments_of_advantages() if self._algorithm.normalize_advantages else [(0.0, 1.0)] * steps
+        self.scales = self._standardizing() if self._algorithm.normalize_advantages else [(0.0, 1.0)] * steps
         return steps
 
     def _take(self, place: int, collected: CollectedRollout, hyper: dict[str, float]) -> None:
@@ -118,11 +117,11 @@ class PortableBatches(FreshBatches):
         plan = self._plan(slot, iteration)
         return np.stack([np.arange(count) if part is None else part.numpy() for part in plan])
 
-    def _moments_of_advantages(self) -> list[tuple[float, float]]:
+    def _standardizing(self) -> list[tuple[float, float]]:
         sums = {}
         for place, slot in enumerate(self._slots):
             found = np.empty((len(self.index), 3))
             index = np.ascontiguousarray(self.index[:, place])
             returns.slice_sums(self.items.advantages[place], self.items.valid[place], index, found)
             sums[slot] = torch.from_numpy(found)
-        return self._global_moments(sums)
+        return [(mean, deviation + 1e-8) for mean, deviation in self._global_moments(sums)]

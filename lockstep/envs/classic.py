@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numba import njit
 
 from lockstep.envs.compiled import CompiledEnv
+from lockstep.kernels.cache import part
 from lockstep.kernels.math import cos, sin
 from lockstep.kernels.random import uniform
 
@@ -81,7 +81,7 @@ class CartPole(CompiledEnv):
         return _picture("CartPole-v1", [state[name] for name in CartPole.fields])
 
 
-@njit(error_model="numpy")
+@part
 def _accelerations(angle1: Any, angle2: Any, speed1: Any, speed2: Any, torque: Any) -> Any:
     """Of both joints. All lengths and masses are 1, the centers of mass at 0.5, and the moments of inertia 1."""
     cosine2, sine2 = cos(angle2), sin(angle2)
@@ -94,7 +94,7 @@ def _accelerations(angle1: Any, angle2: Any, speed1: Any, speed2: Any, torque: A
     return -(d2 * change2 + phi1) / d1, change2
 
 
-@njit(error_model="numpy")
+@part
 def _wrap(angle: Any) -> Any:
     while angle > _PI:
         angle = angle - 2 * _PI

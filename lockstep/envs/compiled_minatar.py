@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from numba import njit
 
 from lockstep.envs.compiled import CompiledEnv
+from lockstep.kernels.cache import part
 from lockstep.kernels.random import integer, uniform
 
 LEFT, UP, RIGHT, DOWN, FIRE = 1, 2, 3, 4, 5
 SEEN = 255
 _GRID = (np.uint8, (10, 10))
-_compile = njit(error_model="numpy")
 
 
 class Game(CompiledEnv):
@@ -36,7 +35,7 @@ def picture(kinds: int) -> spaces.Box:
 
 def _minimal(game: type[Game], *actions: int) -> type[Game]:
     """The same game with these actions only."""
-    full = _compile(game.step)
+    full = part(game.step)
 
     def step(state: Any, action: Any) -> Any:
         return full(state, actions[action])
@@ -46,7 +45,7 @@ def _minimal(game: type[Game], *actions: int) -> type[Game]:
     )
 
 
-@_compile
+@part
 def chosen(state: Any, action: Any) -> Any:
     """The action that is played: the given one, or again the last one."""
     if uniform(state, 0.0, 1.0) < state.sticky_action_prob:
@@ -126,7 +125,7 @@ class Breakout(Game):
         out[3] = state.bricks * np.uint8(SEEN)
 
 
-@_compile
+@part
 def _new_traffic(state: Any) -> None:
     for i in range(8):
         state.speed[i] = 1 + integer(state, 5)
@@ -189,7 +188,7 @@ class Freeway(Game):
             out[1 + abs(state.speed[i]), i + 1, (state.x[i] + (9 if state.speed[i] > 0 else 1)) % 10] = SEEN
 
 
-@_compile
+@part
 def _meet(state: Any, i: Any) -> Any:
     """The reward of what is in row i if the player stands there, and whether it is an enemy."""
     if state.kind[i] and state.x[i] == state.player_x and i + 1 == state.player_y:
@@ -280,7 +279,7 @@ class Asterix(Game):
                     out[2, i + 1, behind] = SEEN
 
 
-@_compile
+@part
 def _nearest_column(state: Any) -> Any:
     """The column with aliens that is nearest to the cannon, of two the left one."""
     for distance in range(10):
@@ -290,7 +289,7 @@ def _nearest_column(state: Any) -> Any:
     return 0
 
 
-@_compile
+@part
 def _shift_down(grid: Any) -> None:
     """Move all rows down by one, the lowest to the top."""
     for x in range(10):

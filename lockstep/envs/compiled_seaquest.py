@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 
 from lockstep.envs.compiled_minatar import DOWN, FIRE, LEFT, RIGHT, SEEN, UP, Game, chosen, picture
+from lockstep.kernels.cache import part
 from lockstep.kernels.random import integer, uniform
 
 _MOST = 64
 """Things of one kind at a time; there are never that many."""
 _SHOTS, _BOMBS, _FISH, _SUBS, _DIVERS = range(5)
 _X, _Y, _WAY, _MOVE_WAIT, _FIRE_WAIT = range(5)
-_compile = njit(error_model="numpy")
 
 
-@_compile
+@part
 def _add(state: Any, kind: Any, x: Any, y: Any, way: Any, move_wait: Any) -> None:
     if state.count[kind] < _MOST:
         thing = state.things[kind, state.count[kind]]
@@ -25,7 +24,7 @@ def _add(state: Any, kind: Any, x: Any, y: Any, way: Any, move_wait: Any) -> Non
         state.count[kind] += 1
 
 
-@_compile
+@part
 def _remove(state: Any, kind: Any, i: Any) -> None:
     """Remove a thing; the order of the others stays, because they act in it."""
     state.count[kind] -= 1
@@ -33,7 +32,7 @@ def _remove(state: Any, kind: Any, i: Any) -> None:
         state.things[kind, j] = state.things[kind, j + 1]
 
 
-@_compile
+@part
 def _find(state: Any, kind: Any, x: Any, y: Any) -> Any:
     """The first thing of a kind at a place; -1 if there is none."""
     for i in range(state.count[kind]):
@@ -42,7 +41,7 @@ def _find(state: Any, kind: Any, x: Any, y: Any) -> Any:
     return -1
 
 
-@_compile
+@part
 def _remove_at(state: Any, kind: Any, x: Any, y: Any) -> Any:
     """Remove the first thing of a kind at a place; return whether there was one."""
     i = _find(state, kind, x, y)
@@ -51,7 +50,7 @@ def _remove_at(state: Any, kind: Any, x: Any, y: Any) -> Any:
     return i >= 0
 
 
-@_compile
+@part
 def _spawn_enemy(state: Any) -> None:
     way = 1 if uniform(state, 0.0, 1.0) < 0.5 else -1
     kind = _SUBS if uniform(state, 0.0, 1.0) < 1 / 3 else _FISH
@@ -63,13 +62,13 @@ def _spawn_enemy(state: Any) -> None:
     _add(state, kind, 0 if way > 0 else 9, y, way, state.move_period)
 
 
-@_compile
+@part
 def _spawn_diver(state: Any) -> None:
     way = 1 if uniform(state, 0.0, 1.0) < 0.5 else -1
     _add(state, _DIVERS, 0 if way > 0 else 9, 1 + integer(state, 8), way, 5)
 
 
-@_compile
+@part
 def _move_shots(state: Any) -> Any:
     """Return the reward of what they hit."""
     reward = 0.0
@@ -84,7 +83,7 @@ def _move_shots(state: Any) -> Any:
     return reward
 
 
-@_compile
+@part
 def _move_divers(state: Any) -> None:
     for i in range(state.count[_DIVERS] - 1, -1, -1):
         diver = state.things[_DIVERS, i]
@@ -104,7 +103,7 @@ def _move_divers(state: Any) -> None:
             _remove(state, _DIVERS, i)
 
 
-@_compile
+@part
 def _move_enemies(state: Any, kind: Any) -> Any:
     """Return the reward of what ran into shots, and whether an enemy met the player."""
     reward, lost = 0.0, False
@@ -135,7 +134,7 @@ def _move_enemies(state: Any, kind: Any) -> Any:
     return reward, lost
 
 
-@_compile
+@part
 def _move_bombs(state: Any) -> Any:
     """Return whether one met the player."""
     lost = False
@@ -149,7 +148,7 @@ def _move_bombs(state: Any) -> Any:
     return lost
 
 
-@_compile
+@part
 def _surface(state: Any) -> Any:
     """Take in air; return the reward of a full load of divers."""
     state.surfaced = True

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numba import njit
 from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
@@ -20,7 +19,7 @@ from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
-from lockstep.kernels.cache import compiled
+from lockstep.kernels.cache import compiled, part
 from lockstep.kernels.random import derive, mix
 
 _OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np.bool_}
@@ -62,7 +61,7 @@ def _advance(states, action, keys, mode, limit, first_cut, cut, start_level, num
 @functools.cache
 def _compile(cls: type[CompiledEnv]) -> Any:
     """_advance with the functions of an environment."""
-    names = {name: njit(error_model="numpy")(getattr(cls, name)) for name in ("reset", "step", "observe")}
+    names = {name: part(getattr(cls, name)) for name in ("reset", "step", "observe")}
     return compiled(_advance, **names)
 
 

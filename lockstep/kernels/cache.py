@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Mapping
@@ -11,6 +12,11 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+
+
+def part(function: Any) -> Any:
+    """Compile a function that compiled ones call. The code of these contains it, so it is not cached by itself."""
+    return njit(error_model="numpy")(function)
 
 
 def compiled(function: Any, **names: Any) -> Any:
@@ -34,6 +40,12 @@ def compiled(function: Any, **names: Any) -> Any:
     return njit(error_model="numpy", nogil=True, cache=True)(copy)
 
 
+@functools.cache
+def _digest(file: str) -> str:
+    """Of a source file, which many functions refer to."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
 def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str]) -> None:
     """Add the digest of everything that a function refers to by name: of the files of functions, and of constants."""
     code = function.__code__
@@ -47,7 +59,7 @@ def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, 
             if isinstance(called, FunctionType):
                 key = f"{inspect.getfile(called)}:{called.__qualname__}"
                 if key not in found:
-                    found[key] = hashlib.sha256(Path(inspect.getfile(called)).read_bytes()).hexdigest()
+                    found[key] = _digest(inspect.getfile(called))
                     _collect(called, called.__globals__, found)
             elif isinstance(each, np.ndarray):
                 found[f"{code.co_filename}:{name}"] = hashlib.sha256(each.tobytes()).hexdigest()

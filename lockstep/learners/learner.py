@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ class Learner:
         capture: makes CUDA graphs of losses and their backward passes, if they have fixed shapes.
     """
 
+    optimizer_class: ClassVar[type[Optimizer]] = Optimizer
+
     def __init__(
         self,
         agent: Agent,
@@ -84,7 +86,7 @@ class Learner:
         self._slots, self._tree, self._alive = slots, tree, alive
         self.batches: Batches = batches_for(agent, slots, tree)
         self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
-        self.optimizer = Optimizer(agent.experiment, agent.flat)
+        self.optimizer = self.optimizer_class(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
