@@ -13,9 +13,12 @@ import clusters
 import pytest
 import torch
 from children import Child
+from hypothesis import HealthCheck, settings
 from workers import Workers
 
 torch.set_num_threads(1)
+settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
+settings.load_profile("lockstep")
 LONGEST = ("test_failures", "test_layouts", "test_replay", "test_resume", "test_sweep_runs")
 """Files whose tests take minutes, since they start many processes."""
 SLOW = (

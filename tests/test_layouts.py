@@ -83,7 +83,7 @@ def test_environments_in_subprocesses_agree(
     assert workers.ran(workers.start(job("cartpole-lag-1", tmp_path / "run", layout))) == inline("cartpole-lag-1")
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["cartpole-lag-1", "memory-gru-lag-2"]),
     layout=st.sampled_from(["processes:2", *SPLIT]),

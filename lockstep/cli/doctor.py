@@ -21,7 +21,7 @@ from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.run.folder import version
-from lockstep.system.machine import cores
+from lockstep.system.machine import cores, cpu_flags, emulates_bf16
 
 _CORE = (
     "lockstep",
@@ -61,6 +61,8 @@ def doctor(arguments: list[str]) -> int:
     say(f"system    {machine['system']}, Python {machine['python']}")
     say(f"CPU       {machine['cpu']}, {machine['cores']} cores, {machine['capability']}")
     say(f"          {' '.join(machine['features']) or 'no vector features known'}")
+    if emulates_bf16():
+        say("          no instructions for bf16: --precision fp32 is several times faster here")
     say(f"memory    {machine['memory_gigabytes']} GB")
     say(f"GPU       {', '.join(machine['gpus']) or 'none'}")
     say("packages  " + ", ".join(f"{name} {found}" for name, found in report["packages"].items()))
@@ -77,7 +79,7 @@ def doctor(arguments: list[str]) -> int:
 
 def examine() -> dict[str, Any]:
     """Facts about machine, packages and extras."""
-    flags = _cpu_line("flags", "Features").split()
+    flags = cpu_flags()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = {
         "system": platform.platform(),

@@ -177,6 +177,11 @@ class Layout:
         """Processes that this layout starts, in addition to the one that watches them."""
         return len(self.collectors) + len(self.learners) if self.split else self.workers
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether any process computes on a GPU."""
+        return any(device != "cpu" for device in (self.device, *self.collectors, *self.learners))
+
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
         return dataclasses.replace(

@@ -75,7 +75,7 @@ def launch(
     if here or begun_with:  # like learn, but before the folder exists
         check_model(experiment, begun_with, new=here)
     if layout.launcher.leads and weights is None and recorded is None:  # not for a repetition
-        warn_before_run(experiment, options)
+        warn_before_run(experiment, layout, options)
     repeats = None if recorded is None else recorded.origin
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats, asked)
     try:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 _of_the_run: int | None = None
+_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""What Linux calls the instructions for bf16 of Intel's, AMD's and ARM's CPUs."""
 
 
 def cores() -> int:
@@ -28,3 +30,20 @@ def belongs_to_a_run_with(count: int) -> None:
 def cores_of_the_run() -> int:
     """The cores of all processes of a run on this machine together; each process may be pinned to some of them."""
     return cores() if _of_the_run is None else _of_the_run
+
+
+def cpu_flags() -> set[str]:
+    """The names of this CPU's features, as Linux has them. Empty on other systems."""
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip().lower() in ("flags", "features"):
+            return set(value.split())
+    return set()
+
+
+def emulates_bf16() -> bool:
+    """Whether this CPU is known to lack instructions for bf16, so that torch computes it several times slower than
+    fp32."""
+    flags = cpu_flags()
+    return bool(flags) and not flags & _BF16_FLAGS

@@ -21,6 +21,7 @@ from lockstep.envs.goals import check_goals
 from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment
 from lockstep.system.forked import call_in_fork
+from lockstep.system.machine import emulates_bf16
 from lockstep.system.numerics import settled
 from lockstep.system.output import tell
 from lockstep.training import warm_start
@@ -93,10 +94,15 @@ def prepare_run(
     return experiment, dataclasses.replace(options, eval_opponents=named)
 
 
-def warn_before_run(experiment: Experiment, options: RunOptions) -> None:
-    """Warn about settings that are probably not meant together, and about a user's environment that resume and verify
-    could not repeat."""
+def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions) -> None:
+    """Warn about settings that are probably not meant together or slow on this machine, and about a user's environment
+    that resume and verify could not repeat."""
     told = list(experiment.algorithm.warnings(experiment.setup))
+    if experiment.precision == "bf16" and not layout.uses_gpus and emulates_bf16():
+        told.append(
+            "this CPU has no instructions for bf16, so --precision bf16 is several times slower than --precision fp32, "
+            "which learns as well. The two give different results: a run that is to match another keeps its precision."
+        )
     env = experiment.env
     if options.check_env and ":" in env.id:
         in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)

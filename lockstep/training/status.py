@@ -129,7 +129,7 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
     waiting = status.shares.get("waiting", 0.0)
     threads = layout.processes * status.torch_threads
     more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # others may cause the waiting
-    if _on_gpus(layout):
+    if layout.uses_gpus:
         return None  # the speed of GPUs is not known here
     if threads > available_cores:
         each = f" with {status.torch_threads} torch threads each" * (status.torch_threads > 1)
@@ -159,8 +159,3 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
         return None
     instead = f"--layout {best} is likely faster and {result}; " if best else ""
     return f"The layout {layout} wastes resources: {reason}. {instead}lockstep tune measures which is best."
-
-
-def _on_gpus(layout: Layout) -> bool:
-    """Whether any process computes on a GPU."""
-    return any(device != "cpu" for device in (layout.device, *layout.collectors, *layout.learners))

@@ -159,7 +159,7 @@ def test_vtrace_stops_the_gradient() -> None:
 
 
 @given(cases(), st.sampled_from([0.0, 0.5, 0.99, 1.0]), st.sampled_from([0.0, 0.3, 0.95, 1.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_gae_is_the_forward_view(case: Case, discount: float, lambda_: float) -> None:
     advantage, target = gae(case.r_t, case.v_t, case.terminated, case.truncated, discount, lambda_)
     for t, env in np.argwhere(case.valid.numpy()).tolist():
@@ -169,7 +169,7 @@ def test_gae_is_the_forward_view(case: Case, discount: float, lambda_: float) ->
 
 
 @given(cases(), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_n_step_returns_are_the_explicit_sums(case: Case, discount: float) -> None:
     target = n_step_returns(case.r_t, case.v_t, case.terminated, case.truncated, discount)
     for t, env in np.argwhere(case.valid.numpy()).tolist():
@@ -178,7 +178,7 @@ def test_n_step_returns_are_the_explicit_sums(case: Case, discount: float) -> No
 
 
 @given(cases(), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.7, 1.0]), st.sampled_from([0.5, 1.0, 3.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_vtrace_is_equation_1(case: Case, discount: float, lambda_: float, rho_clip: float) -> None:
     clips = (rho_clip, min(rho_clip, 1.0))
     trace = vtrace(
@@ -195,7 +195,7 @@ def test_vtrace_is_equation_1(case: Case, discount: float, lambda_: float, rho_c
 
 
 @given(cases(), st.sampled_from([0.0, 0.6, 1.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_vtrace_on_policy_is_gae_and_n_step(case: Case, lambda_: float) -> None:
     ends = case.terminated, case.truncated
     on_policy = torch.zeros_like(case.r_t)
@@ -208,7 +208,7 @@ def test_vtrace_on_policy_is_gae_and_n_step(case: Case, lambda_: float) -> None:
 
 
 @given(cases(), st.integers(0, 2**32 - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_reset_steps_change_no_bit_of_valid_ones(case: Case, seed: int) -> None:
     noise = torch.from_numpy(np.random.default_rng(seed).normal(scale=1e6, size=case.r_t.shape))
     r_t = torch.where(case.valid, case.r_t, noise)

@@ -183,7 +183,7 @@ structures = st.recursive(
 
 class TestIndexing:
     @given(structures, indices)
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_read_is_a_loop_over_leaves(self, structure: Any, index: Any) -> None:
         tree = Inner(a=structure)
         result = tree[index]

@@ -170,7 +170,7 @@ tables = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tables)
 def test_aggregates_agree_with_loops(both: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
     a, b = both

@@ -83,7 +83,7 @@ def test_smooth_by_hand() -> None:
     assert np.isnan(smooth(np.array([np.nan, np.nan]), 2)).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.one_of(st.floats(-100, 100), st.just(float("nan"))), min_size=1, max_size=40),
     st.integers(1, 60),

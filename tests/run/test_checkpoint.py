@@ -171,7 +171,7 @@ def run(tmp_path: Path) -> Path:
 
 
 FILES = ["manifest.json", "learner.safetensors", "shard-000.safetensors", "shard-001.safetensors"]
-shared_fixture = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared_fixture = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @shared_fixture

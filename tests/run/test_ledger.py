@@ -124,7 +124,7 @@ def test_reopening_after_more_lines_than_there_are_is_an_error_and_changes_nothi
     assert (tmp_path / "ledger.jsonl").read_bytes() == whole[:-1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_changing_any_character_is_detected_and_its_iteration_named(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -1,0 +1,36 @@
+"""What a user is warned about before a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tiny import EXPERIMENTS, options
+
+from lockstep import train
+from lockstep.system import machine
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "warned"),
+    [
+        ("fpu avx2 fma", "bf16", True),
+        ("fpu avx2 fma", "fp32", False),
+        ("fpu avx2 avx512f avx512_bf16", "bf16", False),
+        ("fp asimd bf16", "bf16", False),
+        ("", "bf16", False),
+    ],
+)
+def test_bf16_is_warned_about_where_the_cpu_emulates_it(
+    flags: str,
+    precision: str,
+    warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(machine, "cpu_flags", lambda: set(flags.split()))
+    experiment = dataclasses.replace(EXPERIMENTS["cartpole-lag-1"](), precision=precision)
+    train(experiment, "inline", options(tmp_path / "run"), stop_after=1)
+    assert ("no instructions for bf16" in capsys.readouterr().err) is warned
