@@ -1,8 +1,7 @@
 """Networks of dense layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
 
 Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
-the samples one by one. Products are rounded before they are added. Loops are blocked so that several sums advance
-together, which changes no sum.
+the samples one by one. Products are rounded before they are added.
 
 Shape legend: P parameters, L layers, n samples, K inputs and M outputs of a layer.
 """
@@ -13,6 +12,7 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp, tanh
+from lockstep.kernels.products import address, product
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE = range(6)
 """Columns of a table of layers, int64 [L, 6]: where weights [M, K] and biases [M] begin among the parameters, the
@@ -22,55 +22,10 @@ NONE, TANH, RELU, ELU = range(4)
 
 
 @compiled
-def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """Add a [n, k] @ b [k, m] to out [n, m], k by k."""
-    n, k = a.shape
-    m = b.shape[1]
-    fours = k - k % 4
-    for i in range(0, n - 1, 2):
-        y, z = out[i], out[i + 1]
-        for p in range(0, fours, 4):
-            u0, u1, u2, u3 = a[i, p], a[i, p + 1], a[i, p + 2], a[i, p + 3]
-            v0, v1, v2, v3 = a[i + 1, p], a[i + 1, p + 1], a[i + 1, p + 2], a[i + 1, p + 3]
-            b0, b1, b2, b3 = b[p], b[p + 1], b[p + 2], b[p + 3]
-            for j in range(m):
-                y[j] = y[j] + u0 * b0[j] + u1 * b1[j] + u2 * b2[j] + u3 * b3[j]
-                z[j] = z[j] + v0 * b0[j] + v1 * b1[j] + v2 * b2[j] + v3 * b3[j]
-        for p in range(fours, k):
-            u0, v0, b0 = a[i, p], a[i + 1, p], b[p]
-            for j in range(m):
-                y[j] += u0 * b0[j]
-                z[j] += v0 * b0[j]
-    if n % 2:
-        y = out[n - 1]
-        for p in range(k):
-            u0, b0 = a[n - 1, p], b[p]
-            for j in range(m):
-                y[j] += u0 * b0[j]
-
-
-@compiled
 def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
     """A layer's weights [M, K], as a view of parameters or of what has their places [P]."""
     begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
     return parameters[begin : begin + inputs * outputs].reshape((outputs, inputs))
-
-
-@compiled
-def turned_weights(turned: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
-    """A layer's weights as turn wrote them: [K, M]."""
-    begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
-    return turned[begin : begin + inputs * outputs].reshape((inputs, outputs))
-
-
-@compiled
-def turn(parameters: np.ndarray, layers: np.ndarray, turned: np.ndarray) -> None:
-    """Write the transposed weights of every layer into turned [P], as forward takes them."""
-    for layer in range(len(layers)):
-        weight, transposed = weights(parameters, layers, layer), turned_weights(turned, layers, layer)
-        for k in range(transposed.shape[0]):
-            for m in range(transposed.shape[1]):
-                transposed[k, m] = weight[m, k]
 
 
 @compiled
@@ -114,12 +69,11 @@ def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: in
 
 
 @compiled
-def forward(parameters: np.ndarray, turned: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray) -> None:
+def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray) -> None:
     """Evaluate all layers; activations returns their outputs.
 
     Args:
         parameters: float32 [P].
-        turned: what turn wrote.
         layers: the table, int64 [L, 6].
         x: observations, float32 [n, K].
         scratch: see activations.
@@ -131,7 +85,8 @@ def forward(parameters: np.ndarray, turned: np.ndarray, layers: np.ndarray, x: n
         for i in range(len(y)):
             for j in range(y.shape[1]):
                 y[i, j] = parameters[begin + j]
-        multiply(below, turned_weights(turned, layers, layer), y)
+        n, k, m = len(x), below.shape[1], y.shape[1]
+        product(address(below), k, 1, address(weights(parameters, layers, layer)), 1, k, address(y), m, n, k, m)
         activate(y, layers[layer, ACTIVATION])
 
 
@@ -160,11 +115,12 @@ def backward(
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
-        transposed = np.empty((grad.shape[1], samples), np.float32)
+        k, m = below.shape[1], grad.shape[1]
         for i in range(samples):
-            for j in range(grad.shape[1]):
-                transposed[j, i] = grad[i, j]
+            for j in range(m):
                 gradient[begin + j] += grad[i, j]
-        multiply(transposed, below, weights(gradient, layers, layer))
+        to_weights = address(weights(gradient, layers, layer))
+        product(address(grad), 1, m, address(below), k, 1, to_weights, k, m, samples, k)
         if source >= 0:
-            multiply(grad, weights(parameters, layers, layer), activations(gradients, layers, samples, source))
+            of_below = address(activations(gradients, layers, samples, source))
+            product(address(grad), m, 1, address(weights(parameters, layers, layer)), k, 1, of_below, k, samples, m, k)

@@ -27,7 +27,7 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray, clip: np.float32
 
 @compiled
 def evaluate(
-    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, turned: np.ndarray, x: np.ndarray
+    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Evaluate policy and value.
 
@@ -37,7 +37,6 @@ def evaluate(
             observation; else -1.
         log_stds: how many of the policy's last parameters are log standard deviations.
         parameters: float32 [P].
-        turned: what lockstep.kernels.dense.turn wrote, [P].
         x: normalized observations, float32 [n, D].
 
     Returns:
@@ -45,7 +44,7 @@ def evaluate(
     """
     n, last = len(x), len(layers) - 1
     scratch = np.empty(n * layers[:, OUTPUTS].sum(), np.float32)
-    forward(parameters, turned, layers, x, scratch)
+    forward(parameters, layers, x, scratch)
     head = activations(scratch, layers, n, last - 1)
     emitted = head.shape[1]
     size = emitted if free_std < 0 else emitted + log_stds

@@ -136,7 +136,6 @@ def ppo_gradients(
     free_std: int,
     log_stds: int,
     parameters: np.ndarray,
-    turned: np.ndarray,
     items: tuple[np.ndarray, ...],
     index: np.ndarray,
     advantage_mean: np.float32,
@@ -149,7 +148,6 @@ def ppo_gradients(
     Args:
         layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
         parameters: float32 [P].
-        turned: what lockstep.kernels.dense.turn wrote, [P].
         items: of all shards' rollouts: normalized observations float32 [S, N, D]; actions float32 [S, N, A] and
             int64 [S, N], of which one is not used; log-probabilities, values, advantages and value targets, each
             float32 [S, N]; which are valid, bool [S, N].
@@ -179,7 +177,7 @@ def ppo_gradients(
             valid[i] = valids[shard, item]
         gradient = out[shard, :size]
         gradient[:] = 0
-        policy, value, memory = evaluate(layers, free_std, log_stds, parameters, turned, x)
+        policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
         of_policy, of_value = np.empty_like(policy), np.empty_like(value)
         ppo_loss(
             kind,

@@ -18,7 +18,6 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.portable import PortableBatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels import optimizers
-from lockstep.kernels.dense import turn
 from lockstep.kernels.ppo import ppo_gradients
 from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import Optimizer
@@ -61,14 +60,12 @@ class PortableLearner(Learner):
         self._minibatches = self.batches
         self._network = Network.of(model, agent.flat)
         self._parameters = agent.flat.vector.detach().numpy()
-        self._turned = np.zeros_like(self._parameters)
         self._compiled = False
         self._shape = len(slots), self._parameters.size + agent.flat.tail
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         network, numbers = self._network, (hyper["clip"], self._value_clip, hyper["value_coef"], hyper["entropy_coef"])
         mean, scale = self._minibatches.scales[step]
-        turn(self._parameters, network.layers, self._turned)
         gradients, begin = np.empty(self._shape, np.float32), time.perf_counter()
         ppo_gradients(
             network.layers,
@@ -76,7 +73,6 @@ class PortableLearner(Learner):
             network.free_std,
             network.log_stds,
             self._parameters,
-            self._turned,
             self._minibatches.items,
             self._minibatches.index[step],
             np.float32(mean),

@@ -19,7 +19,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rng import stream
 from lockstep.kernels import network as networks
 from lockstep.kernels import policies
-from lockstep.kernels.dense import ELU, NONE, RELU, TANH, turn
+from lockstep.kernels.dense import ELU, NONE, RELU, TANH
 from lockstep.kernels.initialize import orthogonal
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical, Gaussian
@@ -177,12 +177,7 @@ class _Acting(PortableModel):
         super().__init__(acting_copy(model), model.portable_distribution)
         self._flat = FlatParameters(self)
         self._network = Network.of(self, self._flat)
-        self._turned = np.zeros(self._flat.vector.numel(), np.float32)
         self._encoder = self.trunks[0].encoder
-        self.weights_changed()
-
-    def weights_changed(self) -> None:
-        turn(self._flat.vector.detach().numpy(), self._network.layers, self._turned)
 
     def forward(
         self,
@@ -197,9 +192,7 @@ class _Acting(PortableModel):
         vector = encoder.layout.vector(obs)
         x = normalized(encoder, vector)
         parameters = self._flat.vector.detach().numpy()
-        policy, value, _ = networks.evaluate(
-            network.layers, network.free_std, network.log_stds, parameters, self._turned, x
-        )
+        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, parameters, x)
         leading = vector.shape[:2]
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state

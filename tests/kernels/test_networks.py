@@ -20,7 +20,6 @@ from lockstep.algorithms.base import Batch
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.returns import gae
 from lockstep.kernels import optimizers, returns
-from lockstep.kernels.dense import turn
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.ppo import ppo_gradients
 from lockstep.models import StandardModelConfig
@@ -86,8 +85,7 @@ def test_gradients_of_ppo_are_those_of_autograd(
     held = items(space, model)
     draw = np.random.default_rng(6)
     index = np.stack([draw.permutation(ITEMS)[:11] for _ in range(SHARDS)])
-    turned, out = np.zeros_like(parameters), np.empty((SHARDS, parameters.size + TAIL), np.float32)
-    turn(parameters, network.layers, turned)
+    out = np.empty((SHARDS, parameters.size + TAIL), np.float32)
     numbers = tuple(map(np.float32, (HYPER["clip"], value_clip, HYPER["value_coef"], HYPER["entropy_coef"])))
     ppo_gradients(
         network.layers,
@@ -95,7 +93,6 @@ def test_gradients_of_ppo_are_those_of_autograd(
         network.free_std,
         network.log_stds,
         parameters,
-        turned,
         held,
         index,
         np.float32(0.1),
@@ -146,13 +143,12 @@ def test_log_std_beyond_its_bounds_is_led_back() -> None:
     flat = FlatParameters(model, TAIL)
     network, parameters = Network.of(model, flat), flat.vector.detach().numpy()
     held = items(BOX, model)
-    turned, out = np.zeros_like(parameters), np.empty((SHARDS, parameters.size + TAIL), np.float32)
-    turn(parameters, network.layers, turned)
+    out = np.empty((SHARDS, parameters.size + TAIL), np.float32)
     numbers = tuple(map(np.float32, (0.2, 0.0, 0.5, 0.0)))
     index = np.stack([np.arange(ITEMS)] * SHARDS)
     one, none = np.float32(1), np.float32(0)
     layers, kind = network.layers, PortableGaussian.kind
-    ppo_gradients(layers, kind, network.free_std, 3, parameters, turned, held, index, none, one, numbers, out)
+    ppo_gradients(layers, kind, network.free_std, 3, parameters, held, index, none, one, numbers, out)
     begin = flat.offset("policy_head.log_std")
     outside = out[:, begin : begin + 2]
     assert (outside >= 0).all() and (outside > 0).any() and (outside == 0).any(), "lowers it, or leaves it"

@@ -1,0 +1,46 @@
+"""Products add their terms in order, whatever the shapes and strides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from lockstep.kernels.products import product, products
+
+SHAPES = [(1, 1, 1), (2, 3, 5), (6, 9, 16), (7, 64, 17), (8, 8, 32), (13, 70, 48), (20, 300, 33), (5, 0, 4)]
+
+
+def in_order(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """c + a @ b, one term after the other."""
+    total = c.copy()
+    for p in range(a.shape[1]):
+        total = total + a[:, p : p + 1] * b[p]
+    return total
+
+
+def strides(x: np.ndarray) -> tuple[int, ...]:
+    return tuple(stride // 4 for stride in x.strides)
+
+
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[bool, bool]) -> None:
+    (n, k, m), random = shape, np.random.default_rng(0)
+    a, b = (random.standard_normal(size, np.float32) for size in ((n, k), (k, m)))
+    wide = random.standard_normal((n, m + 3), np.float32)
+    c, around = wide[:, :m], wide[:, m:].copy()
+    expected = in_order(a, b, c)
+    a, b = (np.asfortranarray(x) if turn else x for x, turn in zip((a, b), turned, strict=True))
+    product(a.ctypes.data, *strides(a), b.ctypes.data, *strides(b), c.ctypes.data, strides(c)[0], n, k, m)
+    np.testing.assert_array_equal(c, expected)
+    np.testing.assert_array_equal(wide[:, m:], around)
+
+
+def test_several_products_may_share_a_matrix() -> None:
+    random = np.random.default_rng(1)
+    a, b = (random.standard_normal(size, np.float32) for size in ((3, 7, 5), (5, 18)))
+    c = np.zeros((3, 7, 18), np.float32)
+    products(3, a.ctypes.data, *strides(a), b.ctypes.data, 0, *strides(b), c.ctypes.data, *strides(c)[:2], 7, 5, 18)
+    np.testing.assert_array_equal(c, [in_order(each, b, np.zeros((7, 18), np.float32)) for each in a])
