@@ -14,6 +14,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
+from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.normalize import Normalizers
 from lockstep.models.observations import unused_mask
@@ -36,7 +37,12 @@ class Agent:
         self.observation_space, self.action_space = envs.spaces(experiment.env)
         self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
-        if companion := self.algorithm.companion(self.observation_space, experiment.seed):
+        portable = experiment.precision == "portable"
+        self.has_kernels = portable and not self.model.portable_operations
+        """Whether lockstep.kernels compute everything, instead of torch's operations."""
+        with arithmetic(self.model):
+            companion = self.algorithm.companion(self.observation_space, experiment.seed)
+        if companion:
             self.model.companion = companion
         if variables := self.algorithm.variables(self.model):
             self.model.variables = nn.ParameterDict(variables)
@@ -53,7 +59,7 @@ class Agent:
             experiment.normalize,
             experiment.algorithm.discount,
             self.observation_space,
-            portable=experiment.precision == "portable",
+            portable=portable,
         )
 
     def check(self) -> None:

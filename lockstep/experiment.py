@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.schedule import Schedule
 from lockstep.envs.base import EnvConfig
+from lockstep.models.arithmetic import portable_operations
 from lockstep.models.base import ModelConfig, PolicyModel, Precision
 from lockstep.models.normalize import NormalizeConfig
 from lockstep.scheme import Scheme
@@ -71,8 +73,8 @@ class Experiment:
     """The single seed from which every random stream and every environment's seed is derived."""
     precision: Precision = "bf16"
     """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
-    fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 in kernels
-    that have equal bits on every CPU and are several times as fast; it covers PPO with an MLP."""
+    fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 with equal
+    bits on every CPU: several times as fast for PPO with an MLP, and slower than fp32 for most else."""
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
@@ -105,8 +107,8 @@ class Experiment:
             raise SettingsError(f"total_steps={self.total_steps} must be at least 1, for example --total-steps 10M.")
         if self.torch_threads < 1:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
-        if self.precision == "portable":
-            self._check_portable()
+        if self.precision == "portable" and importlib.util.find_spec("numba") is None:
+            raise SettingsError(f"precision=portable needs Numba: {install_command('compiled')}")
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
         self.algorithm.validate_with(self.setup)
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
@@ -116,19 +118,6 @@ class Experiment:
                 f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to learn: the run has only {steps} "
                 "gradient steps, and the first gradient is applied after as many steps as the lag. Use a smaller lag."
             )
-
-    def _check_portable(self) -> None:
-        """Raise SettingsError for settings that portable arithmetic does not cover."""
-        found = [self.model.uncovered(), self.algorithm.uncovered()]
-        if self.scheme.gradient_lag == "async":
-            found.append("scheme.gradient_lag=async")
-        if any(found):
-            raise SettingsError(
-                f"precision=portable does not cover {', '.join(filter(None, found))}. Use --precision fp32, which has "
-                "equal bits on CPUs of one make."
-            )
-        if importlib.util.find_spec("numba") is None:
-            raise SettingsError(f"precision=portable needs Numba: {install_command('compiled')}")
 
     @property
     def setup(self) -> Setup:
@@ -188,19 +177,25 @@ class Experiment:
     ) -> PolicyModel:
         """The initial model, in another precision if given."""
         precision = precision or self.precision
-        model = self.model.build(
-            observation_space,
-            action_space,
-            precision="fp32" if precision == "portable" else precision,
-            normalize_observations=self.normalize.observations,
-            observation_clip=self.normalize.clip,
-            seed=self.seed,
-        )
-        if precision != "portable":
+        portable = precision == "portable"
+        with portable_operations() if portable else contextlib.nullcontext():
+            model = self.model.build(
+                observation_space,
+                action_space,
+                precision="fp32" if portable else precision,
+                normalize_observations=self.normalize.observations,
+                observation_clip=self.normalize.clip,
+                seed=self.seed,
+            )
+        if not portable:
             return model
-        from lockstep.models.portable import portable  # which needs Numba
+        if self.model.has_kernels and self.algorithm.has_kernels and self.scheme.gradient_lag != "async":
+            from lockstep.models.portable import covers, with_kernels  # which need Numba
 
-        return portable(model, observation_space, action_space, self.seed)
+            if covers(observation_space, action_space):
+                return with_kernels(model, action_space, self.seed)
+        model.portable_operations = True
+        return model
 
     def identity(self) -> str:
         """SHA-256 over the canonical JSON of all settings."""

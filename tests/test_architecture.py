@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # fmt: off
 LAYERS = [
-    "config", "system", "core", "kernels", "distributed", "models", "envs", "algorithms", "scheme", "experiment",
-    "agent", "run", "buffers", "collectors", "transport", "learners", "evaluation", "training", "launchers",
-    "reproducibility", "recipes", "reports", "export", "speed", "sweep", "cli",
+    "config", "system", "core", "kernels", "portable", "distributed", "models", "envs", "algorithms", "scheme",
+    "experiment", "agent", "run", "buffers", "collectors", "transport", "learners", "evaluation", "training",
+    "launchers", "reproducibility", "recipes", "reports", "export", "speed", "sweep", "cli",
 ]
 # fmt: on
 """Folders and modules of the package, lowest first. `lockstep` itself, which names what users import, is above all.

@@ -212,6 +212,17 @@ if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
 
 
+def portable(name: str) -> Experiment:
+    """An experiment in portable arithmetic. Environments whose libraries compute otherwise on other CPUs are
+    replaced by compiled ones."""
+    experiment = EXPERIMENTS[name]()
+    env = experiment.env
+    compiled = {"CartPole-v1": "CartPole-v1", "Pendulum-v1": "Pendulum-v1", "HalfCheetah-v4": "Pendulum-v1"}
+    if env.id in compiled:
+        env = dataclasses.replace(env, id=compiled[env.id], adapter="compiled")
+    return experiment.replace(precision="portable", env=env)
+
+
 def options(run: Path, checkpoint_every: int = 1000) -> RunOptions:
     """Nothing shown or checked; checkpoints at the end alone, unless asked for."""
     return RunOptions(

@@ -103,10 +103,11 @@ class AlgorithmConfig(ABC):
             raise SettingsError(f"algorithm.discount={self.discount} must be between 0 and 1.")
         self.optimizer.validate()
 
-    def uncovered(self) -> str:
-        """What portable arithmetic does not cover of these settings; "" if it covers all. Subclasses that users write
-        are not covered unless they say so."""
-        return f"algorithm={self.name or type(self).__name__}"
+    @property
+    def has_kernels(self) -> bool:
+        """Whether lockstep.kernels can compute all of this algorithm in portable arithmetic. Otherwise torch's
+        operations do, one by one: see lockstep.portable."""
+        return False
 
     def validate_with(self, setup: Setup) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for settings that do not fit the rest of the experiment."""

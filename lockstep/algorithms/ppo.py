@@ -57,10 +57,9 @@ class PPOConfig(OnPolicyConfig):
             if getattr(self, setting) < 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive, or 0 for off.")
 
-    def uncovered(self) -> str:
-        if type(self) is not PPOConfig:
-            return f"algorithm={type(self).__name__}"
-        return f"algorithm.rnd.coef={self.rnd.coef:g}" if self.rnd.coef else ""
+    @property
+    def has_kernels(self) -> bool:
+        return type(self) is PPOConfig and not self.rnd.coef
 
     def build(self) -> PPO:
         return PPO(self)

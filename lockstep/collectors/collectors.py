@@ -23,6 +23,7 @@ from lockstep.core.schedule import Acting, LapId, RolloutId
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
+from lockstep.models.arithmetic import arithmetic
 from lockstep.models.capture import Inference
 from lockstep.models.versions import Version
 from lockstep.system.graphs import Capture, cuda_graph
@@ -102,7 +103,8 @@ class Collector:
         """
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
-            acted, first, last = self._play(lap, version_at, noise)
+            with arithmetic(self._model):
+                acted, first, last = self._play(lap, version_at, noise)
         except Exception:  # perhaps caused by numbers that are not finite
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)

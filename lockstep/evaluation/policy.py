@@ -6,6 +6,7 @@ Shape legend: B environments, K core state.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from lockstep.core.rng import stream
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.experiment import Experiment
+from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel, Precision
 from lockstep.models.capture import Inference
 from lockstep.models.normalize import Normalizers
@@ -133,6 +135,7 @@ class Player:
         if normalizers is not None:
             normalizers.apply(actor)
         self._actor = Inference(actor)
+        self._arithmetic = functools.partial(arithmetic, actor)
         self._distribution = model.distribution
         self._greedy = greedy
         self._reward_clip = config.reward_clip
@@ -161,7 +164,8 @@ class Player:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Choose one action for every environment, step, and return the results."""
-        action = self._act()
+        with self._arithmetic():
+            action = self._act()
         self.env.send(self._distribution.to_env(action.numpy()))
         step = self.env.recv(self._rows)
         self._steps = np.where(step.first, 0, self._steps + 1)

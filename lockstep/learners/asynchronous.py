@@ -235,8 +235,7 @@ class AsyncLearner(Learner):
         else:
             self._parameters = SharedParameters(agent, self.optimizer, tree.group, bound)
 
-    def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
+    def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         begin, waited = time.perf_counter(), self._tree.group.waited
         experiment, algorithm = self._agent.experiment, self._algorithm
         hyper = algorithm.hyperparameters(iteration / experiment.iterations)

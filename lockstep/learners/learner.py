@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from lockstep.buffers.batches import Batches, CollectedRollout, Slice
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.optimizer import Optimizer
+from lockstep.learners.optimizer import optimizer_for
+from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
 from lockstep.system.graphs import Capture, Graph
 
@@ -71,8 +72,6 @@ class Learner:
         capture: makes CUDA graphs of losses and their backward passes, if they have fixed shapes.
     """
 
-    optimizer_class: ClassVar[type[Optimizer]] = Optimizer
-
     def __init__(
         self,
         agent: Agent,
@@ -86,7 +85,7 @@ class Learner:
         self._slots, self._tree, self._alive = slots, tree, alive
         self.batches: Batches = batches_for(agent, slots, tree)
         self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
-        self.optimizer = self.optimizer_class(agent.experiment, agent.flat)
+        self.optimizer = optimizer_for(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
@@ -100,6 +99,10 @@ class Learner:
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
+        with arithmetic(self._agent.model):
+            return self._learn(iteration, rollouts)
+
+    def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
         hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)

@@ -118,3 +118,30 @@ class Optimizer:
     def _counter(self) -> Tensor:
         # Fused Adam counts where it computes.
         return torch.zeros((), device=self._vector.device if self._config.name == "adam" else "cpu")
+
+
+class PortableOptimizer(Optimizer):
+    """The optimizer in portable arithmetic."""
+
+    def __init__(self, experiment: Experiment, flat: FlatParameters) -> None:
+        super().__init__(experiment, flat)
+        from lockstep.kernels import optimizers  # which need Numba
+
+        self._kernels = optimizers
+
+    def _clip(self, gradient: Tensor) -> float:
+        return self._kernels.clip(gradient.numpy(), self._max_norm)
+
+    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> None:
+        config, x, g = self._config, vector.numpy(), gradient.numpy()
+        count += 1
+        if config.name == "adam":
+            first, second = (moment.numpy() for moment in moments)
+            self._kernels.adam(x, g, first, second, int(count), rate, *config.betas, config.eps)
+        else:
+            self._kernels.rmsprop(x, g, moments[0].numpy(), rate, config.decay, config.eps)
+
+
+def optimizer_for(experiment: Experiment, flat: FlatParameters) -> Optimizer:
+    """The optimizer in an experiment's arithmetic."""
+    return (PortableOptimizer if experiment.precision == "portable" else Optimizer)(experiment, flat)

@@ -17,10 +17,8 @@ from lockstep.agent import Agent
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.portable import PortableBatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels import optimizers
 from lockstep.kernels.ppo import ppo_gradients
 from lockstep.learners.learner import Learner
-from lockstep.learners.optimizer import Optimizer
 from lockstep.models.policy import StandardModel
 from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
 from lockstep.system.output import tell
@@ -29,26 +27,8 @@ _NOTICEABLE = 5.0
 """Seconds of a first call from which it is explained."""
 
 
-class PortableOptimizer(Optimizer):
-    """The optimizer in portable arithmetic."""
-
-    def _clip(self, gradient: Tensor) -> float:
-        return optimizers.clip(gradient.numpy(), self._max_norm)
-
-    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> None:
-        config, x, g = self._config, vector.numpy(), gradient.numpy()
-        count += 1
-        if config.name == "adam":
-            first, second = (moment.numpy() for moment in moments)
-            optimizers.adam(x, g, first, second, int(count), rate, *config.betas, config.eps)
-        else:
-            optimizers.rmsprop(x, g, moments[0].numpy(), rate, config.decay, config.eps)
-
-
 class PortableLearner(Learner):
     """Learns by PPO. Batch slots, the tree and everything around a gradient are Learner's."""
-
-    optimizer_class = PortableOptimizer
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
         super().__init__(agent, slots, tree, alive=alive)

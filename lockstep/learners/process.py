@@ -52,7 +52,7 @@ class Worker:
             self.learner: Learner = AsyncLearner(
                 agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates
             )
-        elif agent.experiment.precision == "portable":
+        elif agent.has_kernels:
             from lockstep.learners.portable import PortableLearner  # which needs Numba
 
             self.learner = PortableLearner(agent, self.slots, self._tree, alive=alive)

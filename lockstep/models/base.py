@@ -76,6 +76,8 @@ class PolicyModel(nn.Module, ABC):
     distribution: ActionDistribution
     state_size: int = 0
     """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
+    portable_operations: bool = False
+    """Whether it computes with torch's operations in portable arithmetic: see lockstep.models.arithmetic."""
     variables: nn.ParameterDict
     """What an algorithm learns in addition to the model, if anything: see Algorithm.variables."""
 
@@ -153,10 +155,11 @@ class ModelConfig(ABC):
         """Whether forward needs prev_action and prev_reward."""
         return False
 
-    def uncovered(self) -> str:
-        """What portable arithmetic does not cover of these settings; "" if it covers all. Subclasses that users write
-        are not covered unless they say so."""
-        return f"model={type(self).__name__}"
+    @property
+    def has_kernels(self) -> bool:
+        """Whether lockstep.kernels can compute all of this model in portable arithmetic, if it observes vectors.
+        Otherwise torch's operations do, one by one: see lockstep.portable."""
+        return False
 
     def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
         """Raise SettingsError for values that are out of range in any environment."""

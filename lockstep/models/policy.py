@@ -325,12 +325,10 @@ class StandardModelConfig(TrunkConfig):
         super().validate()
         check_initial_std(self.initial_std)
 
-    def uncovered(self) -> str:
-        if type(self) is not StandardModelConfig:
-            return super().uncovered()
-        covered = {"core": "none", "previous_action_reward": False, "squash": False}
-        found = {name: getattr(self, name) for name in covered}
-        return ", ".join(f"model.{name}={value}" for name, value in found.items() if value != covered[name])
+    @property
+    def has_kernels(self) -> bool:
+        plain = self.core == "none" and not self.previous_action_reward and not self.squash
+        return type(self) is StandardModelConfig and plain
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""

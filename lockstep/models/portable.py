@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.config.settings import SettingsError
 from lockstep.core.rng import stream
 from lockstep.kernels import network as networks
 from lockstep.kernels import policies
@@ -63,31 +62,14 @@ class PortableGaussian(Gaussian):
         return torch.from_numpy(out)
 
 
-def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | PortableGaussian:
-    """The distribution of actions of a space.
-
-    Raises:
-        SettingsError: there is none in portable arithmetic.
-    """
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return PortableCategorical(space)
-    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return PortableGaussian(space)
-    raise SettingsError(
-        f"precision=portable does not cover actions of {space}: it knows Discrete, and Box of floats. Use --precision "
-        "fp32."
+def covers(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
+    """Whether kernels know such observations and actions: vectors without masks, and Discrete or Box of floats."""
+    layout = ObservationLayout.of(observation_space)
+    if isinstance(observation_space, gymnasium.spaces.Dict) or layout.mask_size or layout.images:
+        return False
+    return isinstance(action_space, gymnasium.spaces.Discrete) or (
+        isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
     )
-
-
-def check_observations(space: gymnasium.Space[Any]) -> None:
-    """Raise SettingsError for observations that portable arithmetic does not cover."""
-    layout = ObservationLayout.of(space)
-    if layout.mask_size or layout.images:
-        found = "action masks" if layout.mask_size else "images"
-        raise SettingsError(
-            f"precision=portable does not cover {found}: observations must be vectors, and these are "
-            f"{space}. Use --precision fp32."
-        )
 
 
 @dataclass(frozen=True)
@@ -136,17 +118,15 @@ def initialize(model: StandardModel, seed: int) -> None:
         linear.weight.data = torch.from_numpy(orthogonal(uniform, gain))
 
 
-def portable(
-    model: PolicyModel, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
-) -> PortableModel:
-    """A standard model with portable arithmetic and new first weights.
-
-    Raises:
-        SettingsError: it observes or chooses what portable arithmetic does not cover.
-    """
+def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PortableModel:
+    """A standard model that acts with kernels, and new first weights. covers must hold for its spaces."""
     assert isinstance(model, StandardModel)
-    check_observations(observation_space)
-    made = PortableModel(model, portable_distribution(action_space))
+    if isinstance(action_space, gymnasium.spaces.Discrete):
+        distribution = PortableCategorical(action_space)
+    else:
+        assert isinstance(action_space, gymnasium.spaces.Box)
+        distribution = PortableGaussian(action_space)
+    made = PortableModel(model, distribution)
     initialize(made, seed)
     return made
 

@@ -26,7 +26,7 @@ from lockstep.models import StandardModelConfig
 from lockstep.models.distributions import Categorical, Gaussian
 from lockstep.models.normalize import batch_sums, discounted_returns
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.portable import Network, PortableCategorical, PortableGaussian, PortableModel, portable
+from lockstep.models.portable import Network, PortableCategorical, PortableGaussian, PortableModel, with_kernels
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
 SEEN = spaces.Box(-np.inf, np.inf, (7,), np.float32)
@@ -38,7 +38,7 @@ TAIL = 1 + len(PPOConfig().build().metric_names)
 def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) -> PortableModel:
     config = StandardModelConfig(encoder="mlp", **{"hidden_sizes": (12, 9), **settings})
     model = config.build(SEEN, space, precision="fp32", normalize_observations=False, seed=1)
-    made = portable(model, SEEN, space, seed=3)
+    made = with_kernels(model, space, seed=3)
     draw = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in made.parameters() if trained else ():

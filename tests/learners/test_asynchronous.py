@@ -109,12 +109,17 @@ class Toy:
     """A learner that learns w, which begins as 1, by gradient descent; remembers what w was after each update."""
 
     def __init__(self, kind: Callable[..., Learner], algorithm: Pull, slots: int = 1, **scheme: Any) -> None:
-        model = nn.Module()
+        model: Any = nn.Module()
+        model.portable_operations = False
         model.w = nn.Parameter(torch.ones(1))
         flat = FlatParameters(model, 2)
         plain = recipes.ppo_cartpole()
         experiment: Any = SimpleNamespace(
-            scheme=Scheme(shards=slots, **scheme), algorithm=plain.algorithm, iterations=10, samples_per_iteration=1
+            precision="fp32",
+            scheme=Scheme(shards=slots, **scheme),
+            algorithm=plain.algorithm,
+            iterations=10,
+            samples_per_iteration=1,
         )
         agent: Any = SimpleNamespace(
             experiment=experiment,

@@ -1,0 +1,229 @@
+"""Loops over contiguous float32 memory, given by addresses: the compiled part of elementwise operations, sums and
+softmaxes.
+
+A sum of numbers that lie together has 8 parts: number i belongs to part i mod 8, and the parts are added in order. A
+sum over an outer axis adds one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types  # type: ignore[reportPrivateImportUsage]
+
+from lockstep.kernels import math
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.math import instruction, scalar
+
+_LANES = 8
+_ZERO, _HALF, _ONE, _TWO = map(np.float32, (0, 0.5, 1, 2))
+
+
+@instruction
+def _pointer(typingctx: Any, address: Any) -> Any:
+    """An address as a pointer to float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(types.intp), generate
+
+
+@scalar
+def _floats(address, count):
+    return carray(_pointer(address), count)
+
+
+@compiled
+def exp(x: int, out: int, count: int) -> None:
+    """e**x"""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.exp(a[i])
+
+
+@compiled
+def expm1(x: int, out: int, count: int) -> None:
+    """e**x - 1"""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        t = math.tanh(_HALF * a[i])
+        b[i] = math.select(abs(a[i]) < _ONE, (_TWO * t) / (_ONE - t), math.exp(a[i]) - _ONE)
+
+
+@compiled
+def log(x: int, out: int, count: int) -> None:
+    """The natural logarithm."""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.log(a[i])
+
+
+@compiled
+def tanh(x: int, out: int, count: int) -> None:
+    """The hyperbolic tangent."""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.tanh(a[i])
+
+
+@compiled
+def sigmoid(x: int, out: int, count: int) -> None:
+    """1 / (1 + e**-x)"""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.sigmoid(a[i])
+
+
+@compiled
+def softplus(x: int, out: int, count: int) -> None:
+    """log(1 + e**x)"""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.softplus(a[i])
+
+
+@compiled
+def ndtri(x: int, out: int, count: int) -> None:
+    """Quantiles of the standard normal distribution."""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.ndtri(a[i])
+
+
+@compiled
+def erf(x: int, out: int, count: int) -> None:
+    """The error function."""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.erf(a[i])
+
+
+@compiled
+def erfc(x: int, out: int, count: int) -> None:
+    """1 - erf(x)"""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.erfc(a[i])
+
+
+@compiled
+def sin(x: int, out: int, count: int) -> None:
+    """The sine."""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.sin32(a[i])
+
+
+@compiled
+def cos(x: int, out: int, count: int) -> None:
+    """The cosine."""
+    a, b = _floats(x, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.cos32(a[i])
+
+
+@compiled
+def power(x: int, exponents: int, out: int, count: int) -> None:
+    """x**e for positive x, as e**(e log x), and 0 for x = 0 < e."""
+    a, e, b = _floats(x, count), _floats(exponents, count), _floats(out, count)
+    for i in range(count):
+        b[i] = math.exp(e[i] * math.log(a[i])) if e[i] != 0 else _ONE
+
+
+@compiled
+def row_sums(x: int, out: int, rows: int, count: int) -> None:
+    """[rows, count] -> [rows]"""
+    a, b = _floats(x, rows * count), _floats(out, rows)
+    parts = np.empty(_LANES, np.float32)
+    whole = count - count % _LANES
+    for row in range(rows):
+        parts[:] = _ZERO
+        begin = row * count
+        for i in range(0, whole, _LANES):
+            for lane in range(_LANES):
+                parts[lane] += a[begin + i + lane]
+        for i in range(whole, count):
+            parts[i - whole] += a[begin + i]
+        total = _ZERO
+        for lane in range(_LANES):
+            total += parts[lane]
+        b[row] = total
+
+
+@compiled
+def inner_sums(x: int, out: int, outer: int, count: int, inner: int) -> None:
+    """[outer, count, inner] -> [outer, inner]"""
+    a, b = _floats(x, outer * count * inner), _floats(out, outer * inner)
+    for i in range(outer):
+        to = b[i * inner : (i + 1) * inner]
+        to[:] = _ZERO
+        for j in range(count):
+            begin = (i * count + j) * inner
+            of = a[begin : begin + inner]
+            for k in range(inner):
+                to[k] += of[k]
+
+
+@compiled
+def log_softmax(x: int, out: int, rows: int, count: int) -> None:
+    """Logarithms of normalized exponentials of each row."""
+    a, b = _floats(x, rows * count), _floats(out, rows * count)
+    for row in range(rows):
+        of, to = a[row * count : (row + 1) * count], b[row * count : (row + 1) * count]
+        largest = of[0]
+        for i in range(1, count):
+            largest = max(largest, of[i])
+        total = _ZERO
+        for i in range(count):
+            total += math.exp(of[i] - largest)
+        normalizer = largest + math.log(total)
+        for i in range(count):
+            to[i] = of[i] - normalizer
+
+
+@compiled
+def log_softmax_backward(grad: int, y: int, out: int, rows: int, count: int) -> None:
+    """The gradient by x, given that by y = log_softmax(x)."""
+    g, a, b = _floats(grad, rows * count), _floats(y, rows * count), _floats(out, rows * count)
+    for row in range(rows):
+        begin = row * count
+        total = _ZERO
+        for i in range(begin, begin + count):
+            total += g[i]
+        for i in range(begin, begin + count):
+            b[i] = g[i] - math.exp(a[i]) * total
+
+
+@compiled
+def softmax_backward(grad: int, y: int, out: int, rows: int, count: int) -> None:
+    """The gradient by x, given that by y = softmax(x)."""
+    g, a, b = _floats(grad, rows * count), _floats(y, rows * count), _floats(out, rows * count)
+    for row in range(rows):
+        begin = row * count
+        total = _ZERO
+        for i in range(begin, begin + count):
+            total += g[i] * a[i]
+        for i in range(begin, begin + count):
+            b[i] = a[i] * (g[i] - total)
+
+
+@compiled
+def square_sum(x: int, count: int) -> float:
+    """The sum of squares in float64, in 8 parts."""
+    a = _floats(x, count)
+    parts = np.zeros(_LANES)
+    whole = count - count % _LANES
+    for i in range(0, whole, _LANES):
+        for lane in range(_LANES):
+            y = np.float64(a[i + lane])
+            parts[lane] += y * y
+    for i in range(whole, count):
+        y = np.float64(a[i])
+        parts[i - whole] += y * y
+    total = 0.0
+    for lane in range(_LANES):
+        total += parts[lane]
+    return total

@@ -1,0 +1,151 @@
+"""Portable operations compute what torch's do, up to rounding, and everything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+pytest.importorskip("numba")
+
+from lockstep.config.settings import SettingsError
+from lockstep.portable.mode import PortableArithmetic
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y = numbers(10, 100), numbers(10, 100, seed=1)
+CUBE = numbers(6, 7, 8)
+IMAGES, KERNELS = numbers(2, 5, 8, 9), numbers(3, 5, 3, 3, seed=1)
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "expm1 near 0": lambda x: torch.expm1(1e-3 * x),
+    "log": lambda x: torch.log(x.abs()),
+    "log1p": lambda x: torch.log1p(x.abs()),
+    "log1p near 0": lambda x: torch.log1p(1e-4 * x),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
+    "softplus with beta": lambda x: F.softplus(x, beta=2),
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "atanh": lambda x: torch.atanh(0.3 * torch.tanh(x)),
+    "ndtr": lambda x: torch.special.ndtr(0.3 * x),
+    "ndtri": lambda x: torch.special.ndtri(torch.sigmoid(0.3 * x)),
+    "erf": torch.erf,
+    "elu": F.elu,
+    "leaky relu": F.leaky_relu,
+    "whole power": lambda x: x**3,
+    "negative power": lambda x: (x.abs() + 1) ** -2,
+    "root": lambda x: x.abs() ** 0.5,
+    "power": lambda x: x.abs() ** 1.7,
+    "powers of a number": lambda x: torch.tensor(0.97, dtype=x.dtype) ** x.abs(),
+    "lerp": lambda x: torch.lerp(x, x.flip(0), 0.3),
+    "scaled sum": lambda x: torch.add(x, x.flip(0), alpha=0.3),
+    "scaled difference": lambda x: torch.sub(x, x.flip(0), alpha=0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x.flip(0), value=0.3),
+    "addcdiv": lambda x: torch.addcdiv(x, x, 1 + x.square(), value=0.3),
+    "sum": lambda x: x.abs().sum(),
+    "sum of rows": lambda x: x.abs().sum(-1),
+    "sum of columns": lambda x: x.abs().sum(0, keepdim=True),
+    "mean": lambda x: x.abs().mean(),
+    "norm": lambda x: x.norm(),
+    "standard deviation": lambda x: x.std(1),
+    "variance": lambda x: x.var(0, unbiased=False),
+    "log softmax": lambda x: F.log_softmax(x, -1),
+    "softmax of columns": lambda x: F.softmax(x, 0),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "layer norm": lambda x: F.layer_norm(x, (100,)),
+    "product": lambda x: x @ x.t(),
+    "product with a vector": lambda x: x @ x[0],
+    "scalar product": lambda x: x[0].abs() @ x[1].abs(),
+    "linear": lambda x: F.linear(x, x, x[:, 0]),
+    "smooth l1": lambda x: F.smooth_l1_loss(x, x.flip(0), reduction="none", beta=0.5),
+    "mean squared error": lambda x: F.mse_loss(x, x.flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_torchs(name: str) -> None:
+    exact, x = X.double().requires_grad_(), X.clone().requires_grad_()
+    expected = CASES[name](exact)
+    expected.sum().backward()
+    with PortableArithmetic():
+        found = CASES[name](x)
+        found.sum().backward()
+    assert exact.grad is not None and x.grad is not None
+    for of_portable, of_torch in ((found, expected), (x.grad, exact.grad)):
+        torch.testing.assert_close(of_portable, of_torch.float(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_sums_over_any_axes(dims: tuple[int, ...], keepdim: bool) -> None:
+    with PortableArithmetic():
+        found = CUBE.sum(dims, keepdim=keepdim)
+        turned = CUBE.transpose(0, 2).sum([2 - d for d in dims], keepdim=keepdim)
+    expected = CUBE.double().sum(dims, keepdim=keepdim).float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(turned, expected.transpose(0, 2) if keepdim else turned.clone(), rtol=1e-5, atol=1e-5)
+    assert turned.numel() == expected.numel()
+
+
+@pytest.mark.parametrize("settings", [{}, {"stride": 2}, {"padding": 1}, {"stride": (1, 2), "padding": (2, 0)}])
+def test_convolutions(settings: dict[str, Any]) -> None:
+    exact = [x.double().requires_grad_() for x in (IMAGES, KERNELS, X[0, :3])]
+    given = [x.clone().requires_grad_() for x in (IMAGES, KERNELS, X[0, :3])]
+    convolve: Any = F.conv2d
+    expected = convolve(*exact, **settings)
+    expected.square().sum().backward()
+    with PortableArithmetic():
+        found = convolve(*given, **settings)
+        found.square().sum().backward()
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+    for x, y in zip(given, exact, strict=True):
+        assert x.grad is not None and y.grad is not None
+        torch.testing.assert_close(x.grad, y.grad.float(), rtol=1e-4, atol=1e-2)
+
+
+def test_operations_in_place_and_into_a_tensor() -> None:
+    x, out = X.clone(), torch.empty(10, 100)
+    with PortableArithmetic():
+        expected, scaled = torch.exp(X), torch.lerp(X, Y, 0.25)
+        assert x.exp_() is x
+        torch.lerp(X, Y, 0.25, out=out)
+    assert torch.equal(x, expected) and torch.equal(out, scaled)
+
+
+def test_whole_numbers_are_left_to_torch() -> None:
+    n = torch.arange(6)
+    with PortableArithmetic():
+        assert n.sum() == 15 and torch.equal(n**2, n * n) and n.sum().dtype == torch.int64
+        torch.testing.assert_close(torch.exp(n), torch.exp(n.float()))
+        assert torch.equal((X > 0).sum(1), (X > 0).long().sum(1))
+
+
+def test_initial_weights_are_orthogonal() -> None:
+    with PortableArithmetic():
+        torch.manual_seed(3)
+        weight = nn.init.orthogonal_(torch.empty(20, 50), 2.0)
+    torch.testing.assert_close(weight @ weight.t(), 4 * torch.eye(20), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (lambda: F.gelu(X), "aten.gelu"),
+        (lambda: torch.cumsum(X, 0), "aten.cumsum"),
+        (lambda: torch.linalg.inv(X[:, :10]), "aten.linalg_inv"),
+        (lambda: torch.fft.fft(X), "aten._fft"),
+    ],
+)
+def test_other_operations_are_refused_by_name(operation: Callable[[], object], name: str) -> None:
+    with PortableArithmetic(), pytest.raises(SettingsError, match=rf"does not cover torch's operation {name}.*fp32"):
+        operation()
