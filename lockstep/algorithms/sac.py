@@ -77,7 +77,7 @@ class SAC(QPG[SACConfig]):
         target_tm1 = batch.reward + batch.discount * v_t
         error, priority = critic_error(q_tm1, target_tm1)
         critic, actor = (batch.weight * error).sum(), (batch.weight * climb).sum()
-        gap = entropy.detach() - self._target_entropy(online)
+        gap = entropy.detach() - self.target_entropy(online)
         temperature = log_alpha.exp() * (batch.weight * gap).sum()
         with torch.no_grad():
             metrics = {
@@ -120,7 +120,8 @@ class SAC(QPG[SACConfig]):
         chosen = batch.action.long().expand(len(all_values), *batch.action.shape).unsqueeze(-1)
         return all_values.gather(-1, chosen).squeeze(-1), v_t, climb, -(log_p.exp() * log_p).sum(-1)
 
-    def _target_entropy(self, model: PolicyModel) -> float:
+    def target_entropy(self, model: PolicyModel) -> float:
+        """The entropy in nats that the temperature is learned for."""
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         distribution = model.distribution
@@ -137,7 +138,7 @@ class SAC(QPG[SACConfig]):
         distribution = model.distribution
         discrete = isinstance(distribution, Categorical)
         largest = math.log(distribution.n) if discrete else math.log(2) * math.prod(distribution.action_shape)
-        if self.config.learn_temperature and self._target_entropy(model) > largest:
+        if self.config.learn_temperature and self.target_entropy(model) > largest:
             raise SettingsError(
                 f"algorithm.target_entropy={self.config.target_entropy} is more than any policy has here: at most "
                 f"{largest:.4g} nats, with all actions equally likely. Leave it out, or lower it."

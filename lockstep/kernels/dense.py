@@ -14,18 +14,21 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp, tanh
 from lockstep.kernels.products import address, product
 
-WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE = range(6)
-"""Columns of a table of layers, int64 [L, 6]: where weights [M, K] and biases [M] begin among the parameters, the
-layer's size, which activation follows it, and the earlier layer whose output it takes, -1 for the observation."""
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
+"""Columns of a table of layers, int64 [L, 7]: where weights and biases [M] begin among the parameters, the layer's
+size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
+[M, K], 1 as [K, M]."""
 NONE, TANH, RELU, ELU = range(4)
 """Activations."""
 
 
 @compiled
-def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
-    """A layer's weights [M, K], as a view of parameters or of what has their places [P]."""
-    begin, inputs, outputs = layers[layer, WEIGHT], layers[layer, INPUTS], layers[layer, OUTPUTS]
-    return parameters[begin : begin + inputs * outputs].reshape((outputs, inputs))
+def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int, int, int]:
+    """A layer's weights as a matrix [K, M]: its address among parameters or what has their places [P], the stride
+    between inputs, and that between outputs."""
+    begin, turned = layers[layer, WEIGHT], layers[layer, TURNED]
+    between = layers[layer, OUTPUTS] if turned else layers[layer, INPUTS]
+    return address(parameters) + 4 * begin, (between if turned else 1), (1 if turned else between)
 
 
 @compiled
@@ -74,7 +77,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 6].
+        layers: the table, int64 [L, 7].
         x: observations, float32 [n, K].
         scratch: see activations.
     """
@@ -86,7 +89,8 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             for j in range(y.shape[1]):
                 y[i, j] = parameters[begin + j]
         n, k, m = len(x), below.shape[1], y.shape[1]
-        product(address(below), k, 1, address(weights(parameters, layers, layer)), 1, k, address(y), m, n, k, m)
+        weight, between_inputs, between_outputs = weights(parameters, layers, layer)
+        product(address(below), k, 1, weight, between_inputs, between_outputs, address(y), m, n, k, m)
         activate(y, layers[layer, ACTIVATION])
 
 
@@ -98,16 +102,18 @@ def backward(
     scratch: np.ndarray,
     gradients: np.ndarray,
     gradient: np.ndarray,
+    by_x: np.ndarray,
 ) -> None:
-    """Add the gradient by the parameters of all layers, the last layer first.
+    """Add the gradients by the parameters of all layers and by x, the last layer first.
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 6].
+        layers: the table, int64 [L, 7].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
         gradients: as scratch: the gradient by the outputs that the loss depends on, and 0 elsewhere. It is overwritten.
-        gradient: float32 [P], to which gradients by weights and biases are added.
+        gradient: float32 [P], to which gradients by weights and biases are added; [0] to leave them out.
+        by_x: float32 [n, K], to which the gradient by x is added; [0, K] to leave it out.
     """
     samples = len(x)
     for layer in range(len(layers) - 1, -1, -1):
@@ -116,11 +122,16 @@ def backward(
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
         k, m = below.shape[1], grad.shape[1]
-        for i in range(samples):
-            for j in range(m):
-                gradient[begin + j] += grad[i, j]
-        to_weights = address(weights(gradient, layers, layer))
-        product(address(grad), 1, m, address(below), k, 1, to_weights, k, m, samples, k)
-        if source >= 0:
-            of_below = address(activations(gradients, layers, samples, source))
-            product(address(grad), m, 1, address(weights(parameters, layers, layer)), k, 1, of_below, k, samples, m, k)
+        if len(gradient):
+            for i in range(samples):
+                for j in range(m):
+                    gradient[begin + j] += grad[i, j]
+            to_weights = weights(gradient, layers, layer)[0]
+            if layers[layer, TURNED]:
+                product(address(below), 1, k, address(grad), m, 1, to_weights, m, k, samples, m)
+            else:
+                product(address(grad), 1, m, address(below), k, 1, to_weights, k, m, samples, k)
+        of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
+        if len(of_below):
+            weight, between_inputs, between_outputs = weights(parameters, layers, layer)
+            product(address(grad), m, 1, weight, between_outputs, between_inputs, address(of_below), k, samples, m, k)

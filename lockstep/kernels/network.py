@@ -32,7 +32,7 @@ def evaluate(
     """Evaluate policy and value.
 
     Args:
-        layers: the table, int64 [L, 6].
+        layers: the table, int64 [L, 7].
         free_std: where the log standard deviations begin among the parameters, if they do not depend on the
             observation; else -1.
         log_stds: how many of the policy's last parameters are log standard deviations.
@@ -98,4 +98,4 @@ def differentiate(
             gradient[free_std + j - emitted] += by_policy[i, j]
     for j in range(free_std, free_std + size - emitted):
         gradient[j] = _led_back(parameters[j], gradient[j])
-    backward(parameters, layers, x, scratch, gradients, gradient)
+    backward(parameters, layers, x, scratch, gradients, gradient, x[:0])

@@ -170,6 +170,18 @@ def _rows(a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: i
 
 
 @compiled
+def _rows_with(
+    a: int, a_row: int, a_term: int, panel: np.ndarray, c: int, c_row: int, sums: np.ndarray, n: int, k: int
+) -> None:
+    """Add a @ panel [k, 16] to 16 columns of c or, if there are any, to sums [n, 16]. As an argument, an array lives
+    until the call ends; its address alone would not keep it alive."""
+    if len(sums):
+        _rows(a, a_row, a_term, address(panel), WIDTH, address(sums), WIDTH, n, k)
+    else:
+        _rows(a, a_row, a_term, address(panel), WIDTH, c, c_row, n, k)
+
+
+@compiled
 def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: np.ndarray) -> None:
     """Copy some columns of b into panel [k, 16], whose other columns are 0."""
     if columns < WIDTH:
@@ -215,7 +227,7 @@ def product(
             _rows(a, a_row, a_term, b + 4 * j, b_term, c + 4 * j, c_row, n, k)
         else:
             _copy(b + 4 * j * b_column, b_term, b_column, k, WIDTH, panel)
-            _rows(a, a_row, a_term, address(panel), WIDTH, c + 4 * j, c_row, n, k)
+            _rows_with(a, a_row, a_term, panel, c + 4 * j, c_row, panel[:0], n, k)
     if whole < m:
         rest = m - whole
         _copy(b + 4 * whole * b_column, b_term, b_column, k, rest, panel)
@@ -223,7 +235,7 @@ def product(
         for i in range(n):
             for j in range(WIDTH):
                 sums[i, j] = load(c + 4 * (i * c_row + whole + j)) if j < rest else np.float32(0)
-        _rows(a, a_row, a_term, address(panel), WIDTH, address(sums), WIDTH, n, k)
+        _rows_with(a, a_row, a_term, panel, c, c_row, sums, n, k)
         for i in range(n):
             for j in range(rest):
                 store(c + 4 * (i * c_row + whole + j), sums[i, j])

@@ -52,10 +52,8 @@ class Worker:
             self.learner: Learner = AsyncLearner(
                 agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates
             )
-        elif agent.has_kernels:
-            from lockstep.learners.portable import PortableLearner  # which needs Numba
-
-            self.learner = PortableLearner(agent, self.slots, self._tree, alive=alive)
+        elif kernels := _kernels(agent):
+            self.learner = kernels(agent, self.slots, self._tree, alive=alive)
         else:
             self.learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
         self._begun = _numbers(agent.algorithm)
@@ -148,6 +146,18 @@ class Worker:
                 "it: the run would not resume exactly. Let the algorithm's method variables return it.",
                 sys.stderr,
             )
+
+
+def _kernels(agent: Agent) -> type[Learner] | None:
+    """The learner whose kernels compute an agent's gradients in portable arithmetic. None: torch computes them."""
+    if agent.experiment.precision != "portable":
+        return None
+    from lockstep.learners.portable import PortableLearner  # which need Numba
+    from lockstep.learners.portable_replay import PortableReplayLearner, has_kernels
+
+    if agent.has_kernels:
+        return PortableLearner
+    return PortableReplayLearner if has_kernels(agent) else None
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

@@ -27,7 +27,8 @@ from lockstep.models.observations import ObservationLayout
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel, acting_copy
 
-_ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
+ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
+"""Numbers of activations, by name."""
 
 
 class PortableCategorical(Categorical):
@@ -87,7 +88,7 @@ class Network:
         ends = []
         for trunk in range(len(model.trunks)):
             source, encoder = -1, f"trunks.{trunk}.encoder.vectors"
-            activation = _ACTIVATIONS[modules[encoder].activation_name]  # type: ignore[index]
+            activation = ACTIVATIONS[modules[encoder].activation_name]  # type: ignore[index]
             for name in (path for path in modules if path.startswith(f"{encoder}.layers.")):
                 rows.append(_layer(modules[name], name, activation, source, flat))
                 source = len(rows) - 1
@@ -106,7 +107,7 @@ def _layer(linear: nn.Module, name: str, activation: int, source: int, flat: Fla
     """A layer's row in the table."""
     assert isinstance(linear, nn.Linear)
     places = [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
-    return [*places, linear.in_features, linear.out_features, activation, source]
+    return [*places, linear.in_features, linear.out_features, activation, source, 0]
 
 
 def initialize(model: StandardModel, seed: int) -> None:

@@ -1,0 +1,116 @@
+"""A learner of SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradient of a slice.
+
+Shape legend: P parameters, n items of a slice, D numbers of an observation, A of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.buffers.batches import Slice
+from lockstep.distributed.tree import TreeSum
+from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
+from lockstep.kernels.dense import NONE
+from lockstep.learners.learner import Learner
+from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
+from lockstep.models.continuous import Deterministic, SquashedGaussian
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.mlps import MLPs
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.parameters import FlatParameters
+from lockstep.models.portable import ACTIVATIONS, normalized
+
+
+def has_kernels(agent: Agent) -> bool:
+    """Whether this learner can compute all of an agent's losses: SAC, TD3 and DDPG as they are, on vectors."""
+    experiment, space = agent.experiment, agent.observation_space
+    algorithm, model = type(experiment.algorithm), experiment.model
+    plain = type(model) is ActorCriticConfig and not model.layer_norm
+    layout = ObservationLayout.of(space)
+    vectors = isinstance(space, gymnasium.spaces.Box) and not layout.images and not layout.mask_size
+    continuous = isinstance(agent.model.distribution, (SquashedGaussian, Deterministic))
+    return algorithm in (SACConfig, TD3Config, DDPGConfig) and plain and vectors and continuous
+
+
+class PortableReplayLearner(Learner):
+    """Learns from replayed transitions. Only the gradient of a slice differs from Learner."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        model = agent.model
+        assert isinstance(model, ActorCritic)
+        encoder = model.actor.encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._encoder, self._critics = encoder, len(model.critics.layers.weights[0])
+        self._policy = _table(model.actor.layers, "actor.layers", agent.flat)
+        self._of_critics = _table(model.critics.layers, "critics.layers", agent.flat)
+        self._parameters, self._target = (vector.numpy() for vector in agent.vectors)
+        config = agent.experiment.algorithm
+        self._sums = SAC_SUMS if isinstance(config, SACConfig) else TD3_SUMS
+
+    def _gradient(self, slot: int, part: Slice, hyper: dict[str, float]) -> Tensor:
+        batch, normalizers = part
+        if normalizers is not self._applied:
+            normalizers.apply(self._agent.model)
+            self._applied = normalizers
+        n, size = batch.action.shape[1:]
+        obs, next_obs = (normalized(self._encoder, self._encoder.layout.vector(x)) for x in (batch.obs, batch.next_obs))
+        items = [_array(x, n) for x in (batch.reward, batch.discount)]
+        out = torch.zeros(self._parameters.size + self._agent.flat.tail)
+        priority = torch.empty(n)
+        given = (obs, _array(batch.action, n, size), *items, next_obs, _array(batch.weight, n))
+        self._call(given, batch.noise, hyper, out.numpy(), priority.numpy())
+        self.batches.learned(slot, priority)
+        if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
+            out[self._parameters.size + 1 + self._sums + slot] = batch.weight.max()
+        return out
+
+    def _call(
+        self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
+    ) -> None:
+        config, action = self._agent.experiment.algorithm, items[1]
+        networks = (self._policy, self._of_critics, self._critics, self._parameters, self._target)
+        if isinstance(config, SACConfig):
+            assert noise is not None
+            entropy = self._algorithm.target_entropy(self._agent.model)  # type: ignore[attr-defined]
+            place = self._agent.flat.offset("variables.log_temperature")
+            drawn = _array(noise, 2, *action.shape)
+            sac_gradient(*networks, place, np.float32(entropy), *items, drawn, out, priority)
+            return
+        assert isinstance(config, DDPGConfig)
+        smoothing = (config.smoothing_std, config.smoothing_clip) if isinstance(config, TD3Config) else (0.0, 0.0)
+        period = config.policy_period if isinstance(config, TD3Config) else 1
+        drawn = action[:0] if noise is None else _array(noise, *action.shape)
+        moves = hyper["update"] % period == 0
+        td3_gradient(*networks, *map(np.float32, smoothing), period, moves, *items, drawn, out, priority)
+
+
+def _array(x: Tensor, *shape: int) -> np.ndarray:
+    """A contiguous array of this shape."""
+    return np.ascontiguousarray(x.numpy()).reshape(shape)
+
+
+def _table(layers: MLPs, name: str, flat: FlatParameters) -> np.ndarray:
+    """The table of perceptrons' layers, one perceptron after the other: see lockstep.kernels.dense."""
+    rows: list[list[int]] = []
+    last = len(layers.weights) - 1
+    for network in range(len(layers.weights[0])):
+        for layer, weight in enumerate(layers.weights):
+            _, into, out = weight.shape
+            places = [
+                flat.offset(f"{name}.weights.{layer}") + network * into * out,
+                flat.offset(f"{name}.biases.{layer}") + network * out,
+            ]
+            activation = NONE if layer == last else ACTIVATIONS[layers.activation]
+            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1])
+    return np.array(rows, np.int64)
