@@ -84,6 +84,25 @@ def log_prob_gaussian(policy: np.ndarray, action: np.ndarray, out: np.ndarray) -
 
 
 @compiled
+def send_categorical(action: np.ndarray, limits: np.ndarray, sent: np.ndarray) -> None:
+    """Number actions as environments do: int64 [n] -> [n]. The only number in limits [1] is that of the first."""
+    for i in range(len(action)):
+        sent[i] = action[i] + limits[0]
+
+
+@compiled
+def send_gaussian(action: np.ndarray, limits: np.ndarray, sent: np.ndarray) -> None:
+    """Clip actions as numpy.clip does: float32 [n, D], limits [2, D] -> [n, ...] with D numbers each."""
+    size = action.shape[1]
+    out = sent.reshape((len(sent), size))
+    for i in range(len(action)):
+        for d in range(size):
+            x, low, high = action[i, d], limits[0, d], limits[1, d]
+            held = x if x > low or x != x else low  # NaN stays
+            out[i, d] = held if held < high or held != held else high
+
+
+@compiled
 def entropy_categorical(logits: np.ndarray, out: np.ndarray) -> None:
     """[n, A] -> [n]"""
     for i in range(len(logits)):
