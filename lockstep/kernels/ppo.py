@@ -15,9 +15,9 @@ from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_categorical,
     entropy_gaussian,
-    log_normalizer,
-    log_prob_categorical,
+    exponentials,
     log_prob_gaussian,
+    log_softmax,
 )
 
 _LARGEST_LOG_RATIO = np.float32(80)
@@ -71,12 +71,19 @@ def ppo_loss(
     """
     n, size = policy.shape
     log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
+    ratio = np.empty(n, np.float32)
+    log_p, p = np.empty_like(policy), np.empty_like(policy)  # of a categorical distribution
     if kind == CATEGORICAL:
-        log_prob_categorical(policy, choice, log_prob)
-        entropy_categorical(policy, entropy)
+        log_softmax(policy, log_p)
+        exponentials(log_p, p)
+        entropy_categorical(log_p, p, entropy)
+        for i in range(n):
+            log_prob[i] = log_p[i, choice[i]]
     else:
         log_prob_gaussian(policy, action, log_prob)
         entropy_gaussian(policy, entropy)
+    for i in range(n):
+        ratio[i] = exp(min(log_prob[i] - old_log_prob[i], _LARGEST_LOG_RATIO))
     low, high = _ONE - clip, _ONE + clip
     for i in range(n):
         of_value[i] = 0
@@ -86,9 +93,8 @@ def ppo_loss(
             continue
         difference = log_prob[i] - old_log_prob[i]
         log_ratio = min(difference, _LARGEST_LOG_RATIO)
-        ratio = exp(log_ratio)
-        free = ratio * advantage[i]
-        held = min(max(ratio, low), high) * advantage[i]
+        free = ratio[i] * advantage[i]
+        held = min(max(ratio[i], low), high) * advantage[i]
         # The gradient by the log-probability: none where clipping decides, or where the ratio was cut.
         slope = -free if free <= held and difference <= _LARGEST_LOG_RATIO else _ZERO
 
@@ -104,12 +110,10 @@ def ppo_loss(
         of_value[i] = value_coef * by_value
 
         if kind == CATEGORICAL:
-            normalizer = log_normalizer(policy[i])
             for a in range(size):
-                log_p = policy[i, a] - normalizer
-                p = exp(log_p)
                 chosen = _ONE if a == choice[i] else _ZERO
-                of_policy[i, a] = slope * (chosen - p) + entropy_coef * (p * (log_p + entropy[i]))
+                by_entropy = p[i, a] * (log_p[i, a] + entropy[i])
+                of_policy[i, a] = slope * (chosen - p[i, a]) + entropy_coef * by_entropy
         else:
             half = size // 2
             for d in range(half):
@@ -123,8 +127,8 @@ def ppo_loss(
         sums[1] -= min(free, held)
         sums[2] += _HALF * squared
         sums[3] += entropy[i]
-        sums[4] += _excess(log_ratio, ratio)
-        sums[5] += 1 if abs(ratio - _ONE) > clip else 0
+        sums[4] += _excess(log_ratio, ratio[i])
+        sums[5] += 1 if abs(ratio[i] - _ONE) > clip else 0
         sums[6] += target[i]
         sums[7] += target[i] * target[i]
         sums[8] += gap
