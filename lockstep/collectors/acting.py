@@ -336,20 +336,27 @@ class ActingBatch:
         return replayed
 
     def score(self) -> None:
-        """Add up raw rewards into episode scores. Python runs once per episode, not once per step."""
+        """Add up raw rewards into episode scores."""
         for member in self.members:
             self._score(member)
 
     def _score(self, member: ActingShard) -> None:
-        rewards = self._raw_rewards[:, member.rows].astype(np.float64)
-        steps = self._open.fields["valid"][:, member.rows].astype(np.int64)
-        total, count = np.cumsum(rewards, 0), np.cumsum(steps, 0)
-        member.episodes = []
-        for t, env in zip(*np.nonzero(self._ended[:, member.rows]), strict=True):
-            member.episodes.append((float(member.score[env] + total[t, env]), int(member.length[env] + count[t, env])))
-            member.score[env], member.length[env] = -total[t, env], -count[t, env]
-        member.score += total[-1]
-        member.length += count[-1]
+        ended = self._ended[:, member.rows].T
+        total = np.cumsum(self._raw_rewards[:, member.rows].T.astype(np.float64, "C"), 1)
+        count = np.cumsum(self._open.fields["valid"][:, member.rows].T.astype(np.int64, "C"), 1)
+        env, t = np.nonzero(ended)
+        again, over = np.zeros(len(env), bool), np.ones(len(env), bool)
+        again[1:] = env[1:] == env[:-1]  # this is not the environment's first episode that ended
+        over[:-1] = ~again[1:]  # it is the last
+        order, of_all = np.argsort(t, kind="stable"), []
+        for before, sofar in ((member.score, total), (member.length, count)):
+            end = sofar[env, t]
+            begin = before[env]
+            begin[again] = -end[:-1][again[1:]]
+            of_all.append((begin + end)[order].tolist())
+            before[env[over]] = -end[over]
+            before += sofar[:, -1]
+        member.episodes = list(zip(*of_all, strict=True))
 
 
 def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:
