@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from sentences import says
 
 pytest.importorskip("numba")
@@ -23,9 +25,17 @@ from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.envs.compiled_shard import CompiledShard
 from lockstep.experiment import Experiment
 from lockstep.models.normalize import NormalizeConfig
+from lockstep.models.portable import portable_distribution
 from lockstep.transport.rollouts import buffers_of
 
 LAPS = 3
+SPACES = [
+    spaces.Discrete(3, start=5),
+    *(
+        spaces.Box(np.array([[-1, 0], [0.5, -9]], kind), np.array([[1, 0.1], [9, 0]], kind), dtype=kind)
+        for kind in (np.float32, np.float64)
+    ),
+]
 
 
 def experiment(recipe: Callable[[], Experiment], steps: int, **env: Any) -> Experiment:
@@ -94,6 +104,25 @@ def test_every_array_is_the_same_as_step_by_step(
     constant = {name for name in names if all((each[name] == each[name].flat[0]).all() for each in expected)}
     assert constant == (set() if settings is cartpole else {"terminated"}), "what never varies was hardly compared"
     assert all(each["info"][0] for each in expected), "episodes end in every rollout"
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_environments_receive_the_same_actions(space: Any) -> None:
+    distribution = portable_distribution(space)
+    kernels = distribution.kernels()
+    assert kernels is not None
+    numbers = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    numbers[0] = np.nan, np.inf, -np.inf, -0.0
+    action = np.arange(8) % 3 if isinstance(space, spaces.Discrete) else numbers
+    sent = np.zeros((8, *(space.shape or ())), space.dtype)
+    kernels.send(action, kernels.limits, sent)
+    expected = distribution.to_env(action)
+    assert (sent.dtype, sent.shape) == (expected.dtype, expected.shape)
+    assert np.array_equal(sent, expected, equal_nan=True) and not np.array_equal(sent, action.reshape(sent.shape))
+
+
+def test_numba_is_not_given_what_it_does_not_know() -> None:
+    assert portable_distribution(spaces.Box(-1, 1, (2,), np.float16)).kernels() is None
 
 
 def test_what_runs_in_python_at_every_step_is_not_skipped() -> None:
