@@ -15,12 +15,13 @@ from torch import Tensor
 from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
+from lockstep.collectors.at_once import ShardRollout
 from lockstep.collectors.preemption import Preemption
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
-from lockstep.envs.base import ShardEnv
+from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
@@ -48,15 +49,15 @@ class ActingShard:
         """fp32 [B, K]: before the last observation of a rollout that was cut."""
 
 
+_FIELDS = ("start", "action", "reward", "log_prob", "value", "terminated", "truncated", "valid")
+
+
 class _Open:
     """A rollout buffer with its fields as numpy arrays, which environments write into."""
 
     def __init__(self, buffer: RolloutBuffer) -> None:
         self.buffer = buffer
-        self.fields = {
-            name: getattr(buffer.whole, name).numpy()
-            for name in ("start", "reward", "terminated", "truncated", "valid")
-        }
+        self.fields = {name: getattr(buffer.whole, name).numpy() for name in _FIELDS}
         self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
         self.floats = floats(self.obs)
 
@@ -220,20 +221,30 @@ class ActingBatch:
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
-        fields, clip = self._open.fields, self._experiment.env.reward_clip
         for member in self.members:
-            if member.last >= 0:
-                continue
-            rows = member.rows
-            step = member.env.recv(self._open.rows(t, member))
-            self._raw_rewards[t - 1, rows] = step.reward
-            fields["reward"][t - 1, rows] = np.clip(step.reward, -1.0, 1.0) if clip else step.reward
-            np.logical_or(step.terminated, step.life_lost, out=fields["terminated"][t - 1, rows])
-            fields["truncated"][t - 1, rows] = step.truncated
-            np.logical_or(step.terminated, step.truncated, out=self._ended[t - 1, rows])
-            np.logical_not(step.first, out=fields["valid"][t - 1, rows])
-            np.logical_or(step.first, step.life_lost, out=fields["start"][t, rows])
+            if member.last < 0:
+                self._take(t - 1, t, member.rows, member.env.recv(self._open.rows(t, member)))
         self.received = t
+
+    def _take(self, at: int | slice, after: int | slice, rows: slice, step: StepResult) -> None:
+        """Write what a shard's environments returned for one step or more, and where episodes start after these."""
+        fields, clip = self._open.fields, self._experiment.env.reward_clip
+        self._raw_rewards[at, rows] = step.reward
+        fields["reward"][at, rows] = np.clip(step.reward, -1.0, 1.0) if clip else step.reward
+        np.logical_or(step.terminated, step.life_lost, out=fields["terminated"][at, rows])
+        fields["truncated"][at, rows] = step.truncated
+        np.logical_or(step.terminated, step.truncated, out=self._ended[at, rows])
+        np.logical_not(step.first, out=fields["valid"][at, rows])
+        np.logical_or(step.first, step.life_lost, out=fields["start"][after, rows])
+
+    def play(self, shards: list[ShardRollout], alive: Callable[[], None], *, bootstrap: bool) -> None:
+        """Play all steps, each shard's in one call: what act, receive and finish do, but for the scores."""
+        noise, opened = self._noise.numpy(), self._open
+        for member, shard in zip(self.members, shards, strict=True):
+            steps = shard.play(noise, opened.obs, opened.fields, bootstrap=bootstrap)
+            self._take(slice(None), slice(1, None), member.rows, steps)
+            alive()
+        self.received = len(noise)
 
     def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
         """Cut rollouts after t steps, before a_t is chosen. a_t is still computed, for the value of obs_t, but not sent
@@ -248,7 +259,7 @@ class ActingBatch:
         return any(member.last < 0 for member in self.members)
 
     def finish(self, actor: Inference, *, bootstrap: bool) -> None:
-        """Complete the rollout after its last step: bootstrap value, log-probabilities, scores."""
+        """Complete the rollout after its last step: bootstrap value and log-probabilities."""
         buffer = self._open.buffer
         rollout = buffer.whole
         if bootstrap and self.going:
@@ -258,8 +269,6 @@ class ActingBatch:
             if member.last >= 0:
                 self._fill_up(member)
         rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
-        for member in self.members:
-            self._score(member)
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation
@@ -326,17 +335,28 @@ class ActingBatch:
             member.drift = tensors["drift"].clone()
         return replayed
 
+    def score(self) -> None:
+        """Add up raw rewards into episode scores."""
+        for member in self.members:
+            self._score(member)
+
     def _score(self, member: ActingShard) -> None:
-        """Add up raw rewards into episode scores. Python runs once per episode, not once per step."""
-        rewards = self._raw_rewards[:, member.rows].astype(np.float64)
-        steps = self._open.fields["valid"][:, member.rows].astype(np.int64)
-        total, count = np.cumsum(rewards, 0), np.cumsum(steps, 0)
-        member.episodes = []
-        for t, env in zip(*np.nonzero(self._ended[:, member.rows]), strict=True):
-            member.episodes.append((float(member.score[env] + total[t, env]), int(member.length[env] + count[t, env])))
-            member.score[env], member.length[env] = -total[t, env], -count[t, env]
-        member.score += total[-1]
-        member.length += count[-1]
+        ended = self._ended[:, member.rows].T
+        total = np.cumsum(self._raw_rewards[:, member.rows].T.astype(np.float64, "C"), 1)
+        count = np.cumsum(self._open.fields["valid"][:, member.rows].T.astype(np.int64, "C"), 1)
+        env, t = np.nonzero(ended)
+        again, over = np.zeros(len(env), bool), np.ones(len(env), bool)
+        again[1:] = env[1:] == env[:-1]  # this is not the environment's first episode that ended
+        over[:-1] = ~again[1:]  # it is the last
+        order, of_all = np.argsort(t, kind="stable"), []
+        for before, sofar in ((member.score, total), (member.length, count)):
+            end = sofar[env, t]
+            begin = before[env]
+            begin[again] = -end[:-1][again[1:]]
+            of_all.append((begin + end)[order].tolist())
+            before[env[over]] = -end[over]
+            before += sofar[:, -1]
+        member.episodes = list(zip(*of_all, strict=True))
 
 
 def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:

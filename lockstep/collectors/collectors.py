@@ -14,6 +14,7 @@ from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.acting import ActingBatch, ActingShard
+from lockstep.collectors.at_once import ShardRollout
 from lockstep.collectors.preemption import Preemption
 from lockstep.config.layout import Layout
 from lockstep.core.digests import structure_digests
@@ -79,8 +80,19 @@ class Collector:
             )
 
         self._batches = [ActingBatch(agent, group, of_group, make, finite_check) for group, of_group in buffers.groups]
+        self._at_once = self._rollouts_at_once()
+        """By acting batch: how each of its shards plays a rollout in one call. None: step by step."""
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds spent since they were last set to 0."""
+
+    def _rollouts_at_once(self) -> list[list[ShardRollout]] | None:
+        if self._preemption is not None or self._experiment.scheme.refresh == "step":
+            return None
+        found = [
+            [ShardRollout.of(self._model, member.env, member.rows) for member in batch.members]
+            for batch in self._batches
+        ]
+        return [[shard for shard in of_batch if shard] for of_batch in found] if all(map(all, found)) else None
 
     def reset(self) -> None:
         """Start all environments from their first seeds. Not needed before loading a checkpoint."""
@@ -124,11 +136,14 @@ class Collector:
         version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
         if version.normalizers.observations is not None:
             self._actor.refresh()
+        for batch in self._batches:
+            batch.begin(lap)
+        if self._at_once is not None:
+            self._play_at_once(self._at_once, version, lap)
+            return ((0, version.number),), version, version
         acted = [(0, version.number)]
         steps = self._experiment.algorithm.rollout
         noise = self._noise(drawn_by, steps)
-        for batch in self._batches:
-            batch.begin(lap)
         playing = self._batches
         for t in range(steps):
             if t < len(noise):
@@ -159,12 +174,24 @@ class Collector:
             batch.check_finite(steps, lap)
             received = time.perf_counter()
             batch.finish(self._actor, bootstrap=self._bootstrap)
+            batch.score()
             self.times["env"] += received - begin
             self.times["inference"] += time.perf_counter() - received
         if self._preemption is not None:
             for shard, (_, member) in self.members().items():
                 self._preemption.collected(RolloutId(shard, lap + member.offset))
         return tuple(acted), first, version
+
+    def _play_at_once(self, shards: list[list[ShardRollout]], version: Version, lap: int) -> None:
+        """Play all steps, each shard's in one call. Its time counts as inference, which is most of it."""
+        begin = time.perf_counter()
+        self._load(version)
+        self._model.weights_changed()
+        for batch, of_batch in zip(self._batches, shards, strict=True):
+            batch.play(of_batch, self._alive, bootstrap=self._bootstrap)
+            batch.check_finite(batch.received, lap)
+            batch.score()
+        self.times["inference"] += time.perf_counter() - begin
 
     def _noise(self, number: int, steps: int) -> Tensor:
         """fp32 [steps, Z]: the model's noise at each step; [1, Z] for the whole rollout; [0, Z] without noise."""

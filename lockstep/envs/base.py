@@ -20,6 +20,7 @@ from lockstep.config.user_code import load_object
 from lockstep.distributed.shared_memory import Arena, PrivateArena
 from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
 from lockstep.envs.episodes import Seeds
+from lockstep.kernels.bound import Bound
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
@@ -193,6 +194,14 @@ class ShardEnv(ABC):
     @abstractmethod
     def recv(self, out: Observation) -> StepResult:
         """Wait for the step begun by send; write the observations into out."""
+
+    def kernel(self) -> Bound | None:
+        """A step of all environments as a compiled function, so that a rollout can be one call; None if there is none.
+
+        Further arguments: the actions that send takes, out as for recv, and reward float32 [B] and ends bool [3, B],
+        which it writes: the fields of StepResult, whose terminated, truncated and first are ends. It loses no life.
+        """
+        return None
 
     def reseed_due(self) -> bool:
         """Whether all environments must be restarted now (see EnvConfig.reseed_every). The collector asks between

@@ -19,6 +19,7 @@ from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
+from lockstep.kernels.bound import Bound
 from lockstep.kernels.cache import compiled, part
 from lockstep.kernels.random import derive, mix
 
@@ -28,7 +29,7 @@ _STEP, _OBSERVE = 0, 1
 reset, step, observe = CompiledEnv.reset, CompiledEnv.step, CompiledEnv.observe  # which _compile replaces
 
 
-def _advance(states, action, keys, mode, limit, first_cut, cut, start_level, num_levels, out, reward, ends):
+def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels, action, out, reward, ends):
     """Play one step of every environment, or begin its episode if the last one has ended."""
     for j in range(len(states)):
         state = states[j]
@@ -112,12 +113,18 @@ class CompiledShard(ShardEnv):
                 raise SettingsError(f"env.options.{name}={value!r} must be of the type {wanted.__name__}.")
         return {**known, **given}
 
+    def _arguments(self, mode: int) -> tuple[Any, ...]:
+        """What _advance begins with."""
+        return self._states, self._keys, mode, *self._numbers, *self._levels
+
+    def kernel(self) -> Bound:
+        return Bound(self._advance, self._arguments(_STEP))
+
     def _play(self, mode: int, out: Observation) -> StepResult:
         reward, ends = np.empty(self.num_envs, np.float32), np.empty((3, self.num_envs), np.bool_)
         direct = out.flags.c_contiguous
         written = out if direct else self._out
-        numbers = (*self._numbers, *self._levels)
-        self._advance(self._states, self._action, self._keys, mode, *numbers, written, reward, ends)
+        self._advance(*self._arguments(mode), self._action, written, reward, ends)
         if not direct:
             out[...] = written
         return StepResult(reward, ends[0], ends[1], ends[2], np.zeros(self.num_envs, np.bool_))

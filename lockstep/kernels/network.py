@@ -82,7 +82,8 @@ def differentiate(
     """Add the gradient by all parameters to gradient [P], given those by the policy's parameters [n, W] and by values
     [n]. Other arguments are those of evaluate, and what it returned.
 
-    A log standard deviation outside its bounds has only the gradient that leads back.
+    A log standard deviation outside its bounds has only the gradient that leads back. If it does not depend on the
+    observation, call lead_back after the last samples.
     """
     n, last = len(x), len(layers) - 1
     gradients = np.zeros_like(scratch)
@@ -96,6 +97,13 @@ def differentiate(
             to_head[i, j] = _led_back(head[i, j], by_policy[i, j]) if led_back else by_policy[i, j]
         for j in range(emitted, size):
             gradient[free_std + j - emitted] += by_policy[i, j]
-    for j in range(free_std, free_std + size - emitted):
-        gradient[j] = _led_back(parameters[j], gradient[j])
     backward(parameters, layers, x, scratch, gradients, gradient, x[:0])
+
+
+@compiled
+def lead_back(free_std: int, log_stds: int, parameters: np.ndarray, gradient: np.ndarray) -> None:
+    """Remove the part of a complete gradient [P] that leads log standard deviations further out of their bounds.
+    Arguments are those of evaluate."""
+    if free_std >= 0:
+        for j in range(free_std, free_std + log_stds):
+            gradient[j] = _led_back(parameters[j], gradient[j])

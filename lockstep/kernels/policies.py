@@ -30,25 +30,48 @@ def _within(noise):
 
 
 @compiled
-def log_normalizer(logits: np.ndarray) -> np.float32:
-    """log(sum(exp(logits))) of logits [A]."""
-    largest = logits[0]
-    for a in range(1, len(logits)):
-        largest = max(largest, logits[a])
-    total = np.float32(0)
-    for a in range(len(logits)):
-        total += exp(logits[a] - largest)
-    return largest + log(total)
+def exponentials(x: np.ndarray, out: np.ndarray) -> None:
+    """e**x of all numbers [n, A] -> [n, A]. A loop of its own is vectorized."""
+    flat, result = x.reshape(x.size), out.reshape(x.size)
+    for i in range(flat.size):
+        result[i] = exp(flat[i])
+
+
+@compiled
+def log_softmax(logits: np.ndarray, out: np.ndarray) -> None:
+    """Log-probabilities of all actions: logits [n, A] -> [n, A]"""
+    n, size = logits.shape
+    largest, total = np.empty(n, np.float32), np.empty(n, np.float32)
+    for i in range(n):
+        largest[i] = logits[i, 0]
+        for a in range(1, size):
+            largest[i] = max(largest[i], logits[i, a])
+        for a in range(size):
+            out[i, a] = logits[i, a] - largest[i]
+    exponentials(out, out)
+    for i in range(n):
+        total[i] = 0
+        for a in range(size):
+            total[i] += out[i, a]
+    for i in range(n):
+        total[i] = largest[i] + log(total[i])
+    for i in range(n):
+        for a in range(size):
+            out[i, a] = logits[i, a] - total[i]
 
 
 @compiled
 def sample_categorical(logits: np.ndarray, noise: np.ndarray, action: np.ndarray) -> None:
     """Draw an action for each row by the Gumbel-max trick: logits and noise [n, A] -> int64 [n]."""
-    for i in range(len(logits)):
+    n, size = logits.shape
+    given, subtracted = noise.reshape(n * size), np.empty(n * size, np.float32)
+    for i in range(n * size):
+        subtracted[i] = log(-log(_within(given[i])))
+    for i in range(n):
         best = 0
         highest = np.float32(-np.inf)
-        for a in range(logits.shape[1]):
-            x = logits[i, a] - log(-log(_within(noise[i, a])))
+        for a in range(size):
+            x = logits[i, a] - subtracted[i * size + a]
             if x > highest:
                 best, highest = a, x
         action[i] = best
@@ -66,8 +89,10 @@ def sample_gaussian(policy: np.ndarray, noise: np.ndarray, action: np.ndarray) -
 @compiled
 def log_prob_categorical(logits: np.ndarray, action: np.ndarray, out: np.ndarray) -> None:
     """Log-probabilities of actions: [n, A], int64 [n] -> [n]"""
+    log_p = np.empty_like(logits)
+    log_softmax(logits, log_p)
     for i in range(len(logits)):
-        out[i] = logits[i, action[i]] - log_normalizer(logits[i])
+        out[i] = log_p[i, action[i]]
 
 
 @compiled
@@ -84,14 +109,31 @@ def log_prob_gaussian(policy: np.ndarray, action: np.ndarray, out: np.ndarray) -
 
 
 @compiled
-def entropy_categorical(logits: np.ndarray, out: np.ndarray) -> None:
-    """[n, A] -> [n]"""
-    for i in range(len(logits)):
-        normalizer = log_normalizer(logits[i])
+def send_categorical(action: np.ndarray, limits: np.ndarray, sent: np.ndarray) -> None:
+    """Number actions as environments do: int64 [n] -> [n]. The only number in limits [1] is that of the first."""
+    for i in range(len(action)):
+        sent[i] = action[i] + limits[0]
+
+
+@compiled
+def send_gaussian(action: np.ndarray, limits: np.ndarray, sent: np.ndarray) -> None:
+    """Clip actions as numpy.clip does: float32 [n, D], limits [2, D] -> [n, ...] with D numbers each."""
+    size = action.shape[1]
+    out = sent.reshape((len(sent), size))
+    for i in range(len(action)):
+        for d in range(size):
+            x, low, high = action[i, d], limits[0, d], limits[1, d]
+            held = x if x > low or x != x else low  # NaN stays
+            out[i, d] = held if held < high or held != held else high
+
+
+@compiled
+def entropy_categorical(log_p: np.ndarray, p: np.ndarray, out: np.ndarray) -> None:
+    """Of log-probabilities and probabilities [n, A] -> [n]"""
+    for i in range(len(log_p)):
         total = np.float32(0)
-        for a in range(logits.shape[1]):
-            log_p = logits[i, a] - normalizer
-            total -= exp(log_p) * log_p
+        for a in range(log_p.shape[1]):
+            total -= p[i, a] * log_p[i, a]
         out[i] = total
 
 

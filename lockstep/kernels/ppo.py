@@ -10,18 +10,21 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import differentiate, evaluate
+from lockstep.kernels.network import differentiate, evaluate, lead_back
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_categorical,
     entropy_gaussian,
-    log_normalizer,
-    log_prob_categorical,
+    exponentials,
     log_prob_gaussian,
+    log_softmax,
 )
 
 _LARGEST_LOG_RATIO = np.float32(80)
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
+_TOGETHER = 256
+"""Samples that pass through the network together, so that their activations stay in the cache. It changes no bit: sums
+add sample by sample."""
 SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
@@ -54,7 +57,7 @@ def ppo_loss(
     of_value: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Write the gradient of the loss by policy and value, and the sums over valid samples.
+    """Write the gradient of the loss by policy and value, and add to the sums over valid samples.
 
     Args:
         kind: of the distribution.
@@ -68,14 +71,20 @@ def ppo_loss(
     """
     n, size = policy.shape
     log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
+    ratio = np.empty(n, np.float32)
+    log_p, p = np.empty_like(policy), np.empty_like(policy)  # of a categorical distribution
     if kind == CATEGORICAL:
-        log_prob_categorical(policy, choice, log_prob)
-        entropy_categorical(policy, entropy)
+        log_softmax(policy, log_p)
+        exponentials(log_p, p)
+        entropy_categorical(log_p, p, entropy)
+        for i in range(n):
+            log_prob[i] = log_p[i, choice[i]]
     else:
         log_prob_gaussian(policy, action, log_prob)
         entropy_gaussian(policy, entropy)
+    for i in range(n):
+        ratio[i] = exp(min(log_prob[i] - old_log_prob[i], _LARGEST_LOG_RATIO))
     low, high = _ONE - clip, _ONE + clip
-    sums[:] = 0
     for i in range(n):
         of_value[i] = 0
         for j in range(size):
@@ -84,9 +93,8 @@ def ppo_loss(
             continue
         difference = log_prob[i] - old_log_prob[i]
         log_ratio = min(difference, _LARGEST_LOG_RATIO)
-        ratio = exp(log_ratio)
-        free = ratio * advantage[i]
-        held = min(max(ratio, low), high) * advantage[i]
+        free = ratio[i] * advantage[i]
+        held = min(max(ratio[i], low), high) * advantage[i]
         # The gradient by the log-probability: none where clipping decides, or where the ratio was cut.
         slope = -free if free <= held and difference <= _LARGEST_LOG_RATIO else _ZERO
 
@@ -102,12 +110,10 @@ def ppo_loss(
         of_value[i] = value_coef * by_value
 
         if kind == CATEGORICAL:
-            normalizer = log_normalizer(policy[i])
             for a in range(size):
-                log_p = policy[i, a] - normalizer
-                p = exp(log_p)
                 chosen = _ONE if a == choice[i] else _ZERO
-                of_policy[i, a] = slope * (chosen - p) + entropy_coef * (p * (log_p + entropy[i]))
+                by_entropy = p[i, a] * (log_p[i, a] + entropy[i])
+                of_policy[i, a] = slope * (chosen - p[i, a]) + entropy_coef * by_entropy
         else:
             half = size // 2
             for d in range(half):
@@ -121,12 +127,70 @@ def ppo_loss(
         sums[1] -= min(free, held)
         sums[2] += _HALF * squared
         sums[3] += entropy[i]
-        sums[4] += _excess(log_ratio, ratio)
-        sums[5] += 1 if abs(ratio - _ONE) > clip else 0
+        sums[4] += _excess(log_ratio, ratio[i])
+        sums[5] += 1 if abs(ratio[i] - _ONE) > clip else 0
         sums[6] += target[i]
         sums[7] += target[i] * target[i]
         sums[8] += gap
         sums[9] += gap * gap
+
+
+@compiled
+def _add_gradient(
+    layers: np.ndarray,
+    kind: int,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    items: tuple[np.ndarray, ...],
+    shard: int,
+    index: np.ndarray,
+    advantage_mean: np.float32,
+    advantage_std: np.float32,
+    hyper: tuple[np.float32, np.float32, np.float32, np.float32],
+    gradient: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Add the gradient [P] and the sums [1 + SUMS] of some items, index [n], of one shard's slice."""
+    observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
+    clip, value_clip, value_coef, entropy_coef = hyper
+    n = len(index)
+    x = np.empty((n, observations.shape[2]), np.float32)
+    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
+    old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
+    advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    for i in range(n):
+        item = index[i]
+        x[i] = observations[shard, item]
+        action[i] = actions[shard, item]
+        choice[i] = choices[shard, item]
+        old_log_prob[i] = old_log_probs[shard, item]
+        old_value[i] = old_values[shard, item]
+        advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
+        target[i] = targets[shard, item]
+        valid[i] = valids[shard, item]
+    policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
+    of_policy, of_value = np.empty_like(policy), np.empty_like(value)
+    ppo_loss(
+        kind,
+        policy,
+        value,
+        action,
+        choice,
+        old_log_prob,
+        old_value,
+        advantage,
+        target,
+        valid,
+        clip,
+        value_clip,
+        value_coef,
+        entropy_coef,
+        of_policy,
+        of_value,
+        sums,
+    )
+    differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
 
 
 @compiled
@@ -156,48 +220,28 @@ def ppo_gradients(
         hyper: clip, value_clip, value_coef and entropy_coef, as for ppo_loss.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
     """
-    observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
-    clip, value_clip, value_coef, entropy_coef = hyper
-    n, size = index.shape[1], len(parameters)
-    x = np.empty((n, observations.shape[2]), np.float32)
-    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
-    old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
-    advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
-    sums = np.empty(1 + SUMS)
+    size, sums = len(parameters), np.empty(1 + SUMS)
     for shard in range(len(index)):
-        for i in range(n):
-            item = index[shard, i]
-            x[i] = observations[shard, item]
-            action[i] = actions[shard, item]
-            choice[i] = choices[shard, item]
-            old_log_prob[i] = old_log_probs[shard, item]
-            old_value[i] = old_values[shard, item]
-            advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
-            target[i] = targets[shard, item]
-            valid[i] = valids[shard, item]
         gradient = out[shard, :size]
         gradient[:] = 0
-        policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
-        of_policy, of_value = np.empty_like(policy), np.empty_like(value)
-        ppo_loss(
-            kind,
-            policy,
-            value,
-            action,
-            choice,
-            old_log_prob,
-            old_value,
-            advantage,
-            target,
-            valid,
-            clip,
-            value_clip,
-            value_coef,
-            entropy_coef,
-            of_policy,
-            of_value,
-            sums,
-        )
-        differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
+        sums[:] = 0
+        for begin in range(0, index.shape[1], _TOGETHER):
+            few = index[shard, begin : begin + _TOGETHER]
+            _add_gradient(
+                layers,
+                kind,
+                free_std,
+                log_stds,
+                parameters,
+                items,
+                shard,
+                few,
+                advantage_mean,
+                advantage_std,
+                hyper,
+                gradient,
+                sums,
+            )
+        lead_back(free_std, log_stds, parameters, gradient)
         for j in range(1 + SUMS):
             out[shard, size + j] = np.float32(sums[j])

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.kernels.bound import PolicyKernels
+
 Precision = Literal["bf16", "fp32", "portable"]
 """Arithmetic of a model: see Experiment.precision."""
 
@@ -121,6 +123,11 @@ class PolicyModel(nn.Module, ABC):
     def weights_changed(self) -> None:
         """Called after the weights or statistics of a copy for acting have changed, before the next forward pass.
         Whatever is computed from them once is computed here."""
+
+    def kernels(self) -> PolicyKernels | None:
+        """Of a copy for acting: what forward and the distribution compute, as compiled functions, so that a rollout can
+        be one call. Their arguments follow weights_changed and set_observation_statistics. None if there are none."""
+        return None
 
     @abstractmethod
     def for_acting(self) -> PolicyModel:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from lockstep.core.rng import stream
 from lockstep.kernels import network as networks
 from lockstep.kernels import policies
+from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import ELU, NONE, RELU, TANH
 from lockstep.kernels.initialize import orthogonal
+from lockstep.kernels.rollout import evaluate_raw
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical, Gaussian
 from lockstep.models.encoders import ObservationEncoder
@@ -35,6 +37,13 @@ class PortableCategorical(Categorical):
     """A categorical distribution in portable arithmetic."""
 
     kind = policies.CATEGORICAL
+
+    def kernels(self) -> ActionKernels:
+        """The same functions for a rollout in one compiled call."""
+        first = np.array([self.start], np.int64)
+        return ActionKernels(
+            policies.sample_categorical, policies.log_prob_categorical, policies.send_categorical, first
+        )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         action = np.empty(params.shape[:-1], np.int64)
@@ -52,6 +61,13 @@ class PortableGaussian(Gaussian):
 
     kind = policies.GAUSSIAN
 
+    def kernels(self) -> ActionKernels | None:
+        """The same functions for a rollout in one compiled call; None for float16, which Numba does not know."""
+        if self.space.dtype not in (np.float32, np.float64):
+            return None
+        limits = np.stack([self.space.low.reshape(-1), self.space.high.reshape(-1)])
+        return ActionKernels(policies.sample_gaussian, policies.log_prob_gaussian, policies.send_gaussian, limits)
+
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         action = np.empty((*params.shape[:-1], self.size), np.float32)
         policies.sample_gaussian(_rows(params), _rows(noise), action.reshape(-1, self.size))
@@ -61,6 +77,14 @@ class PortableGaussian(Gaussian):
         out = np.empty(params.shape[:-1], np.float32)
         policies.log_prob_gaussian(_rows(params), _rows(action), out.reshape(-1))
         return torch.from_numpy(out)
+
+
+def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | PortableGaussian:
+    """The distribution of actions of a space that kernels know: Discrete, or Box of floats."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return PortableCategorical(space)
+    assert isinstance(space, gymnasium.spaces.Box)
+    return PortableGaussian(space)
 
 
 def covers(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
@@ -122,12 +146,7 @@ def initialize(model: StandardModel, seed: int) -> None:
 def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PortableModel:
     """A standard model that acts with kernels, and new first weights. covers must hold for its spaces."""
     assert isinstance(model, StandardModel)
-    if isinstance(action_space, gymnasium.spaces.Discrete):
-        distribution = PortableCategorical(action_space)
-    else:
-        assert isinstance(action_space, gymnasium.spaces.Box)
-        distribution = PortableGaussian(action_space)
-    made = PortableModel(model, distribution)
+    made = PortableModel(model, portable_distribution(action_space))
     initialize(made, seed)
     return made
 
@@ -159,6 +178,18 @@ class _Acting(PortableModel):
         self._flat = FlatParameters(self)
         self._network = Network.of(self, self._flat)
         self._encoder = self.trunks[0].encoder
+
+    def kernels(self) -> PolicyKernels | None:
+        actions, network, encoder = self.portable_distribution.kernels(), self._network, self._encoder
+        assert isinstance(encoder, ObservationEncoder)
+        if actions is None:
+            return None
+        arguments = (
+            *(network.layers, network.free_std, network.log_stds),
+            self._flat.vector.detach().numpy(),
+            *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if encoder.normalize else 0)),
+        )
+        return PolicyKernels(Bound(evaluate_raw, arguments), actions)
 
     def forward(
         self,

@@ -1,0 +1,73 @@
+"""Rollouts in one compiled call for each shard, with the same bits as step by step.
+
+It needs environments whose step is a compiled function (ShardEnv.kernel) and a model that evaluates and samples with
+compiled functions (PolicyModel.kernels).
+
+Shape legend: T time, A rows of an acting batch, B environments of a shard, N noise numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lockstep.envs.base import ShardEnv, StepResult
+from lockstep.kernels.bound import Bound, PolicyKernels
+from lockstep.models.base import PolicyModel
+
+
+class ShardRollout:
+    """Plays the rollouts of one shard.
+
+    Args:
+        policy, step: the functions of the model and of the environments.
+        env: the environments.
+        rows: theirs in the acting batch.
+    """
+
+    def __init__(self, policy: PolicyKernels, step: Bound, env: ShardEnv, rows: slice) -> None:
+        from lockstep.kernels.rollout import rollout_kernel  # which needs Numba
+
+        self._play, self._policy, self._step, self._rows = rollout_kernel(policy, step), policy, step, rows
+        space = env.action_space
+        self._sent = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
+
+    @staticmethod
+    def of(model: PolicyModel, env: ShardEnv, rows: slice) -> ShardRollout | None:
+        """None if the model or the environments compute something in Python at every step."""
+        policy, step = model.kernels(), env.kernel()
+        return None if policy is None or step is None else ShardRollout(policy, step, env, rows)
+
+    def play(
+        self, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray], *, bootstrap: bool
+    ) -> StepResult:
+        """Write all steps of a rollout.
+
+        Args:
+            noise: float32 [T, A, N].
+            obs: [T+1, A, ...], of which the first is given.
+            fields: action, log_prob and value of the acting batch, which are written.
+            bootstrap: whether the last observation is evaluated, too.
+
+        Returns:
+            A StepResult of all steps, [T, B].
+        """
+        shape = len(noise), len(self._sent)
+        reward, ends = np.empty(shape, np.float32), np.empty((shape[0], 3, shape[1]), np.bool_)
+        self._play(
+            self._policy.evaluate.arguments,
+            self._step.arguments,
+            self._rows.start,
+            bootstrap,
+            self._policy.actions.limits,
+            self._sent,
+            noise,
+            obs,
+            fields["action"],
+            fields["log_prob"],
+            fields["value"],
+            reward,
+            ends,
+        )
+        return StepResult(reward, ends[:, 0], ends[:, 1], ends[:, 2], np.zeros(shape, np.bool_))

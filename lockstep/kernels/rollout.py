@@ -1,0 +1,91 @@
+"""A shard's rollout in one compiled call: a policy acts in environments for T steps.
+
+Shape legend: T time, A rows of an acting batch, B environments of a shard, D numbers of an observation, N noise
+numbers, W parameters of a distribution.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from lockstep.kernels import network
+from lockstep.kernels.bound import Bound, PolicyKernels
+from lockstep.kernels.cache import compiled
+
+
+@compiled
+def evaluate_raw(
+    layers: np.ndarray,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    mean: np.ndarray,
+    std: np.ndarray,
+    clip: np.float32,
+    obs: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Evaluate policy and value of raw observations.
+
+    Args:
+        layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
+        mean, std, clip: see lockstep.kernels.network.normalize. With a clip of 0, observations stay as they are.
+        obs: [B, ...], of D numbers each.
+
+    Returns:
+        The policy's parameters float32 [B, W], and values float32 [B].
+    """
+    count, size = len(obs), len(mean)
+    raw, x = obs.reshape((count, size)), np.empty((count, size), np.float32)
+    for i in range(count):
+        for d in range(size):
+            x[i, d] = raw[i, d]
+    if clip > 0:
+        network.normalize(x, mean, std, clip, x)
+    policy, value, _ = network.evaluate(layers, free_std, log_stds, parameters, x)
+    return policy, value
+
+
+def _missing(*_: Any) -> Any:
+    raise NotImplementedError("rollout_kernel puts a compiled function here")
+
+
+evaluate = sample = log_prob = send = advance = _missing
+
+
+def _play(model, world, first, bootstrap, limits, sent, noise, obs, action, log_probs, value, reward, ends):
+    """Play T steps of the environments in rows first to first + B.
+
+    Args:
+        model, world: what `evaluate` and `advance` begin with.
+        first: the shard's first row.
+        bootstrap: whether the last observation is evaluated, too.
+        limits: what `send` takes.
+        sent: what environments receive, [B, ...]; only memory.
+        noise: float32 [T, A, N].
+        obs: [T+1, A, ...], of which the first is given.
+        action, log_probs, value: [T, A, ...], float32 [T, A], float32 [T+1, A]; they are written.
+        reward, ends: float32 [T, B] and bool [T, 3, B]; they are written. See lockstep.envs.base.ShardEnv.kernel.
+    """
+    steps, last = len(noise), first + len(sent)
+    for t in range(steps + 1 if bootstrap else steps):
+        policy, value[t, first:last] = evaluate(*model, obs[t, first:last])
+        if t < steps:
+            chosen = action[t, first:last]
+            sample(policy, noise[t, first:last], chosen)
+            log_prob(policy, chosen, log_probs[t, first:last])
+            send(chosen, limits, sent)
+            advance(*world, sent, obs[t + 1, first:last], reward[t], ends[t])
+
+
+def rollout_kernel(policy: PolicyKernels, step: Bound) -> Any:
+    """_play with the functions of a model and of an environment."""
+    actions = policy.actions
+    return _compile(policy.evaluate.function, actions.sample, actions.log_prob, actions.send, step.function)
+
+
+@functools.cache
+def _compile(evaluate: Any, sample: Any, log_prob: Any, send: Any, advance: Any) -> Any:
+    return compiled(_play, evaluate=evaluate, sample=sample, log_prob=log_prob, send=send, advance=advance)
