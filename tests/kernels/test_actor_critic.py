@@ -1,0 +1,102 @@
+"""Kernels of SAC, TD3 and DDPG compute the gradients, metrics and priorities that autograd computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+
+from lockstep import recipes
+from lockstep.agent import Agent
+from lockstep.buffers.batches import Slice
+from lockstep.core.transitions import Transitions
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment
+from lockstep.learners.learner import Learner
+from lockstep.learners.portable_replay import PortableReplayLearner, has_kernels
+from lockstep.models.arithmetic import arithmetic
+
+ITEMS = 21
+
+
+def agent_of(recipe: Callable[[], Experiment], model: dict[str, Any], prioritized: bool) -> Agent:
+    """An agent whose networks are no longer what they began as."""
+    full = recipe()
+    algorithm: Any = full.algorithm
+    algorithm = replace(algorithm, replay=replace(algorithm.replay, prioritized=prioritized))
+    settings = {"hidden_sizes": (24, 17), **model}
+    env = EnvConfig(id="Pendulum-v1", adapter="compiled", num_envs=4)
+    agent = Agent(
+        full.replace(precision="portable", env=env, algorithm=algorithm, model=replace(full.model, **settings))
+    )
+    draw = torch.Generator().manual_seed(1)
+    for scale, vector in zip((0.1, 0.05), agent.vectors, strict=True):
+        vector += scale * torch.randn(vector.shape, generator=draw)
+    return agent
+
+
+def items(agent: Agent) -> Transitions:
+    draw = torch.Generator().manual_seed(2)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    numbers = agent.algorithm.noise_numbers(agent.model, ITEMS)  # type: ignore[attr-defined]
+    return Transitions(
+        obs=normal(1, ITEMS, 3),
+        action=normal(1, ITEMS, 1),
+        reward=normal(1, ITEMS),
+        discount=0.99 * (torch.rand(1, ITEMS, generator=draw) > 0.2),
+        next_obs=normal(1, ITEMS, 3),
+        weight=torch.rand(ITEMS, generator=draw) + 0.5,
+        noise=torch.rand(numbers, generator=draw) if numbers else None,
+        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+    )
+
+
+@pytest.mark.parametrize("update", [1, 2])
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("model", [{}, {"activation": "tanh", "critics": 1}, {"activation": "elu", "critics": 3}])
+@pytest.mark.parametrize("recipe", [recipes.sac_mujoco, recipes.td3_mujoco, recipes.ddpg_mujoco])
+def test_gradients_are_those_of_autograd(
+    recipe: Callable[[], Experiment], model: dict[str, Any], prioritized: bool, update: int
+) -> None:
+    agent = agent_of(recipe, model, prioritized)
+    assert has_kernels(agent)
+    batch, found = Slice(items(agent), agent.normalizers), []
+    for kind in (Learner, PortableReplayLearner):
+        learner = kind(agent, range(4), TreeSum(4, Group()))
+        priorities: list[Tensor] = []
+        learner.batches.learned = lambda slot, x, to=priorities: to.append(x)  # type: ignore[method-assign]
+        hyper = {**agent.algorithm.hyperparameters(0.0), "update": update}
+        with arithmetic(agent.model):
+            gradient = learner._gradient(2, batch, hyper)
+        found.append((gradient, *priorities))
+    for expected, computed in zip(*found, strict=True):
+        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
+    assert found[0][0].count_nonzero() > 500
+
+
+def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
+    agent = agent_of(recipes.sac_mujoco, {}, prioritized=False)
+    name = "actor.layers.biases.2"
+    agent.flat.named()[name].copy_(torch.tensor([[[0.1, 5.0]]]))
+    learner = PortableReplayLearner(agent, range(4), TreeSum(4, Group()))
+    learner.batches.learned = lambda slot, x: None  # type: ignore[method-assign]
+    gradient = learner._gradient(0, Slice(items(agent), agent.normalizers), {"update": 1})
+    of_mean, of_log_std = agent.flat.named(gradient[: agent.flat.vector.numel()])[name].flatten().tolist()
+    assert of_mean != 0 and of_log_std == 0
+
+
+@pytest.mark.parametrize("change", [{"layer_norm": True}, {"policy": "gaussian"}])
+def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
+    recipe = recipes.mpo_mujoco if "policy" in change else recipes.sac_mujoco
+    assert not has_kernels(agent_of(recipe, change, prioritized=False))
