@@ -101,7 +101,8 @@ class Agent:
         if self._target_flat is not None:
             target = self._target_flat.vector.detach()
             before = target._version
-            self.algorithm.follow(self.flat.vector.detach(), target, updates)
+            with arithmetic(self.model):
+                self.algorithm.follow(self.flat.vector.detach(), target, updates)
             if target._version != before:
                 self._target_flat.round()
 

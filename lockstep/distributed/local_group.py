@@ -26,7 +26,7 @@ from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
 
-_INLINE = 16_384
+_INLINE = 65_536
 """Tensors up to this many bytes travel through the pipe: copying them twice is cheaper than waiting for shared
 memory."""
 _SPIN = 100e-6

@@ -17,11 +17,11 @@ from lockstep.agent import Agent
 from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.buffers.batches import Slice
+from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
 from lockstep.kernels.dense import NONE
-from lockstep.learners.learner import Learner
+from lockstep.learners.learner import Learner, LearningReport
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.encoders import ObservationEncoder
@@ -57,6 +57,10 @@ class PortableReplayLearner(Learner):
         self._parameters, self._target = (vector.numpy() for vector in agent.vectors)
         config = agent.experiment.algorithm
         self._sums = SAC_SUMS if isinstance(config, SACConfig) else TD3_SUMS
+
+    def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
+        """As Learner.learn. Around the kernels there are only exact operations, which need not be replaced."""
+        return self._learn(iteration, rollouts)
 
     def _gradient(self, slot: int, part: Slice, hyper: dict[str, float]) -> Tensor:
         batch, normalizers = part

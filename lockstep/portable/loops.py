@@ -134,6 +134,14 @@ def power(x: int, exponents: int, out: int, count: int) -> None:
 
 
 @compiled
+def lerp(x: int, end: int, weight: np.float32, out: int, count: int) -> None:
+    """x + (end - x) * weight"""
+    a, e, b = _floats(x, count), _floats(end, count), _floats(out, count)
+    for i in range(count):
+        b[i] = a[i] + (e[i] - a[i]) * weight
+
+
+@compiled
 def row_sums(x: int, out: int, rows: int, count: int) -> None:
     """[rows, count] -> [rows]"""
     a, b = _floats(x, rows * count), _floats(out, rows)

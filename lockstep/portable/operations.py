@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,6 +120,11 @@ def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 
 
 def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    if isinstance(weight, (int, float)) and x.shape == end.shape:
+        x, end = _checked(x), _checked(end)
+        out = torch.empty_like(x)
+        loops.lerp(x.data_ptr(), end.data_ptr(), np.float32(weight), out.data_ptr(), x.numel())
+        return out
     return x + (end - x) * weight
 
 
