@@ -71,7 +71,7 @@ _IMPALA = (
     "--algorithm.learning-rate 4e-4 --algorithm.entropy-coef 0.002"
 )
 PROOFS = {
-    "cartpole": Proof("ppo-cartpole", 5),
+    "cartpole": Proof("ppo-cartpole --precision fp32", 5),
     "cartpole-dqn": Proof(_CARTPOLE, 1),
     "cartpole-c51": Proof(f"{_CARTPOLE} {_ATOMS}", 1),
     "cartpole-qrdqn": Proof(f"{_CARTPOLE} --model.returns quantiles --model.numbers 51", 1),
@@ -116,21 +116,27 @@ PROOFS = {
         "--algorithm.minibatches 4 --algorithm.learning-rate 2.5e-4 --algorithm.clip 0.2 --total-steps 4M",
         1,
     ),
-    "pendulum-sac": Proof("sac-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
-    "pendulum-td3": Proof("td3-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
-    "pendulum-ddpg": Proof("ddpg-mujoco --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1),
+    "pendulum-sac": Proof(
+        "sac-mujoco --precision fp32 --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1
+    ),
+    "pendulum-td3": Proof(
+        "td3-mujoco --precision fp32 --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1
+    ),
+    "pendulum-ddpg": Proof(
+        "ddpg-mujoco --precision fp32 --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1
+    ),
     "pendulum-mpo": Proof(
         "mpo-mujoco --env.id Pendulum-v1 --algorithm.updates 64 --algorithm.learning-rate 1e-3 "
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
     "halfcheetah-sac": Proof(
-        f"sac-mujoco {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature --algorithm.initial-temperature 0.2",
+        f"sac-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature --algorithm.initial-temperature 0.2",
         1,
         greedy=True,
     ),
-    "halfcheetah-td3": Proof(f"td3-mujoco {_HALFCHEETAH}", 1),
-    "halfcheetah-ddpg": Proof(f"ddpg-mujoco {_HALFCHEETAH} {_BOTH_RATES}", 1),
+    "halfcheetah-td3": Proof(f"td3-mujoco --precision fp32 {_HALFCHEETAH}", 1),
+    "halfcheetah-ddpg": Proof(f"ddpg-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES}", 1),
     "halfcheetah-mpo": Proof(
         f"mpo-mujoco {_HALFCHEETAH} --model.initial-std 0.3 --model.hidden-sizes 256 256 --algorithm.updates 32 "
         "--algorithm.n-step 5 --algorithm.epsilon-mean 0.0025",

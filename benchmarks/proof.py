@@ -155,7 +155,7 @@ def _mujoco() -> dict[str, Proof]:
     }
     proofs = {}
     for task in ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"):
-        experiments = {"PPO": recipes.ppo_mujoco(task).replace(scheme=_ALONE)}
+        experiments = {"PPO": recipes.ppo_mujoco(task).replace(scheme=_ALONE, precision="fp32")}
         for recipe in (recipes.ddpg_mujoco, recipes.td3_mujoco, recipes.sac_mujoco, recipes.mpo_mujoco):
             base = recipe()
             algorithm = base.algorithm
@@ -166,7 +166,11 @@ def _mujoco() -> dict[str, Proof]:
             if algorithm.name == "mpo":
                 algorithm = replace(algorithm, updates=32)
             experiments[algorithm.name.upper()] = base.replace(
-                env=replace(base.env, id=task), algorithm=algorithm, scheme=_ALONE, total_steps=300_000
+                env=replace(base.env, id=task),
+                algorithm=algorithm,
+                scheme=_ALONE,
+                total_steps=300_000,
+                precision="fp32",
             )
         for label, each in experiments.items():
             name = f"{task.removesuffix('-v4').lower()}-{label.lower()}"

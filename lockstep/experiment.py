@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +11,6 @@ from typing import Any, ClassVar
 import gymnasium
 
 from lockstep.algorithms.base import AlgorithmConfig, Setup
-from lockstep.config.extras import install_command
 from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.schedule import Schedule
@@ -107,8 +105,6 @@ class Experiment:
             raise SettingsError(f"total_steps={self.total_steps} must be at least 1, for example --total-steps 10M.")
         if self.torch_threads < 1:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
-        if self.precision == "portable" and importlib.util.find_spec("numba") is None:
-            raise SettingsError(f"precision=portable needs Numba: {install_command('compiled')}")
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
         self.algorithm.validate_with(self.setup)
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)

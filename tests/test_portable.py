@@ -23,8 +23,6 @@ from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.config.settings import SettingsError
 
-pytest.importorskip("numba")
-
 FILE = Path(__file__).with_name("portable.json")
 EXPECTED: dict[str, str] = json.loads(FILE.read_text()) if FILE.exists() else {}
 """One list for all machines."""

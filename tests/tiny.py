@@ -192,22 +192,21 @@ if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
 if importlib.util.find_spec("minatar"):
     EXPERIMENTS["minatar"] = lambda: replaying(recipes.dqn_minatar, replay={})
     EXPERIMENTS["minatar-ppo"] = lambda: cut(recipes.ppo_minatar)
-if importlib.util.find_spec("numba"):
-    EXPERIMENTS["portable-mujoco"] = lambda: cut(recipes.ppo_mujoco, rollout=16, precision="portable")
-    EXPERIMENTS["portable-pendulum"] = lambda: cut(
-        recipes.ppo_mujoco,
-        rollout=16,
-        env={"id": "Pendulum-v1", "adapter": "compiled"},
-        model={"std": "state", "activation": "elu"},
-        precision="portable",
-    )
-    EXPERIMENTS["portable-cartpole-lags"] = lambda: cut(
-        recipes.ppo_cartpole,
-        env={"adapter": "compiled"},
-        model={"separate_value_network": False, "activation": "relu"},
-        scheme={"lag": 1, "gradient_lag": 2},
-        precision="portable",
-    )
+EXPERIMENTS["portable-mujoco"] = lambda: cut(recipes.ppo_mujoco, rollout=16, precision="portable")
+EXPERIMENTS["portable-pendulum"] = lambda: cut(
+    recipes.ppo_mujoco,
+    rollout=16,
+    env={"id": "Pendulum-v1", "adapter": "compiled"},
+    model={"std": "state", "activation": "elu"},
+    precision="portable",
+)
+EXPERIMENTS["portable-cartpole-lags"] = lambda: cut(
+    recipes.ppo_cartpole,
+    env={"adapter": "compiled"},
+    model={"separate_value_network": False, "activation": "relu"},
+    scheme={"lag": 1, "gradient_lag": 2},
+    precision="portable",
+)
 if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
 

@@ -34,6 +34,7 @@ _CORE = (
     "xxhash",
     "tensorboard",
     "matplotlib",
+    "numba",
 )
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 

@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 EXTRAS = {
     "atari": ("ale_py", "Atari games"),
     "classic": ("pygame", "pictures of CartPole and its relatives"),
-    "compiled": ("numba", "environments and kernels that Numba compiles"),
     "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
     "minatar": ("minatar", "MinAtar's five small games"),
     "mujoco": ("mujoco", "MuJoCo through gymnasium"),

@@ -45,7 +45,7 @@ ADAPTERS = {
     "ale": Entry("lockstep.envs.ale:Ale", "atari", claims=r"[A-Z][A-Za-z]+(-v5)?"),
     "envpool": Entry("lockstep.envs.envpool:EnvPool", "envpool", claims=r"vizdoom/.+"),
     "gymnasium": Entry("lockstep.envs.gymnasium:Gymnasium", callables=True),
-    "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", "compiled", callables=True),
+    "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", callables=True),
 }
 """Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
 for `compiled`, which came later: an id keeps its adapter."""

@@ -1,4 +1,4 @@
-"""What a compiled environment is (extra `compiled`): functions of a state that Numba compiles."""
+"""What a compiled environment is: functions of a state that Numba compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter `compiled` (extra `compiled`)."""
+"""The adapter `compiled`: environments that Numba compiles."""
 
 from __future__ import annotations
 

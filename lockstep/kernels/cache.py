@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -12,6 +14,33 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core import event
+
+from lockstep.system.output import tell
+
+_PATIENCE = 3.0
+"""Seconds of compiling after which the user is told."""
+
+
+class _Notice(event.Listener):
+    """Tells the user once that compiling takes long. Functions that come from the cache are not compiled."""
+
+    def __init__(self) -> None:
+        self.silent, self._begin = False, 0.0
+
+    def on_start(self, event: event.Event) -> None:
+        self._begin = self._begin or time.perf_counter()
+        if not self.silent and time.perf_counter() - self._begin > _PATIENCE:
+            self.silent = True
+            tell("Compiling kernels, which takes up to a minute. Later runs load them from a cache.", sys.stderr)
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+notice = _Notice()
+"""Set its attribute `silent` in all processes of a run but one."""
+event.register("numba:compile", notice)
 
 
 def part(function: Any) -> Any:

@@ -42,6 +42,10 @@ class Worker:
         recorded: Recorded | None = None,
     ) -> None:
         scheme = agent.experiment.scheme
+        if group.rank and agent.experiment.precision == "portable":
+            from lockstep.kernels.cache import notice  # which needs Numba
+
+            notice.silent = True  # learner 0 tells of compiling
         shards = scheme.shards
         self.agent, self.rollouts, self.group = agent, rollouts, group
         self._alive = alive

@@ -22,7 +22,7 @@ def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experime
         algorithm=algorithm,
         scheme=Scheme(shards=4, acting_batch=4),
         total_steps=1_000_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
@@ -63,7 +63,7 @@ def mpo_mujoco() -> Experiment:
     algorithm = MPOConfig(
         updates=16, warmup=1_000, n_step=4, learning_rate=3e-4, actor_learning_rate=3e-4, epsilon_mean=0.01
     )
-    return _replayed_mujoco(model, algorithm)
+    return _replayed_mujoco(model, algorithm).replace(precision="fp32")
 
 
 def mpc_pendulum() -> Experiment:

@@ -29,7 +29,7 @@ def ppo_cartpole() -> Experiment:
         ),
         scheme=Scheme(shards=4, acting_batch=8),
         total_steps=100_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
@@ -135,7 +135,7 @@ def ppo_mujoco(task: str = "HalfCheetah-v4") -> Experiment:
         scheme=Scheme(shards=4, acting_batch=8),
         normalize=NormalizeConfig(observations=True, returns=True),
         total_steps=1_000_000,
-        precision="fp32",
+        precision="portable",
     )
 
 

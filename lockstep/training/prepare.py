@@ -62,6 +62,11 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     experiment.validate()
     envs.check_matches(env, experiment.envs_per_shard)
     layout.check(experiment.scheme.shards)
+    if experiment.precision == "portable" and layout.uses_gpus:
+        raise SettingsError(
+            f"--precision portable computes on CPUs, but the layout {layout} uses GPUs. Use --precision fp32 (another "
+            "result), or a layout without GPUs."
+        )
     _check_layout(experiment, layout, recorded)
     experiment.schedule()  # refuses a schedule that cannot be followed
     return warm_start.resolved(experiment) if layout.launcher.leads else experiment

@@ -13,8 +13,6 @@ import torch
 from gymnasium import spaces
 from sentences import says
 
-pytest.importorskip("numba")
-
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector

@@ -156,13 +156,6 @@ def test_the_adapter_is_never_chosen_by_itself() -> None:
         assert envs.list_envs()[env_id][-1] == "compiled"
 
 
-def test_a_missing_numba_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = __import__("importlib.util").util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "numba" else find(name, *rest))
-    with pytest.raises(SettingsError, match=r'adapter compiled, whose package numba .*pip install .*\[compiled\]"'):
-        envs.resolve(EnvConfig(id="CartPole-v1", adapter="compiled"))
-
-
 def test_lockstep_does_not_import_numba() -> None:
     code = "import sys, lockstep.envs; lockstep.envs.list_envs(); sys.exit('numba' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

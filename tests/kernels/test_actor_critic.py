@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("numba")
-
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.buffers.batches import Slice

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.optim.adam import Adam
 from torch.optim.rmsprop import RMSprop
 
-pytest.importorskip("numba")
-
 from lockstep.algorithms.base import Batch
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.returns import gae

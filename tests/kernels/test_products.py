@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
-
 from lockstep.kernels.products import product, products
 
 SHAPES = [(1, 1, 1), (2, 3, 5), (6, 9, 16), (7, 64, 17), (8, 8, 32), (13, 70, 48), (20, 300, 33), (5, 0, 4)]

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-pytest.importorskip("numba")
-
 from lockstep.config.settings import SettingsError
 from lockstep.portable.mode import PortableArithmetic
 

@@ -237,4 +237,5 @@ def test_policies_and_critics_are_those_of_the_papers(
     model: Any = experiment.model
     assert (model.policy, model.critics, model.hidden_sizes) == (policy, critics, hidden)
     assert (model.layer_norm, model.activation) == ((True, "elu") if name == "mpo-mujoco" else (False, "relu"))
-    assert (experiment.total_steps, experiment.precision) == (1_000_000, "fp32")
+    assert experiment.total_steps == 1_000_000
+    assert experiment.precision == ("fp32" if name == "mpo-mujoco" else "portable")
