@@ -131,7 +131,8 @@ PROOFS = {
         1,
     ),
     "halfcheetah-sac": Proof(
-        f"sac-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature --algorithm.initial-temperature 0.2",
+        f"sac-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature "
+        "--algorithm.initial-temperature 0.2",
         1,
         greedy=True,
     ),
