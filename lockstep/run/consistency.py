@@ -13,6 +13,9 @@ from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Difference
 from lockstep.run.platform import this_platform
 
+_OF_PROCESSOR = ("cpu.", "variables.")
+"""Entries of a platform that portable arithmetic does not depend on."""
+
 
 def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
     """Whether experiment.json is still exactly what the ledger started with."""
@@ -31,7 +34,12 @@ def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
     if not told:
         return None
     what = ledger.platform_or_code(here) if here else "what the run was resumed with"
-    only = "is not what it was when the run started, and bits are only comparable if it is."
+    portable = head["settings"].get("precision") == "portable" and all(each.startswith(_OF_PROCESSOR) for each in here)
+    only = "is not what it was when the run started, " + (
+        "which portable arithmetic does not depend on, but an environment's library may."
+        if here and portable
+        else "and bits are only comparable if it is."
+    )
     return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)}"
 
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -28,7 +29,9 @@ from lockstep.launchers.launch import resume, train
 from lockstep.models import StandardModelConfig
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import ledger
+from lockstep.run.consistency import platform_warning
 from lockstep.run.folder import RunBusy, RunFolder
+from lockstep.run.platform import this_platform
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue
 
@@ -505,3 +508,23 @@ def test_a_run_has_diverged_if_its_last_losses_are_no_numbers(
     assert folder.diverged() == []
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert folder.diverged() == lost
+
+
+ANOTHER = {"model": "another", "features": "", "capability": "NO AVX"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "changed", "said"),
+    [
+        ("portable", {"cpu": ANOTHER}, "an environment's library may"),
+        ("portable", {"torch": "1.0"}, "only comparable if it is"),
+        ("fp32", {"cpu": ANOTHER}, "only comparable if it is"),
+    ],
+)
+def test_another_processor_matters_less_in_portable_arithmetic(
+    precision: str, changed: dict[str, Any], said: str
+) -> None:
+    folder: Any = SimpleNamespace(facts=dict)
+    head = {"platform": {**this_platform(), **changed}, "settings": {"precision": precision}}
+    warning = platform_warning(folder, head)
+    assert warning is not None and said in warning
