@@ -116,6 +116,12 @@ class Experiment:
             )
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether lockstep.kernels compute its losses in portable arithmetic, if it observes vectors."""
+        known = self.model.has_kernels and self.algorithm.has_kernels
+        return self.precision == "portable" and known and self.scheme.gradient_lag != "async"
+
+    @property
     def setup(self) -> Setup:
         """The rest of the experiment, in the form that its algorithm receives."""
         return Setup(
@@ -185,7 +191,7 @@ class Experiment:
             )
         if not portable:
             return model
-        if self.model.has_kernels and self.algorithm.has_kernels and self.scheme.gradient_lag != "async":
+        if self.has_kernels and self.model.has_policy_and_value:
             from lockstep.models.portable import covers, with_kernels  # which need Numba
 
             if covers(observation_space, action_space):

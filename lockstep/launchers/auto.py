@@ -27,8 +27,8 @@ from lockstep.system.output import tell
 
 _CALL = 1e-3
 """Seconds that one shard's small network takes for a forward pass, or for a gradient, about."""
-_PORTABLE = 0.2
-"""Share of that time which kernels in portable arithmetic take, about."""
+_KERNELS = 0.2
+"""Share of that time which lockstep's kernels take, about."""
 _PICTURE = 1e-3
 """Seconds that a sample takes in all, if a convolution learns from it, about."""
 _CONVOLUTIONS = ("nature", "convnet_simple", "impala")
@@ -95,7 +95,7 @@ def seconds(experiment: Experiment, iterations: int | None = None) -> float:
     steps, _ = experiment.gradient_steps
     scheme, rollout = experiment.scheme, experiment.algorithm.rollout
     acting = experiment.env.num_envs // max(1, scheme.acting_batch or experiment.envs_per_shard)
-    call = _CALL * (_PORTABLE if experiment.precision == "portable" else 1)
+    call = _CALL * (_KERNELS if experiment.has_kernels else 1)
     each = call * (rollout * max(1, acting) + steps * scheme.shards)
     if getattr(experiment.model, "encoder", "") in _CONVOLUTIONS:
         each += _PICTURE * experiment.samples_per_iteration

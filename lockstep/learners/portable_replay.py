@@ -22,7 +22,7 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
 from lockstep.kernels.dense import NONE
 from lockstep.learners.learner import Learner, LearningReport
-from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
+from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.mlps import MLPs
@@ -33,13 +33,11 @@ from lockstep.models.portable import ACTIVATIONS, normalized
 
 def has_kernels(agent: Agent) -> bool:
     """Whether this learner can compute all of an agent's losses: SAC, TD3 and DDPG as they are, on vectors."""
-    experiment, space = agent.experiment, agent.observation_space
-    algorithm, model = type(experiment.algorithm), experiment.model
-    plain = type(model) is ActorCriticConfig and not model.layer_norm
+    space = agent.observation_space
     layout = ObservationLayout.of(space)
     vectors = isinstance(space, gymnasium.spaces.Box) and not layout.images and not layout.mask_size
     continuous = isinstance(agent.model.distribution, (SquashedGaussian, Deterministic))
-    return algorithm in (SACConfig, TD3Config, DDPGConfig) and plain and vectors and continuous
+    return agent.experiment.has_kernels and vectors and continuous
 
 
 class PortableReplayLearner(Learner):

@@ -138,6 +138,10 @@ class ActorCriticConfig(TrunkConfig):
     layer_norm: bool = False
     """Normalise the first hidden layer of policy and critics. On is safer for large inputs."""
 
+    @property
+    def has_kernels(self) -> bool:
+        return type(self) is ActorCriticConfig and not self.layer_norm
+
     def build_vector_encoder(self, size: int) -> nn.Module:
         return Unchanged(size)
 
