@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.config.settings import SettingsError
+from lockstep.portable.elementwise import refusal
 from lockstep.portable.operations import OPERATIONS
 
 _NAMES = """
@@ -99,10 +99,7 @@ class PortableArithmetic(TorchDispatchMode):
         found = func(*args, **kwargs)
         if not (_floating(args) or _floating(list(kwargs.values())) or _floating(found)):
             return found
-        raise SettingsError(
-            f"precision=portable does not cover torch's operation {func}. Use --precision fp32, which has equal "
-            "bits on CPUs of one make."
-        )
+        raise refusal(f"torch's operation {func}")
 
 
 def _of_floats(func: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:

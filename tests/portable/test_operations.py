@@ -147,3 +147,17 @@ def test_initial_weights_are_orthogonal() -> None:
 def test_other_operations_are_refused_by_name(operation: Callable[[], object], name: str) -> None:
     with PortableArithmetic(), pytest.raises(SettingsError, match=rf"does not cover torch's operation {name}.*fp32"):
         operation()
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        (lambda: torch.exp(X.double()), "numbers of type torch.float64"),
+        (lambda: X.double() @ X.double().t(), "numbers of type torch.float64"),
+        (lambda: F.conv2d(IMAGES[:, :4], KERNELS[:2, :2], groups=2), "convolutions with groups"),
+        (lambda: X.norm(dim=0), "norms other than"),
+    ],
+)
+def test_other_numbers_and_variants_are_refused(operation: Callable[[], object], said: str) -> None:
+    with PortableArithmetic(), pytest.raises(SettingsError, match=f"does not cover {said}.*fp32"):
+        operation()

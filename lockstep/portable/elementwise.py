@@ -1,0 +1,148 @@
+"""Operations that treat each number by itself, and random numbers, in portable arithmetic.
+
+Each function takes the arguments of the operation of torch.ops.aten that it replaces, and returns new tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.settings import SettingsError
+from lockstep.portable import loops
+
+
+def refusal(what: str) -> SettingsError:
+    """The error for what portable arithmetic does not cover."""
+    return SettingsError(
+        f"precision=portable does not cover {what}. Use --precision fp32, which has equal bits on CPUs of one make."
+    )
+
+
+def checked(x: Tensor) -> Tensor:
+    """The tensor, which must be float32, contiguous."""
+    if x.dtype != torch.float32:
+        raise refusal(f"numbers of type {x.dtype}: its models and losses are float32")
+    return x.contiguous()
+
+
+def _mapped(loop: Callable[[int, int, int], None]) -> Callable[[Tensor], Tensor]:
+    """The operation that applies a loop to each number."""
+
+    def operation(x: Tensor) -> Tensor:
+        x = checked(x)
+        out = torch.empty_like(x)
+        loop(x.data_ptr(), out.data_ptr(), x.numel())
+        return out
+
+    return operation
+
+
+exp, expm1, log, tanh, sigmoid = map(_mapped, (loops.exp, loops.expm1, loops.log, loops.tanh, loops.sigmoid))
+ndtri, erf, erfc, sin, cos = map(_mapped, (loops.ndtri, loops.erf, loops.erfc, loops.sin, loops.cos))
+_softplus = _mapped(loops.softplus)
+
+
+def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    return _softplus(x) if beta == 1 else _softplus(x * beta) / beta
+
+
+def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    return grad * sigmoid(x if beta == 1 else x * beta)
+
+
+def tanh_backward(grad: Tensor, y: Tensor) -> Tensor:
+    return grad * (1 - y * y)
+
+
+def sigmoid_backward(grad: Tensor, y: Tensor) -> Tensor:
+    return grad * ((1 - y) * y)
+
+
+def log1p(x: Tensor) -> Tensor:
+    """By the trick of Kahan, which cancels the rounding of 1 + x."""
+    total = 1 + x
+    near = log(total) * (x / (total - 1))
+    return torch.where(total == 1, x, near)
+
+
+def atanh(x: Tensor) -> Tensor:
+    return 0.5 * (log1p(x) - log1p(-x))
+
+
+def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    return torch.where(x > 0, x * scale, expm1(x * input_scale) * (alpha * scale))
+
+
+def elu_backward(
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
+) -> Tensor:
+    x = self_or_result
+    slope = (x + alpha * scale) if is_result else exp(x * input_scale) * (alpha * scale)
+    return torch.where(x > 0, grad * scale, grad * (slope * input_scale))
+
+
+def square(x: Tensor) -> Tensor:
+    return x * x
+
+
+def power(x: Any, exponent: Any) -> Tensor:
+    """Products for whole exponents, square roots, and else e**(exponent log x)."""
+    if isinstance(exponent, (int, float)):
+        if exponent == int(exponent) and abs(exponent) <= 64:
+            whole = _whole_power(x, abs(int(exponent)))
+            return whole if exponent >= 0 else 1 / whole
+        if exponent == 0.5:
+            return x.sqrt()
+    x, exponent = torch.broadcast_tensors(*(torch.as_tensor(each, dtype=torch.float32) for each in (x, exponent)))
+    x, exponent = checked(x), checked(exponent)
+    out = torch.empty_like(x)
+    loops.power(x.data_ptr(), exponent.data_ptr(), out.data_ptr(), x.numel())
+    return out
+
+
+def _whole_power(x: Tensor, exponent: int) -> Tensor:
+    result = torch.ones_like(x)
+    while exponent:
+        if exponent & 1:
+            result = result * x
+        x, exponent = x * x, exponent >> 1
+    return result
+
+
+def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    return x + (a * b if value == 1 else (a * b) * value)
+
+
+def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    return x + (a / b if value == 1 else (a / b) * value)
+
+
+def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    if isinstance(weight, (int, float)) and x.shape == end.shape:
+        x, end = checked(x), checked(end)
+        out = torch.empty_like(x)
+        loops.lerp(x.data_ptr(), end.data_ptr(), np.float32(weight), out.data_ptr(), x.numel())
+        return out
+    return x + (end - x) * weight
+
+
+def xlogy(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x == 0, 0.0, x * log(y))
+
+
+def linspace(start: float, end: float, steps: int, **kwargs: Any) -> Tensor:
+    last = max(1, steps - 1)
+    return torch.tensor([start + (end - start) * (i / last) for i in range(steps)], **kwargs)
+
+
+def uniform(x: Tensor, low: float = 0, high: float = 1, *, generator: Any = None) -> Tensor:
+    return torch.rand(x.shape, generator=generator) * (high - low) + low
+
+
+def normal(x: Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> Tensor:
+    return ndtri(torch.rand(x.shape, generator=generator).clamp(1e-7, 1 - 1e-7)) * std + mean

@@ -1,0 +1,150 @@
+"""Products of matrices, and what consists of them, in portable arithmetic.
+
+Each function takes the arguments of the operation of torch.ops.aten that it replaces, and returns new tensors.
+
+Shape legend: C matrices, n rows, k terms, m columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels import products
+from lockstep.kernels.initialize import orthogonal_rows
+from lockstep.portable.elementwise import refusal
+from lockstep.portable.sums import total
+
+
+def _matrix(x: Tensor) -> tuple[Tensor, int, int]:
+    """A matrix with the strides of rows and columns of its last two axes."""
+    if x.dtype != torch.float32:
+        raise refusal(f"numbers of type {x.dtype}: its models and losses are float32")
+    return x, x.stride(-2), x.stride(-1)
+
+
+def _add_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Add a [n, k] @ b [k, m] to a contiguous out [n, m]."""
+    (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
+    (n, k), m = a.shape, b.shape[1]
+    products.product(a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, out.data_ptr(), m, n, k, m)
+    return out
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    return _add_product(torch.zeros(a.shape[0], b.shape[1]), a, b)
+
+
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    assert beta == 1 and alpha == 1
+    return _add_product(x.expand(a.shape[0], b.shape[1]).clone(memory_format=torch.contiguous_format), a, b)
+
+
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """x + a @ b for each of C matrices."""
+    assert beta == 1 and alpha == 1
+    (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
+    (count, n, k), m = a.shape, b.shape[2]
+    out = x.expand(count, n, m).clone(memory_format=torch.contiguous_format)
+    lefts, rights = (a.data_ptr(), a.stride(0), a_row, a_term), (b.data_ptr(), b.stride(0), b_term, b_column)
+    products.products(count, *lefts, *rights, out.data_ptr(), n * m, m, n, k, m)
+    return out
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    return baddbmm(torch.zeros(()), a, b)
+
+
+def mv(a: Tensor, x: Tensor) -> Tensor:
+    return mm(a, x.unsqueeze(1)).squeeze(1)
+
+
+def addmv(x: Tensor, a: Tensor, v: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return addmm(x.unsqueeze(1), a, v.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    return total(a * b)
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(1) * b
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    y = mm(rows, weight.t()) if bias is None else addmm(bias, rows, weight.t())
+    return y.view(*x.shape[:-1], len(weight))
+
+
+def linear_pointwise(
+    x: Tensor, weight: Tensor, bias: Tensor | None, name: str, scalars: list[Any], algorithm: str | None
+) -> Tensor:
+    assert name == "none"
+    return linear(x, weight, bias)
+
+
+def _windows(x: Tensor, kernel: list[int], stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """The inputs of each output of a convolution: [n, inputs * kernel, places]."""
+    return torch.ops.aten.im2col(x, kernel, dilation, padding, stride)
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Tensor:
+    """A convolution of images, as a product of matrices."""
+    _check_convolution(x, transposed, groups)
+    kernel = list(weight.shape[2:])
+    columns = _windows(x, kernel, stride, padding, dilation)
+    size = [(x.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
+    start = torch.zeros(()) if bias is None else bias.view(1, -1, 1)
+    return baddbmm(start, weight.flatten(1).expand(len(x), -1, -1), columns).view(len(x), len(weight), *size)
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    _check_convolution(x, transposed, groups)
+    kernel, flat = list(weight.shape[2:]), grad.flatten(2)
+    by_x = by_weight = None
+    if mask[0]:
+        columns = bmm(weight.flatten(1).t().expand(len(x), -1, -1), flat)
+        by_x = torch.ops.aten.col2im(columns, x.shape[2:], kernel, dilation, padding, stride)
+    if mask[1]:
+        by_weight = torch.zeros(len(weight), weight[0].numel())
+        for image, seen in zip(flat, _windows(x, kernel, stride, padding, dilation), strict=True):
+            _add_product(by_weight, image, seen.t())
+        by_weight = by_weight.view(weight.shape)
+    return by_x, by_weight, total(flat, [0, 2]) if mask[2] else None
+
+
+def _check_convolution(x: Tensor, transposed: bool, groups: int) -> None:
+    if transposed or groups != 1 or x.dim() != 4:
+        raise refusal("convolutions with groups, transposed ones, and those of other than images")
+
+
+def qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """Q with orthogonal columns and R of a matrix with at least as many rows as columns. R's diagonal is positive."""
+    assert mode == "reduced" and x.shape[0] >= x.shape[1]
+    q = torch.from_numpy(orthogonal_rows(x.t().contiguous().numpy())).t()
+    return q, mm(q.t(), x)

@@ -1,0 +1,164 @@
+"""Sums over axes, and what consists of them, in portable arithmetic.
+
+Each function takes the arguments of the operation of torch.ops.aten that it replaces, and returns new tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.portable import loops
+from lockstep.portable.elementwise import checked, exp, log, refusal, square
+
+
+def total(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Sums over some axes, all by default."""
+    if dtype is not None and dtype != x.dtype:
+        x = x.to(dtype)
+    axes = sorted({axis % max(1, x.dim()) for axis in dim}) if dim else list(range(x.dim()))
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)] if keepdim else kept
+    if x.dtype == torch.float64:
+        return _exact_order(x, axes).view(shape)
+    if axes and axes[-1] - axes[0] >= len(axes):  # not neighbours
+        x = x.permute([axis for axis in range(x.dim()) if axis not in axes] + axes)
+        axes = list(range(x.dim() - len(axes), x.dim()))
+    x = checked(x)
+    outer, inner = math.prod(x.shape[: axes[0]]) if axes else 1, math.prod(x.shape[axes[-1] + 1 :]) if axes else 1
+    out = torch.empty(shape)
+    if not out.numel():
+        return out
+    count = x.numel() // (outer * inner)
+    if inner == 1:
+        loops.row_sums(x.data_ptr(), out.data_ptr(), outer, count)
+    else:
+        loops.inner_sums(x.data_ptr(), out.data_ptr(), outer, count, inner)
+    return out
+
+
+def _exact_order(x: Tensor, axes: list[int]) -> Tensor:
+    """Sums of float64, one number after the other; there are few of them."""
+    rows = x.permute([axis for axis in range(x.dim()) if axis not in axes] + axes).flatten(-len(axes))
+    result = torch.zeros(rows.shape[:-1], dtype=x.dtype)
+    for column in rows.unbind(-1):
+        result = result + column
+    return result
+
+
+def mean(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    sums = total(x, dim, keepdim, dtype=dtype)
+    return sums / (x.numel() / max(1, sums.numel()))
+
+
+def variance(x: Tensor, dim: list[int] | None = None, *, correction: float | None = 1, keepdim: bool = False) -> Tensor:
+    far = x - mean(x, dim, True) if dim else x - mean(x)
+    sums = total(far * far, dim, keepdim)
+    freedom = x.numel() / max(1, sums.numel()) - (1 if correction is None else correction)
+    return sums / freedom
+
+
+def deviation(
+    x: Tensor, dim: list[int] | None = None, *, correction: float | None = 1, keepdim: bool = False
+) -> Tensor:
+    return variance(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def vector_norm(
+    x: Tensor, order: float = 2, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if order != 2 or dim is not None:
+        raise refusal("norms other than the Euclidean one of a whole tensor")
+    x = checked(x)
+    return torch.tensor(math.sqrt(loops.square_sum(x.data_ptr(), x.numel())), dtype=torch.float32)
+
+
+def _by_rows(loop: Callable[..., None], given: list[Tensor], dim: int) -> Tensor:
+    """The result of a loop over the rows of tensors whose rows lie along an axis."""
+    last = dim % given[0].dim() == given[0].dim() - 1
+    held = [checked(x if last else x.movedim(dim, -1)) for x in given]
+    out, count = torch.empty_like(held[0]), held[0].shape[-1]
+    if out.numel():
+        loop(*(x.data_ptr() for x in held), out.data_ptr(), out.numel() // count, count)
+    return out if last else out.movedim(-1, dim)
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    return _by_rows(loops.log_softmax, [x], dim)
+
+
+def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return _by_rows(loops.log_softmax_backward, [grad, y], dim)
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    return exp(log_softmax(x, dim))
+
+
+def softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return _by_rows(loops.softmax_backward, [grad, y], dim)
+
+
+def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    largest = x.amax(dim, keepdim=True)
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    found = log(total(exp(x - largest), dim, True)) + largest
+    return found if keepdim else found.squeeze(tuple(dim))
+
+
+def layer_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized x, and means and reciprocal deviations, as aten::native_layer_norm."""
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    middle = mean(x, axes, True)
+    far = x - middle
+    inverse = 1 / (mean(far * far, axes, True) + eps).sqrt()
+    y = far * inverse
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), middle, inverse
+
+
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: list[int],
+    middle: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    leading = list(range(x.dim() - len(shape)))
+    y = (x - middle) * inverse
+    scaled = grad if weight is None else grad * weight
+    by_x = (scaled - mean(scaled, axes, True) - y * mean(scaled * y, axes, True)) * inverse if mask[0] else None
+    by_weight = total(grad * y, leading) if mask[1] else None
+    return by_x, by_weight, total(grad, leading) if mask[2] else None
+
+
+_REDUCTIONS = {0: lambda x: x, 1: lambda x: mean(x), 2: lambda x: total(x)}
+
+
+def smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    far = (x - target).abs()
+    return _REDUCTIONS[reduction](torch.where(far < beta, (0.5 * far) * far / beta, far - 0.5 * beta))
+
+
+def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    error = x - target
+    slope = torch.where(error.abs() < beta, error / beta, error.sign())
+    return slope * (grad / x.numel() if reduction == 1 else grad)
+
+
+def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    return _REDUCTIONS[reduction](square(x - target))
+
+
+def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return (2 * (x - target)) * (grad / x.numel() if reduction == 1 else grad)
