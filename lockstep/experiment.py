@@ -72,7 +72,7 @@ class Experiment:
     precision: Precision = "bf16"
     """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
     fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 with equal
-    bits on every CPU: several times as fast for PPO with an MLP, and slower than fp32 for most else."""
+    bits on every CPU: several times as fast for PPO, SAC, TD3 and DDPG on vectors, and slower for most else."""
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
@@ -105,6 +105,11 @@ class Experiment:
             raise SettingsError(f"total_steps={self.total_steps} must be at least 1, for example --total-steps 10M.")
         if self.torch_threads < 1:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
+        if self.precision == "portable" and self.torch_threads != 1:
+            raise SettingsError(
+                f"torch_threads={self.torch_threads}: portable arithmetic has one thread in each process. Use "
+                "--torch-threads 1, and --layout processes:N for several cores."
+            )
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
         self.algorithm.validate_with(self.setup)
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)

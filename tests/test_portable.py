@@ -31,10 +31,11 @@ PLAIN = {
     "NUMBA_CPU_FEATURES": "",
     "ATEN_CPU_CAPABILITY": "default",
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4",
 }
-"""What makes kernels, torch and the C library compute as on the first CPUs of 64 bits."""
+"""What makes kernels, torch, the C library and NumPy compute as on the first CPUs of 64 bits."""
 NAMES = [
-    *("portable-pendulum", "portable-cartpole-lags", "ppo-lstm", "memory-gru-lag-2"),
+    *("portable-pendulum", "portable-cartpole-lags", "squashed", "ppo-lstm", "memory-gru-lag-2"),
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),
 ]

@@ -211,10 +211,15 @@ if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
 
 
+def squashed() -> Experiment:
+    """PPO with actions that tanh squashes, whose entropy has no kernel."""
+    return cut(recipes.ppo_mujoco, rollout=16, env={"id": "Pendulum-v1"}, model={"squash": True})
+
+
 def portable(name: str) -> Experiment:
     """An experiment in portable arithmetic. Environments whose libraries compute otherwise on other CPUs are
     replaced by compiled ones."""
-    experiment = EXPERIMENTS[name]()
+    experiment = squashed() if name == "squashed" else EXPERIMENTS[name]()
     env = experiment.env
     compiled = {"CartPole-v1": "CartPole-v1", "Pendulum-v1": "Pendulum-v1", "HalfCheetah-v4": "Pendulum-v1"}
     if env.id in compiled:

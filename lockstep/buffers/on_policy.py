@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -147,5 +148,5 @@ class FreshBatches:
         for count, total, square in self._tree.sum(sums).tolist():
             mean = total / max(count, 1.0)
             variance = max(square - count * mean * mean, 0.0) / max(count - 1.0, 1.0)
-            moments.append((mean, variance**0.5))
+            moments.append((mean, math.sqrt(variance)))
         return moments

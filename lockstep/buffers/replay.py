@@ -19,6 +19,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Transitions
 from lockstep.experiment import Experiment
+from lockstep.portable.numbers import power
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that every item can still be drawn (Schaul et al. 2016, section 3.3)."""
@@ -220,8 +221,9 @@ class Replay:
         present = self._present(times)
         items = (times % self._places() * self.size + environments)[present]
         chosen = np.abs(priorities.astype(np.float64)[present]) + _LEAST_PRIORITY
-        self._tree.set(items, chosen**self._config.replay.alpha)
-        self._largest = max(self._largest, float((chosen**self._config.replay.alpha).max(initial=0.0)))
+        weights = power(chosen, self._config.replay.alpha)
+        self._tree.set(items, weights)
+        self._largest = max(self._largest, float(weights.max(initial=0.0)))
 
     def _present(self, times: np.ndarray) -> np.ndarray:
         """bool [n]: whether items have not been overwritten."""

@@ -23,6 +23,7 @@ from lockstep.buffers.replay import Replay
 from lockstep.buffers.storage import storage_for
 from lockstep.core.rng import stream
 from lockstep.envs.goals import Goals
+from lockstep.portable.numbers import power
 from lockstep.run.checkpoint import Checkpoint
 
 _AT_ONCE = 16 << 20
@@ -110,7 +111,7 @@ class ReplayBatches:
                 noise.append(draw.random(numbers, np.float32))
         times, environments, probability = (np.concatenate(each) for each in zip(*drawn, strict=True))
         shards = self._agent.experiment.scheme.shards
-        weight = (probability / shards) ** -self._beta if self._algorithm.weighted else np.ones(len(times))
+        weight = power(probability / shards, -self._beta) if self._algorithm.weighted else np.ones(len(times))
         batch = replay.batch(times, environments, weight)
         if hindsight is not None:
             batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))

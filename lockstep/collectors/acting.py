@@ -23,8 +23,10 @@ from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
+from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
+from lockstep.models.distributions import standard_normal
 
 
 class ActingShard:
@@ -108,8 +110,12 @@ class ActingBatch:
         if self._theta < 1:
             for member in self.members:
                 begin = stream(agent.experiment.seed, "drift", member.shard)
-                drift = begin.standard_normal((member.env.num_envs, self._distribution.noise_size), np.float32)
-                member.drift = torch.from_numpy(drift)
+                shape = (member.env.num_envs, self._distribution.noise_size)
+                if agent.model.portable_operations:
+                    with arithmetic(agent.model):
+                        member.drift = standard_normal(torch.from_numpy(begin.random(shape, np.float32)))
+                else:
+                    member.drift = torch.from_numpy(begin.standard_normal(shape, np.float32))
         self._exploring: Tensor | None = None
         """fp32 [A, X]: how each environment explores."""
 

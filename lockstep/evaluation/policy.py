@@ -166,7 +166,8 @@ class Player:
         """Choose one action for every environment, step, and return the results."""
         with self._arithmetic():
             action = self._act()
-        self.env.send(self._distribution.to_env(action.numpy()))
+            of_env = self._distribution.to_env(action.numpy())
+        self.env.send(of_env)
         step = self.env.recv(self._rows)
         self._steps = np.where(step.first, 0, self._steps + 1)
         self._check_finite(step.reward, action)

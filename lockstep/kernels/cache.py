@@ -26,16 +26,22 @@ class _Notice(event.Listener):
     """Tells the user once that compiling takes long. Functions that come from the cache are not compiled."""
 
     def __init__(self) -> None:
-        self.silent, self._begin = False, 0.0
+        self.silent = False
+        self._seconds, self._begin, self._depth = 0.0, 0.0, 0
 
     def on_start(self, event: event.Event) -> None:
-        self._begin = self._begin or time.perf_counter()
-        if not self.silent and time.perf_counter() - self._begin > _PATIENCE:
+        now = time.perf_counter()
+        if self._depth == 0:
+            self._begin = now
+        self._depth += 1
+        if not self.silent and self._seconds + now - self._begin > _PATIENCE:
             self.silent = True
             tell("Compiling kernels, which takes up to a minute. Later runs load them from a cache.", sys.stderr)
 
     def on_end(self, event: event.Event) -> None:
-        pass
+        self._depth -= 1
+        if self._depth == 0:
+            self._seconds += time.perf_counter() - self._begin
 
 
 notice = _Notice()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.math import exp, tanh
+from lockstep.kernels.math import expm1, tanh
 from lockstep.kernels.products import address, product
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
@@ -43,7 +43,7 @@ def activate(y: np.ndarray, activation: int) -> None:
             flat[i] = max(flat[i], np.float32(0))
     elif activation == ELU:
         for i in range(flat.size):
-            flat[i] = flat[i] if flat[i] > 0 else exp(flat[i]) - np.float32(1)
+            flat[i] = flat[i] if flat[i] > 0 else expm1(flat[i])
 
 
 @compiled

@@ -174,6 +174,13 @@ def exp(x):
     return (p * _power_of_two(half)) * _power_of_two(rest)
 
 
+@scalar
+def expm1(x):
+    """e**x - 1 of a float32, without cancellation near 0. Error at most 8 ulp."""
+    t = tanh(_HALF * x)
+    return select(abs(x) < _ONE, (_TWO * t) / (_ONE - t), exp(x) - _ONE)
+
+
 _LOG = tuple(
     map(
         _f,

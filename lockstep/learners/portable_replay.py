@@ -29,6 +29,7 @@ from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.portable import ACTIVATIONS, normalized
+from lockstep.portable.numbers import portable_numbers
 
 
 def has_kernels(agent: Agent) -> bool:
@@ -57,8 +58,9 @@ class PortableReplayLearner(Learner):
         self._sums = SAC_SUMS if isinstance(config, SACConfig) else TD3_SUMS
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        """As Learner.learn. Around the kernels there are only exact operations, which need not be replaced."""
-        return self._learn(iteration, rollouts)
+        """As Learner.learn. Torch's operations around the kernels are exact, so they need not be replaced."""
+        with portable_numbers():
+            return self._learn(iteration, rollouts)
 
     def _gradient(self, slot: int, part: Slice, hyper: dict[str, float]) -> Tensor:
         batch, normalizers = part

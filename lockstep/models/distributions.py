@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
+from lockstep.portable.numbers import tanh
 
 _FORBIDDEN = -1e9
 """Logit of a masked action: its probability is exactly zero in fp32, and its log-probability is finite."""
@@ -272,7 +273,7 @@ class Gaussian(Distribution):
     def to_env(self, action: np.ndarray) -> Any:
         low, high = self.space.low.reshape(-1), self.space.high.reshape(-1)
         if self.squash:
-            action = low + (np.tanh(action) + 1) / 2 * (high - low)
+            action = low + (tanh(action) + 1) / 2 * (high - low)
         return np.clip(action, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
 
     def encode(self, action: Tensor) -> Tensor:

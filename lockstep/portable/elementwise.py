@@ -5,6 +5,7 @@ Each function takes the arguments of the operation of torch.ops.aten that it rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from lockstep.portable import loops
 def refusal(what: str) -> SettingsError:
     """The error for what portable arithmetic does not cover."""
     return SettingsError(
-        f"precision=portable does not cover {what}. Use --precision fp32, which has equal bits on CPUs of one make."
+        f"precision=portable does not cover {what}. Use --precision fp32, whose bits depend on the processor."
     )
 
 
@@ -67,7 +68,7 @@ def log1p(x: Tensor) -> Tensor:
     """By the trick of Kahan, which cancels the rounding of 1 + x."""
     total = 1 + x
     near = log(total) * (x / (total - 1))
-    return torch.where(total == 1, x, near)
+    return torch.where((total == 1) | x.isinf(), x, near)
 
 
 def atanh(x: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ def square(x: Tensor) -> Tensor:
 def power(x: Any, exponent: Any) -> Tensor:
     """Products for whole exponents, square roots, and else e**(exponent log x)."""
     if isinstance(exponent, (int, float)):
-        if exponent == int(exponent) and abs(exponent) <= 64:
+        if float(exponent).is_integer() and abs(exponent) <= 64:
             whole = _whole_power(x, abs(int(exponent)))
             return whole if exponent >= 0 else 1 / whole
         if exponent == 0.5:
@@ -133,6 +134,14 @@ def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
 
 def xlogy(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x == 0, 0.0, x * log(y))
+
+
+def arange(*limits: float, dtype: Any = None, **kwargs: Any) -> Tensor:
+    start, end, step = (*((0,) if len(limits) == 1 else ()), *limits, *(() if len(limits) == 3 else (1,)))
+    if all(float(x).is_integer() for x in (start, end, step)):
+        return torch.arange(*limits, dtype=dtype, **kwargs)
+    count = math.ceil((end - start) / step)
+    return torch.tensor([start + step * i for i in range(count)], dtype=dtype, **kwargs)
 
 
 def linspace(start: float, end: float, steps: int, **kwargs: Any) -> Tensor:

@@ -18,7 +18,7 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import instruction, scalar
 
 _LANES = 8
-_ZERO, _HALF, _ONE, _TWO = map(np.float32, (0, 0.5, 1, 2))
+_ZERO, _HALF, _ONE, _TWO, _NAN = map(np.float32, (0, 0.5, 1, 2, np.nan))
 
 
 @instruction
@@ -49,8 +49,7 @@ def expm1(x: int, out: int, count: int) -> None:
     """e**x - 1"""
     a, b = _floats(x, count), _floats(out, count)
     for i in range(count):
-        t = math.tanh(_HALF * a[i])
-        b[i] = math.select(abs(a[i]) < _ONE, (_TWO * t) / (_ONE - t), math.exp(a[i]) - _ONE)
+        b[i] = math.expm1(a[i])
 
 
 @compiled
@@ -127,10 +126,13 @@ def cos(x: int, out: int, count: int) -> None:
 
 @compiled
 def power(x: int, exponents: int, out: int, count: int) -> None:
-    """x**e for positive x, as e**(e log x), and 0 for x = 0 < e."""
+    """x to the power y, as e**(y log x); for negative x, if y is whole."""
     a, e, b = _floats(x, count), _floats(exponents, count), _floats(out, count)
     for i in range(count):
-        b[i] = math.exp(e[i] * math.log(a[i])) if e[i] != 0 else _ONE
+        size = math.exp(e[i] * math.log(abs(a[i]))) if e[i] != 0 else _ONE
+        whole = e[i] == math.floor(e[i])
+        odd = whole and _HALF * e[i] != math.floor(_HALF * e[i])
+        b[i] = size if a[i] >= 0 else ((-size if odd else size) if whole else _NAN)
 
 
 @compiled
@@ -159,6 +161,16 @@ def row_sums(x: int, out: int, rows: int, count: int) -> None:
         for lane in range(_LANES):
             total += parts[lane]
         b[row] = total
+
+
+@compiled
+def ordered_sums(x: np.ndarray, out: np.ndarray) -> None:
+    """float64 [rows, count] -> [rows], one number after the other."""
+    for row in range(len(x)):
+        total = 0.0
+        for i in range(x.shape[1]):
+            total += x[row, i]
+        out[row] = total
 
 
 @compiled

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.kernels import products
 from lockstep.kernels.initialize import orthogonal_rows
-from lockstep.portable.elementwise import refusal
+from lockstep.portable.elementwise import checked, refusal
 from lockstep.portable.sums import total
 
 
@@ -25,8 +25,23 @@ def _matrix(x: Tensor) -> tuple[Tensor, int, int]:
     return x, x.stride(-2), x.stride(-1)
 
 
+def _check(a: Tensor, b: Tensor, dimensions: int) -> None:
+    """Raise RuntimeError for matrices that cannot be multiplied."""
+    fitting = a.dim() == b.dim() == dimensions and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
+    if not fitting:
+        raise RuntimeError(f"matrices of shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
+
+
+def _start(x: Tensor, shape: tuple[int, ...], beta: float, alpha: float) -> Tensor:
+    """A new tensor of this shape with the numbers of x, to which a product is added."""
+    if beta != 1 or alpha != 1:
+        raise refusal("products that are scaled when they are added")
+    return checked(x.expand(shape)).clone(memory_format=torch.contiguous_format)
+
+
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add a [n, k] @ b [k, m] to a contiguous out [n, m]."""
+    _check(a, b, 2)
     (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
     (n, k), m = a.shape, b.shape[1]
     products.product(a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, out.data_ptr(), m, n, k, m)
@@ -38,16 +53,15 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    assert beta == 1 and alpha == 1
-    return _add_product(x.expand(a.shape[0], b.shape[1]).clone(memory_format=torch.contiguous_format), a, b)
+    return _add_product(_start(x, (a.shape[0], b.shape[1]), beta, alpha), a, b)
 
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """x + a @ b for each of C matrices."""
-    assert beta == 1 and alpha == 1
+    _check(a, b, 3)
     (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
     (count, n, k), m = a.shape, b.shape[2]
-    out = x.expand(count, n, m).clone(memory_format=torch.contiguous_format)
+    out = _start(x, (count, n, m), beta, alpha)
     lefts, rights = (a.data_ptr(), a.stride(0), a_row, a_term), (b.data_ptr(), b.stride(0), b_term, b_column)
     products.products(count, *lefts, *rights, out.data_ptr(), n * m, m, n, k, m)
     return out
@@ -66,6 +80,7 @@ def addmv(x: Tensor, a: Tensor, v: Tensor, *, beta: float = 1, alpha: float = 1)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
+    _check(a.unsqueeze(0), b.unsqueeze(1), 2)
     return total(a * b)
 
 
@@ -82,7 +97,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear_pointwise(
     x: Tensor, weight: Tensor, bias: Tensor | None, name: str, scalars: list[Any], algorithm: str | None
 ) -> Tensor:
-    assert name == "none"
+    if name != "none":
+        raise refusal(f"linear layers that are fused with {name}")
     return linear(x, weight, bias)
 
 
@@ -104,6 +120,8 @@ def convolution(
 ) -> Tensor:
     """A convolution of images, as a product of matrices."""
     _check_convolution(x, transposed, groups)
+    if x.shape[1] != weight.shape[1]:
+        raise RuntimeError(f"a convolution of {weight.shape[1]} channels cannot take images of shape {tuple(x.shape)}")
     kernel = list(weight.shape[2:])
     columns = _windows(x, kernel, stride, padding, dilation)
     size = [(x.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
@@ -145,6 +163,7 @@ def _check_convolution(x: Tensor, transposed: bool, groups: int) -> None:
 
 def qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """Q with orthogonal columns and R of a matrix with at least as many rows as columns. R's diagonal is positive."""
-    assert mode == "reduced" and x.shape[0] >= x.shape[1]
+    if mode != "reduced" or x.dim() != 2 or x.shape[0] < x.shape[1]:
+        raise refusal("QR decompositions other than reduced ones of a tall matrix")
     q = torch.from_numpy(orthogonal_rows(x.t().contiguous().numpy())).t()
     return q, mm(q.t(), x)

@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Self
 
+from lockstep.portable import numbers
 from lockstep.portable.elementwise import refusal
 from lockstep.portable.operations import OPERATIONS
 
 _NAMES = """
-    abs add all alias amax amin aminmax any arange argmax argmin argsort as_strided bitwise_and bitwise_not bitwise_or
+    abs add all alias amax amin aminmax any argmax argmin argsort as_strided bitwise_and bitwise_not bitwise_or
     cat ceil clamp clamp_max clamp_min clone constant_pad_nd contiguous copy cummax detach diagonal diagonal_copy diff
     div empty empty_like empty_strided eq equal expand expand_copy eye fill flatten flip floor floor_divide full
     full_like gather ge gt index index_fill index_put index_select isfinite isinf isnan item le leaky_relu
@@ -33,7 +35,7 @@ _NAMES = """
     _unsafe_view
 """
 _EXACT = frozenset(_NAMES.split())
-"""Operations that torch computes with the same bits everywhere; ALPHA lists those that must not scale an argument."""
+"""Operations that torch computes with the same bits everywhere; _ALPHA lists those that must not scale an argument."""
 _ALPHA = {"add", "sub", "rsub"}
 """Operations with a factor alpha, which the CPU may multiply and add with a single rounding."""
 
@@ -66,6 +68,14 @@ class PortableArithmetic(TorchDispatchMode):
     _ways: ClassVar[dict[Any, Callable[..., Any] | None]] = {}
     """What replaces an operation, by operation. None leaves it to torch."""
 
+    def __enter__(self) -> Self:
+        numbers.enter(1)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        numbers.enter(-1)
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # or torch would import its compiler, which takes a second in every process
@@ -82,7 +92,7 @@ class PortableArithmetic(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         base = name.removesuffix("_") if not name.startswith("__") else name
         replacement = OPERATIONS.get(name) or OPERATIONS.get(base)
-        if replacement is not None:
+        if replacement is not None and not func._can_decompose():  # other overloads have other arguments
             return _of_floats(func, _into(func, name, replacement))
         if base in _ALPHA:
             return lambda *args, **kwargs: _scaled(func, args, kwargs)
@@ -123,8 +133,8 @@ def _into(func: Any, name: str, replacement: Callable[..., Any]) -> Callable[...
     if outs:
 
         def to_out(*args: Any, **kwargs: Any) -> Tensor:
-            target = kwargs.pop(outs[0])
-            return target.copy_(replacement(*args, **kwargs))
+            target, found = kwargs.pop(outs[0]), replacement(*args, **kwargs)
+            return target.resize_(found.shape).copy_(found)
 
         return to_out
     written = func._schema.arguments and func._schema.arguments[0].alias_info

@@ -63,6 +63,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mkldnn::_linear_pointwise": matrices.linear_pointwise,
     "convolution": matrices.convolution,
     "convolution_backward": matrices.convolution_backward,
+    "arange": elementwise.arange,
     "linspace": elementwise.linspace,
     "uniform_": elementwise.uniform,
     "normal_": elementwise.normal,

@@ -20,7 +20,7 @@ def total(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dty
     """Sums over some axes, all by default."""
     if dtype is not None and dtype != x.dtype:
         x = x.to(dtype)
-    axes = sorted({axis % max(1, x.dim()) for axis in dim}) if dim else list(range(x.dim()))
+    axes = _axes(x, dim)
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)] if keepdim else kept
     if x.dtype == torch.float64:
@@ -41,12 +41,22 @@ def total(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dty
     return out
 
 
+def _axes(x: Tensor, dim: list[int] | None) -> list[int]:
+    """The axes that are meant, in order; all by default."""
+    size = max(1, x.dim())
+    for axis in dim or ():
+        if not -size <= axis < size:
+            raise IndexError(f"axis {axis} is out of range for a tensor of {x.dim()} axes")
+    return [axis for axis in range(x.dim()) if axis in {each % size for each in dim}] if dim else list(range(x.dim()))
+
+
 def _exact_order(x: Tensor, axes: list[int]) -> Tensor:
-    """Sums of float64, one number after the other; there are few of them."""
-    rows = x.permute([axis for axis in range(x.dim()) if axis not in axes] + axes).flatten(-len(axes))
-    result = torch.zeros(rows.shape[:-1], dtype=x.dtype)
-    for column in rows.unbind(-1):
-        result = result + column
+    """Sums of float64 over some axes, one number after the other, as a vector."""
+    kept = [axis for axis in range(x.dim()) if axis not in axes]
+    outer = math.prod(x.shape[axis] for axis in kept)
+    result = torch.zeros(outer, dtype=x.dtype)
+    if x.numel():
+        loops.ordered_sums(x.permute(kept + axes).reshape(outer, -1).numpy(), result.numpy())
     return result
 
 
@@ -138,8 +148,11 @@ def layer_norm_backward(
     y = (x - middle) * inverse
     scaled = grad if weight is None else grad * weight
     by_x = (scaled - mean(scaled, axes, True) - y * mean(scaled * y, axes, True)) * inverse if mask[0] else None
-    by_weight = total(grad * y, leading) if mask[1] else None
-    return by_x, by_weight, total(grad, leading) if mask[2] else None
+
+    def summed(gradient: Tensor) -> Tensor:
+        return total(gradient, leading) if leading else gradient
+
+    return by_x, summed(grad * y) if mask[1] else None, summed(grad) if mask[2] else None
 
 
 _REDUCTIONS = {0: lambda x: x, 1: lambda x: mean(x), 2: lambda x: total(x)}

@@ -28,16 +28,18 @@ def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
     started."""
     here = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
+    every = list(here)
     for each in folder.facts().get("resumed", []):
         if each.get("differs"):
             told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
+            every += each["differs"]
     if not told:
         return None
     what = ledger.platform_or_code(here) if here else "what the run was resumed with"
-    portable = head["settings"].get("precision") == "portable" and all(each.startswith(_OF_PROCESSOR) for each in here)
+    portable = head["settings"].get("precision") == "portable" and all(each.startswith(_OF_PROCESSOR) for each in every)
     only = "is not what it was when the run started, " + (
         "which portable arithmetic does not depend on, but an environment's library may."
-        if here and portable
+        if portable
         else "and bits are only comparable if it is."
     )
     return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)}"

@@ -150,8 +150,51 @@ def test_other_operations_are_refused_by_name(operation: Callable[[], object], n
 
 
 @pytest.mark.parametrize(
+    "operation",
+    [
+        lambda: torch.ones(2, 3) @ torch.ones(5, 4),
+        lambda: torch.bmm(torch.ones(2, 3, 4), torch.ones(1, 4, 5)),
+        lambda: F.linear(torch.ones(2, 3), torch.ones(4, 7)),
+        lambda: torch.mv(torch.ones(2, 3), torch.ones(4)),
+        lambda: torch.dot(torch.ones(3), torch.ones(4)),
+        lambda: F.conv2d(IMAGES[:, :2], KERNELS[:, :3]),
+        lambda: torch.addmm(torch.ones(4), torch.ones(2, 3), torch.ones(3, 5)),
+        lambda: torch.ones(2, 3).sum(2),
+    ],
+)
+def test_what_does_not_fit_is_an_error(operation: Callable[[], object]) -> None:
+    with PortableArithmetic(), torch.inference_mode(), pytest.raises((RuntimeError, IndexError)):
+        operation()
+
+
+def test_overloads_and_edges_are_torchs() -> None:
+    x = torch.tensor([[1.0, 2.0, 4.0], [-3.0, 0.5, 8.0]])
+    cases: list[Callable[[], Tensor]] = [
+        lambda: x.var(unbiased=False),
+        lambda: torch.std(x, 1, False),
+        lambda: x.double().sum(1).float(),
+        lambda: x ** torch.tensor([2.0, 3.0, 0.0]),
+        lambda: torch.log1p(torch.tensor([float("inf"), 0.0])),
+        lambda: torch.arange(0.3, 7, 0.1),
+        lambda: F.layer_norm(x[0], (3,)),
+    ]
+    for case in cases:
+        expected = case()
+        with PortableArithmetic(), torch.inference_mode():
+            torch.testing.assert_close(case(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unbatched_layer_norm_has_gradients() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with PortableArithmetic():
+        (F.layer_norm(torch.tensor([1.0, 2.0, 4.0]), (3,), weight) * torch.tensor([1.0, 0.0, 2.0])).sum().backward()
+    assert weight.grad is not None and weight.grad[1] == 0
+
+
+@pytest.mark.parametrize(
     ("operation", "said"),
     [
+        (lambda: torch.addmm(X[0, :2], X[:2, :2], X[:2, :2], beta=0.5), "products that are scaled"),
         (lambda: torch.exp(X.double()), "numbers of type torch.float64"),
         (lambda: X.double() @ X.double().t(), "numbers of type torch.float64"),
         (lambda: F.conv2d(IMAGES[:, :4], KERNELS[:2, :2], groups=2), "convolutions with groups"),

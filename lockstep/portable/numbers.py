@@ -1,0 +1,51 @@
+"""Functions of NumPy arrays that decide bits: in portable arithmetic where that is used, and NumPy's elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+
+_uses = 0
+"""Contexts of portable arithmetic that this process is in."""
+
+
+def enter(change: int) -> None:
+    """Count a context that begins (1) or ends (-1)."""
+    global _uses
+    _uses += change
+
+
+@contextlib.contextmanager
+def portable_numbers() -> Iterator[None]:
+    """A context in which these functions are portable. Torch's operations stay as they are."""
+    enter(1)
+    try:
+        yield
+    finally:
+        enter(-1)
+
+
+def tanh(x: np.ndarray) -> np.ndarray:
+    """The hyperbolic tangent of a float32 array."""
+    if not _uses:
+        return np.tanh(x)
+    from lockstep.portable import loops  # which needs Numba, and that takes a second to import
+
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty_like(x)
+    loops.tanh(x.ctypes.data, out.ctypes.data, x.size)
+    return out
+
+
+def power(x: np.ndarray, exponent: float) -> np.ndarray:
+    """x to a power, for a float64 array of positive numbers; portable with the precision of float32."""
+    if not _uses:
+        return x**exponent
+    from lockstep.portable import loops
+
+    base = np.ascontiguousarray(x, np.float32)
+    exponents, out = np.full_like(base, exponent), np.empty_like(base)
+    loops.power(base.ctypes.data, exponents.ctypes.data, out.ctypes.data, base.size)
+    return out.astype(np.float64)
