@@ -56,10 +56,8 @@ class Worker:
             self.learner: Learner = AsyncLearner(
                 agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates
             )
-        elif kernels := _kernels(agent):
-            self.learner = kernels(agent, self.slots, self._tree, alive=alive)
         else:
-            self.learner = Learner(agent, self.slots, self._tree, alive=alive, capture=capture)
+            self.learner = learner_of(agent, self.slots, self._tree, alive, capture)
         self._begun = _numbers(agent.algorithm)
         self._told: set[str] = set()
 
@@ -150,6 +148,20 @@ class Worker:
                 "it: the run would not resume exactly. Let the algorithm's method variables return it.",
                 sys.stderr,
             )
+
+
+def learner_of(
+    agent: Agent,
+    slots: range,
+    tree: TreeSum,
+    alive: Callable[[], None] = lambda: None,
+    capture: Capture | None = None,
+) -> Learner:
+    """The learner of an agent whose gradients are not asynchronous."""
+    kernels = _kernels(agent)
+    if kernels is not None:
+        return kernels(agent, slots, tree, alive=alive)
+    return Learner(agent, slots, tree, alive=alive, capture=capture)
 
 
 def _kernels(agent: Agent) -> type[Learner] | None:

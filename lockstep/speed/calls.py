@@ -18,7 +18,6 @@ from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
-from lockstep.buffers.sources import batches_for
 from lockstep.collectors.collectors import Collector
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import map_structure
@@ -28,7 +27,10 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.learners.optimizer import Optimizer
+from lockstep.learners.learner import Learner
+from lockstep.learners.optimizer import optimizer_for
+from lockstep.learners.process import learner_of
+from lockstep.models.arithmetic import arithmetic
 
 _REMEMBERED = 100_000
 """Maximum number of steps in the memory while replay is measured: more would cost memory, not time."""
@@ -69,7 +71,8 @@ class Calls:
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
         """For each part, the call to time and the number of training samples that it covers."""
-        batches = batches_for(learning, range(1), TreeSum(1, Group()))
+        learner = learner_of(learning, range(1), TreeSum(1, Group()))
+        batches = learner.batches
         if experiment.algorithm.replays:
             rollouts = self._played(acting, buffers)
             insert, sample = self._inserting(learning, batches, rollouts), self._sampling(batches, updates)
@@ -81,12 +84,11 @@ class Calls:
             rollout.valid.fill_(True)  # its numbers are arbitrary
             nothing = RolloutInfo(self._group.shards[0], 0, 0, ((0, 0),), np.zeros(0), {}, [])
             self._inserting(learning, batches, [CollectedRollout(nothing, rollout, learning.normalizers)])()
-        batch = batches.slice(0, 0).batch
         stepped = len(self._envs) * size
         self.calls |= {
             "env": (self._env(acting), stepped),
             "inference": (self._inference(acting), stepped),
-            "training": (self._training(learning, batch), collected / updates),
+            "training": (self._training(learning, learner), collected / updates),
             "optimizer": (self._optimizer(learning), slots * collected / updates),
             "reduction": (self._reduction(learning, slots), slots * collected / updates),
         }
@@ -124,8 +126,9 @@ class Calls:
 
         @torch.inference_mode()
         def act() -> None:
-            out, _ = actor(obs, start, state, action, reward)
-            distribution.sample(out.policy[0], noise)
+            with arithmetic(agent.model):
+                out, _ = actor(obs, start, state, action, reward)
+                distribution.sample(out.policy[0], noise)
             self._synchronize()
 
         return act
@@ -162,12 +165,16 @@ class Calls:
 
         return sample
 
-    def _training(self, agent: Agent, batch: Any) -> Callable[[], object]:
+    def _training(self, agent: Agent, learner: Learner) -> Callable[[], object]:
         algorithm, hyper, updates = agent.algorithm, agent.algorithm.hyperparameters(0.0), itertools.count(1)
+        if type(learner) is not Learner:  # it has kernels, which sample and learn in one
+            return lambda: list(learner._slices(0, {**hyper, "update": next(updates)}))
+        batch = learner.batches.slice(0, 0).batch
 
         def learn() -> None:
-            agent.flat.forget_gradient()
-            algorithm.loss(agent.networks, batch, {**hyper, "update": next(updates)}).total.backward()
+            with arithmetic(agent.model):
+                agent.flat.forget_gradient()
+                algorithm.loss(agent.networks, batch, {**hyper, "update": next(updates)}).total.backward()
             self._synchronize()
 
         return learn
@@ -177,7 +184,7 @@ class Calls:
             torch.cuda.synchronize(gpu)
 
     def _optimizer(self, agent: Agent) -> Callable[[], object]:
-        optimizer = Optimizer(self._experiment, agent.flat)
+        optimizer = optimizer_for(self._experiment, agent.flat)
         gradient = torch.full_like(agent.flat.vector.data, 1e-9)
         hyper = agent.algorithm.hyperparameters(0.0)
         hyper = {name: 1e-9 if name.endswith("learning_rate") else value for name, value in hyper.items()}

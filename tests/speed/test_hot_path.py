@@ -114,7 +114,7 @@ def small(experiment: Experiment, **algorithm: Any) -> Experiment:
 
 
 def mlp(**algorithm: Any) -> Experiment:
-    return small(recipes.ppo_cartpole(), **algorithm)
+    return small(recipes.ppo_cartpole().replace(precision="fp32"), **algorithm)
 
 
 def lstm(**algorithm: Any) -> Experiment:
