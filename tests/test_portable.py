@@ -39,7 +39,7 @@ NAMES = [
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),
 ]
-"""The first two have kernels of their own; torch's operations are replaced in the others."""
+"""PPO on vectors, SAC, TD3 and DDPG learn with kernels. In the others, torch's operations are replaced."""
 
 
 def digest(name: str, folder: Path, layout: str = "inline") -> str:

@@ -31,7 +31,7 @@ def _within(noise):
 
 @compiled
 def exponentials(x: np.ndarray, out: np.ndarray) -> None:
-    """e**x of all numbers [n, A] -> [n, A]. A loop of its own is vectorized."""
+    """Write e**x of each number: [n, A] -> [n, A]. This loop is separate so that it can be vectorized."""
     flat, result = x.reshape(x.size), out.reshape(x.size)
     for i in range(flat.size):
         result[i] = exp(flat[i])

@@ -24,11 +24,16 @@ def refusal(what: str) -> SettingsError:
     )
 
 
-def checked(x: Tensor) -> Tensor:
-    """The tensor, which must be float32, contiguous."""
+def of_float32(x: Tensor) -> Tensor:
+    """The tensor itself, which must be float32."""
     if x.dtype != torch.float32:
         raise refusal(f"numbers of type {x.dtype}: its models and losses are float32")
-    return x.contiguous()
+    return x
+
+
+def checked(x: Tensor) -> Tensor:
+    """The tensor, which must be float32, contiguous."""
+    return of_float32(x).contiguous()
 
 
 def _mapped(loop: Callable[[int, int, int], None]) -> Callable[[Tensor], Tensor]:

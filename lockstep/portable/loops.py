@@ -188,62 +188,22 @@ def inner_sums(x: int, out: int, outer: int, count: int, inner: int) -> None:
 
 
 @compiled
-def log_softmax(x: int, out: int, rows: int, count: int) -> None:
-    """Logarithms of normalized exponentials of each row."""
-    a, b = _floats(x, rows * count), _floats(out, rows * count)
-    for row in range(rows):
-        of, to = a[row * count : (row + 1) * count], b[row * count : (row + 1) * count]
-        largest = of[0]
-        for i in range(1, count):
-            largest = max(largest, of[i])
+def log_softmax_backward(grad: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """The gradient by x, given that by y = log_softmax(x) of each row: [rows, count] each."""
+    for row in range(len(y)):
         total = _ZERO
-        for i in range(count):
-            total += math.exp(of[i] - largest)
-        normalizer = largest + math.log(total)
-        for i in range(count):
-            to[i] = of[i] - normalizer
+        for i in range(y.shape[1]):
+            total += grad[row, i]
+        for i in range(y.shape[1]):
+            out[row, i] = grad[row, i] - math.exp(y[row, i]) * total
 
 
 @compiled
-def log_softmax_backward(grad: int, y: int, out: int, rows: int, count: int) -> None:
-    """The gradient by x, given that by y = log_softmax(x)."""
-    g, a, b = _floats(grad, rows * count), _floats(y, rows * count), _floats(out, rows * count)
-    for row in range(rows):
-        begin = row * count
+def softmax_backward(grad: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """The gradient by x, given that by y = softmax(x) of each row: [rows, count] each."""
+    for row in range(len(y)):
         total = _ZERO
-        for i in range(begin, begin + count):
-            total += g[i]
-        for i in range(begin, begin + count):
-            b[i] = g[i] - math.exp(a[i]) * total
-
-
-@compiled
-def softmax_backward(grad: int, y: int, out: int, rows: int, count: int) -> None:
-    """The gradient by x, given that by y = softmax(x)."""
-    g, a, b = _floats(grad, rows * count), _floats(y, rows * count), _floats(out, rows * count)
-    for row in range(rows):
-        begin = row * count
-        total = _ZERO
-        for i in range(begin, begin + count):
-            total += g[i] * a[i]
-        for i in range(begin, begin + count):
-            b[i] = a[i] * (g[i] - total)
-
-
-@compiled
-def square_sum(x: int, count: int) -> float:
-    """The sum of squares in float64, in 8 parts."""
-    a = _floats(x, count)
-    parts = np.zeros(_LANES)
-    whole = count - count % _LANES
-    for i in range(0, whole, _LANES):
-        for lane in range(_LANES):
-            y = np.float64(a[i + lane])
-            parts[lane] += y * y
-    for i in range(whole, count):
-        y = np.float64(a[i])
-        parts[i - whole] += y * y
-    total = 0.0
-    for lane in range(_LANES):
-        total += parts[lane]
-    return total
+        for i in range(y.shape[1]):
+            total += grad[row, i] * y[row, i]
+        for i in range(y.shape[1]):
+            out[row, i] = y[row, i] * (grad[row, i] - total)

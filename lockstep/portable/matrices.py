@@ -14,15 +14,13 @@ from torch import Tensor
 
 from lockstep.kernels import products
 from lockstep.kernels.initialize import orthogonal_rows
-from lockstep.portable.elementwise import checked, refusal
+from lockstep.portable.elementwise import checked, of_float32, refusal
 from lockstep.portable.sums import total
 
 
 def _matrix(x: Tensor) -> tuple[Tensor, int, int]:
     """A matrix with the strides of rows and columns of its last two axes."""
-    if x.dtype != torch.float32:
-        raise refusal(f"numbers of type {x.dtype}: its models and losses are float32")
-    return x, x.stride(-2), x.stride(-1)
+    return of_float32(x), x.stride(-2), x.stride(-1)
 
 
 def _check(a: Tensor, b: Tensor, dimensions: int) -> None:
@@ -82,10 +80,6 @@ def addmv(x: Tensor, a: Tensor, v: Tensor, *, beta: float = 1, alpha: float = 1)
 def dot(a: Tensor, b: Tensor) -> Tensor:
     _check(a.unsqueeze(0), b.unsqueeze(1), 2)
     return total(a * b)
-
-
-def outer(a: Tensor, b: Tensor) -> Tensor:
-    return a.unsqueeze(1) * b
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

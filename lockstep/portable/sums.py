@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.kernels import policies
+from lockstep.kernels.optimizers import norm
 from lockstep.portable import loops
 from lockstep.portable.elementwise import checked, exp, log, refusal, square
 
@@ -84,7 +86,7 @@ def vector_norm(
     if order != 2 or dim is not None:
         raise refusal("norms other than the Euclidean one of a whole tensor")
     x = checked(x)
-    return torch.tensor(math.sqrt(loops.square_sum(x.data_ptr(), x.numel())), dtype=torch.float32)
+    return torch.tensor(norm(x.view(-1).detach().numpy()), dtype=torch.float32)
 
 
 def _by_rows(loop: Callable[..., None], given: list[Tensor], dim: int) -> Tensor:
@@ -93,12 +95,12 @@ def _by_rows(loop: Callable[..., None], given: list[Tensor], dim: int) -> Tensor
     held = [checked(x if last else x.movedim(dim, -1)) for x in given]
     out, count = torch.empty_like(held[0]), held[0].shape[-1]
     if out.numel():
-        loop(*(x.data_ptr() for x in held), out.data_ptr(), out.numel() // count, count)
+        loop(*(x.view(-1, count).numpy() for x in (*held, out)))
     return out if last else out.movedim(-1, dim)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    return _by_rows(loops.log_softmax, [x], dim)
+    return _by_rows(policies.log_softmax, [x], dim)
 
 
 def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: Any = None) -> Tensor:
