@@ -272,7 +272,7 @@ CASES = {
     "dqn-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, torch_threads=2),
     "sac": Case("sac-mujoco", "processes:2"),
     "sac-2-shards": Case("sac-mujoco", "processes:2", shards=2),
-    "sac-1-shard": Case("sac-mujoco", "inline", shards=1, torch_threads=2),
+    "sac-1-shard": Case("sac-mujoco", "inline", shards=1),
 }
 
 

@@ -159,7 +159,7 @@ def test_settings_of_users_own_are_checked_as_far_as_their_kinds_are_known() -> 
 
 
 def test_threads_that_depend_on_the_load_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = recipes.ppo_cartpole()
+    experiment = recipes.ppo_cartpole().replace(precision="fp32")
     for value, threads, refused in (("true", 2, True), ("TRUE", 1, False), ("false", 2, False)):
         monkeypatch.setenv("OMP_DYNAMIC", value)
         with pytest.raises(SettingsError, match="Unset OMP_DYNAMIC") if refused else contextlib.nullcontext():
