@@ -5,7 +5,7 @@ Shape legend: T time, B environments of a shard, A rows of an acting batch (one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,39 +17,17 @@ from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.at_once import ShardRollout
 from lockstep.collectors.preemption import Preemption
+from lockstep.collectors.stepping import ActingShard, BatchEnvs
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
-from lockstep.envs.base import ShardEnv, StepResult
+from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring, ModelOutput
 from lockstep.models.capture import Inference
 from lockstep.models.distributions import standard_normal
-
-
-class ActingShard:
-    """One shard of a collector: its environments, its rows of an acting batch, its running scores."""
-
-    def __init__(self, shard: int, env: ShardEnv, rows: slice) -> None:
-        self.shard, self.env, self.rows = shard, env, rows
-        self.score = np.zeros(env.num_envs)
-        """The raw reward so far of each unfinished episode."""
-        self.length = np.zeros(env.num_envs, np.int64)
-        self.return_carry = torch.zeros(env.num_envs)
-        """The discounted return so far, for return normalisation."""
-        self.episodes: list[tuple[float, int]] = []
-        """(raw score, length in steps) of the episodes that ended in the last rollout."""
-        self.drift: Tensor | None = None
-        """fp32 [B, N]: the present state of drifting noise."""
-        self.offset = 0
-        """The number of the rollout that lap 0 collects."""
-        self.last = -1
-        """The row of the rollout's last observation: -1, the last row, unless the rollout was cut."""
-        self.core_state = torch.zeros(0)
-        """fp32 [B, K]: before the last observation of a rollout that was cut."""
-
 
 _FIELDS = ("start", "action", "reward", "log_prob", "value", "terminated", "truncated", "valid")
 
@@ -63,9 +41,9 @@ class _Open:
         self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
         self.floats = floats(self.obs)
 
-    def rows(self, t: int, member: ActingShard) -> Any:
-        """A shard's observations at one step, to write into."""
-        return map_structure(lambda leaf: leaf[t, member.rows], self.obs)
+    def at(self, t: int, rows: slice) -> Any:
+        """The observations of some rows at one step, to write into."""
+        return map_structure(lambda leaf: leaf[t, rows], self.obs)
 
 
 class ActingBatch:
@@ -80,7 +58,7 @@ class ActingBatch:
         agent: Agent,
         group: ActingGroup,
         buffers: list[RolloutBuffer],
-        make: Callable[[int], ShardEnv],
+        environments: BatchEnvs,
         finite_check: FiniteCheck,
     ) -> None:
         self._finite_check = finite_check
@@ -88,7 +66,7 @@ class ActingBatch:
         self._experiment = agent.experiment
         self._distribution = agent.model.distribution
         self._previous = agent.experiment.model.uses_previous
-        self.members = [ActingShard(shard, make(shard), group.rows(shard)) for shard in group.shards]
+        self.envs, self.members = environments, environments.members
         self._buffers = [_Open(buffer) for buffer in buffers]
         self._open = self._buffers[0]
         """The buffer that is being written, or was written last."""
@@ -110,7 +88,7 @@ class ActingBatch:
         if self._theta < 1:
             for member in self.members:
                 begin = stream(agent.experiment.seed, "drift", member.shard)
-                shape = (member.env.num_envs, self._distribution.noise_size)
+                shape = (member.num_envs, self._distribution.noise_size)
                 if agent.model.portable_operations:
                     with arithmetic(agent.model):
                         member.drift = standard_normal(torch.from_numpy(begin.random(shape, np.float32)))
@@ -121,9 +99,10 @@ class ActingBatch:
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
-        for member in self.members:
-            member.env.reset(self._open.rows(-1, member))
-            self._check_start(-1, member, "at the start of its first episode")
+        for each in self.envs.stepped:
+            each.env.reset(self._open.at(-1, each.rows))
+            for member in each.members:
+                self._check_start(-1, member, "at the start of its first episode")
         self._open.buffer.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
@@ -134,12 +113,15 @@ class ActingBatch:
         for member in self.members:
             _carry_over(before.buffer, buffer, member)
             member.last = -1
-            if member.env.reseed_due():
-                member.env.reseed(self._open.rows(0, member))
-                self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
-                buffer.whole.start[0, member.rows] = True
-                member.score[:], member.length[:] = 0, 0
-                member.return_carry.zero_()
+        for each in self.envs.stepped:
+            if each.env.reseed_due():
+                each.env.reseed(self._open.at(0, each.rows))
+                for member in each.members:
+                    self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
+                    buffer.whole.start[0, member.rows] = True
+                    member.score[:], member.length[:] = 0, 0
+                    member.return_carry.zero_()
+        for member in self.members:
             self._explore(member, lap + member.offset)
             draw = stream(self._experiment.seed, "action", member.shard, lap + member.offset)
             noise = self._noise[:, member.rows]
@@ -151,7 +133,7 @@ class ActingBatch:
 
     def _explore(self, member: ActingShard, rollout: int) -> None:
         """Set how a shard's environments explore in a rollout."""
-        experiment, size = self._experiment, member.env.num_envs
+        experiment, size = self._experiment, member.num_envs
         samples = rollout * experiment.samples_per_iteration
         environments = range(member.shard * size, (member.shard + 1) * size)
         progress = min(1.0, samples / experiment.total_steps)
@@ -168,7 +150,7 @@ class ActingBatch:
         obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
         for j, what in wrong_numbers(obs, None):
             if not self._finite_check.found:
-                self._finite_check.report(member.shard * member.env.num_envs + j, what, when)
+                self._finite_check.report(member.shard * member.num_envs + j, what, when)
 
     def check_finite(self, steps: int, lap: int) -> None:
         """Check that environments returned finite numbers in the first steps of a rollout. One check of all steps costs
@@ -202,7 +184,7 @@ class ActingBatch:
             step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(member.length[j]))
             when = f"in step {step} of its episode" if valid[t - 1, row] else "at the start of an episode"
             of_run = (lap + member.offset) * self._experiment.algorithm.rollout + t
-            environment = member.shard * member.env.num_envs + j
+            environment = member.shard * member.num_envs + j
             self._finite_check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
             return
 
@@ -220,20 +202,18 @@ class ActingBatch:
             uniform, explore = self._distribution.uniform, self._distribution.explore
             action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
-        action_np = rollout.action[t].numpy()
-        for member in self.members:
-            if member.last < 0:
-                member.env.send(self._distribution.to_env(action_np[member.rows]))
+        sent = self._distribution.to_env(rollout.action[t].numpy())
+        for each in self.envs.going():
+            each.env.send(each.of(sent))
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
-        for member in self.members:
-            if member.last < 0:
-                self._take(t - 1, t, member.rows, member.env.recv(self._open.rows(t, member)))
+        for each in self.envs.going():
+            self._take(t - 1, t, each.rows, each.env.recv(self._open.at(t, each.rows)))
         self.received = t
 
     def _take(self, at: int | slice, after: int | slice, rows: slice, step: StepResult) -> None:
-        """Write what a shard's environments returned for one step or more, and where episodes start after these."""
+        """Write what environments returned for one step or more, and where episodes start after these."""
         fields, clip = self._open.fields, self._experiment.env.reward_clip
         self._raw_rewards[at, rows] = step.reward
         fields["reward"][at, rows] = np.clip(step.reward, -1.0, 1.0) if clip else step.reward
@@ -244,11 +224,11 @@ class ActingBatch:
         np.logical_or(step.first, step.life_lost, out=fields["start"][after, rows])
 
     def play(self, shards: list[ShardRollout], alive: Callable[[], None], *, bootstrap: bool) -> None:
-        """Play all steps, each shard's in one call: what act, receive and finish do, but for the scores."""
+        """Play all steps, each in one call: what act, receive and finish do, but for the scores."""
         noise, opened = self._noise.numpy(), self._open
-        for member, shard in zip(self.members, shards, strict=True):
+        for each, shard in zip(self.envs.stepped, shards, strict=True):
             steps = shard.play(noise, opened.obs, opened.fields, bootstrap=bootstrap)
-            self._take(slice(None), slice(1, None), member.rows, steps)
+            self._take(slice(None), slice(1, None), each.rows, steps)
             alive()
         self.received = len(noise)
 
@@ -311,7 +291,7 @@ class ActingBatch:
     def state(self, member: ActingShard) -> dict[str, Tensor]:
         """A shard's state between two rollouts."""
         buffer, rows = self._open.buffer, member.rows
-        tensors = {f"env.{name}": torch.from_numpy(np.asarray(a)) for name, a in member.env.state_dict().items()}
+        tensors = {f"env.{name}": torch.from_numpy(np.asarray(a)) for name, a in self.envs.state(member).items()}
         tensors |= {
             "start": buffer.whole.start[member.last, rows].clone(),
             "core_state": self._state[rows].clone(),
@@ -326,11 +306,21 @@ class ActingBatch:
         return tensors
 
     @torch.inference_mode()
-    def load(self, member: ActingShard, tensors: dict[str, Tensor], alive: Callable[[], None] = lambda: None) -> int:
-        """Restore what state returned by replaying the environments' actions. Returns the steps replayed."""
+    def load(self, states: Mapping[int, dict[str, Tensor]], alive: Callable[[], None] = lambda: None) -> int:
+        """Restore what state returned of each shard by replaying the environments' actions. Returns the steps
+        replayed."""
+        of_envs = {
+            member.shard: {name: x.numpy() for name, x in below("env.", states[member.shard]).items()}
+            for member in self.members
+        }
+        replayed = self.envs.load(of_envs, lambda rows: self._open.at(-1, rows), alive)
+        for member in self.members:
+            self._load(member, states[member.shard])
+        return replayed
+
+    def _load(self, member: ActingShard, tensors: dict[str, Tensor]) -> None:
+        """Restore what state returned of a shard, but for its environments."""
         buffer, rows, member.last = self._open.buffer, member.rows, -1
-        env_state = {name: tensor.numpy() for name, tensor in below("env.", tensors).items()}
-        replayed = member.env.load_state_dict(env_state, self._open.rows(-1, member), alive)
         buffer.whole.start[-1, rows] = tensors["start"]
         self._state[rows] = tensors["core_state"]
         buffer.actions[-1, rows] = tensors["last_action"]
@@ -339,7 +329,6 @@ class ActingBatch:
         member.return_carry.copy_(tensors["return_carry"])
         if member.drift is not None:
             member.drift = tensors["drift"].clone()
-        return replayed
 
     def score(self) -> None:
         """Add up raw rewards into episode scores."""

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
-from lockstep.collectors.acting import ActingBatch, ActingShard
+from lockstep.collectors.acting import ActingBatch
 from lockstep.collectors.at_once import ShardRollout
 from lockstep.collectors.preemption import Preemption
+from lockstep.collectors.stepping import ActingShard, BatchEnvs, Stepping
 from lockstep.config.layout import Layout
 from lockstep.core.digests import structure_digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import Acting, LapId, RolloutId
-from lockstep.envs.base import ShardEnv
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
 from lockstep.models.arithmetic import arithmetic
@@ -67,19 +66,11 @@ class Collector:
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
         self._loaded: int | None = None
-
-        def make(shard: int) -> ShardEnv:
-            first, count = shard * experiment.envs_per_shard, experiment.envs_per_shard
-            return envs.make(
-                experiment.env,
-                seed=experiment.seed,
-                first_index=first,
-                num_envs=count,
-                threads=env_threads,
-                pool=pool,
-            )
-
-        self._batches = [ActingBatch(agent, group, of_group, make, finite_check) for group, of_group in buffers.groups]
+        stepping = Stepping(env_threads, pool, apart=preemption is not None)
+        self._batches = [
+            ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check)
+            for group, of_group in buffers.groups
+        ]
         self._at_once = self._rollouts_at_once()
         """By acting batch: how each of its shards plays a rollout in one call. None: step by step."""
         self.times = {"env": 0.0, "inference": 0.0}
@@ -89,7 +80,7 @@ class Collector:
         if self._preemption is not None or self._experiment.scheme.refresh == "step":
             return None
         found = [
-            [ShardRollout.of(self._model, member.env, member.rows) for member in batch.members]
+            [ShardRollout.of(self._model, each.env, each.rows) for each in batch.envs.stepped]
             for batch in self._batches
         ]
         return [[shard for shard in of_batch if shard] for of_batch in found] if all(map(all, found)) else None
@@ -101,7 +92,7 @@ class Collector:
 
     @property
     def frames_per_step(self) -> int:
-        return self._batches[0].members[0].env.frames_per_step
+        return self._batches[0].envs.stepped[0].env.frames_per_step
 
     def collect(
         self, lap: int, version_at: Callable[[int], Version], noise: int | None = None
@@ -235,16 +226,22 @@ class Collector:
         batch, member = self.members()[shard]
         return batch.state(member)
 
-    def load(self, shard: int, tensors: dict[str, Tensor], offset: int = 0) -> int:
-        """Restore what state returned of a shard, whose lap 0 will be its rollout `offset`. Returns the environment
-        steps that were replayed for that."""
-        batch, member = self.members()[shard]
-        member.offset = offset
-        return batch.load(member, tensors, self._alive)
+    def load(self, states: Mapping[int, dict[str, Tensor]], offsets: Mapping[int, int]) -> int:
+        """Restore what state returned of each shard. Returns the environment steps that were replayed for that.
+
+        Args:
+            states: by shard.
+            offsets: by shard: the number of the rollout that lap 0 will collect.
+        """
+        for shard, (_, member) in self.members().items():
+            member.offset = offsets[shard]
+        replayed = sum(batch.load(states, self._alive) for batch in self._batches)
+        self._at_once = self._rollouts_at_once()
+        return replayed
 
     def close(self) -> None:
-        for _, member in self.members().values():
-            member.env.close()
+        for batch in self._batches:
+            batch.envs.close()
 
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:
@@ -324,9 +321,9 @@ class Collectors:
         """The number of the rollout that a shard collected in lap 0."""
         return self._by_shard[shard].members()[shard][1].offset
 
-    def load(self, shard: int, tensors: dict[str, Tensor], offset: int) -> int:
+    def load(self, states: Mapping[int, dict[str, Tensor]], offsets: Mapping[int, int]) -> int:
         """As Collector.load."""
-        return self._by_shard[shard].load(shard, tensors, offset)
+        return sum(collector.load(states, offsets) for collector in self._all)
 
     def close(self) -> None:
         for collector in self._all:

@@ -258,6 +258,9 @@ class Adapter(ABC):
     """Whether it can cut the first episode of each environment at a separate length (env.decorrelate)."""
     limits_episodes: ClassVar[bool] = False
     """Whether it truncates every episode after env.reseed_every steps, so that evaluations can limit their length."""
+    joins: ClassVar[bool] = False
+    """Whether the environments of consecutive shards may be one ShardEnv, so that one call steps them. All of them must
+    be reseeded at the same time, and lockstep.envs.episodes.joined must make the state of the whole of the shards'."""
 
     @abstractmethod
     def ids(self) -> list[str]:

@@ -15,7 +15,7 @@ _ATARI, _PROCGEN = "envpool.atari", "envpool.procgen"
 class EnvPool(Adapter):
     """EnvPool's environments, and lockstep's Doom scenarios on its engine."""
 
-    threads = True
+    threads = joins = True
 
     def ids(self) -> list[str]:
         others = [env_id for env_id in registry.specs if _family(env_id) != _ATARI]

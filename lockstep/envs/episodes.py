@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lockstep.core.rng import derive_seed, stream
@@ -94,3 +96,28 @@ def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log
     """The state of B environments that Python steps, in this process or in others: [B] episodes begun, steps in them,
     whether they have ended, and the actions since the longest of them began."""
     return {"episode": episode.copy(), "steps": steps.copy(), "ended": ended.copy(), **log.last(int(steps.max()))}
+
+
+def joined(states: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
+    """The state of consecutive shards as one shard, of theirs. Arrays without axes hold for all environments; others
+    are [B, ...], and actions [T, B, ...]. None if the shards differ in what holds for all environments."""
+    first, *others = states
+    if not others:
+        return first
+    for name, x in first.items():
+        if not x.ndim and any(other[name] != x for other in others):
+            return None
+    return {
+        name: np.concatenate([state[name] for state in states], _axis(name)) if x.ndim else x
+        for name, x in first.items()
+    }
+
+
+def part(state: dict[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
+    """The reverse of joined: the state of the shard that has these rows."""
+    return {name: x[(slice(None),) * _axis(name) + (rows,)] if x.ndim else x for name, x in state.items()}
+
+
+def _axis(name: str) -> int:
+    """The axis of environments in an array of a state."""
+    return 1 if name.startswith("actions.") else 0

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
 from lockstep.collectors.collectors import Collector
+from lockstep.collectors.stepping import BatchEnvs, Stepping
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import map_structure
 from lockstep.core.rollout import RolloutInfo
@@ -61,11 +61,9 @@ class Calls:
         )
         (self._group, (buffer,)) = buffers.groups[0]
         self._whole = buffer.whole
-        self._envs = [
-            envs.make(experiment.env, seed=1, first_index=shard * size, num_envs=size) for shard in self._group.shards
-        ]
-        for env, rows in zip(self._envs, self._rows(), strict=True):
-            env.reset(rows)
+        self._envs = BatchEnvs(experiment, self._group, Stepping())
+        for each in self._envs.stepped:
+            each.env.reset(self._obs(each.rows))
         slots = len(block(experiment.scheme.shards, learners, index % learners))
         collected = size * experiment.algorithm.rollout
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
@@ -84,7 +82,7 @@ class Calls:
             rollout.valid.fill_(True)  # its numbers are arbitrary
             nothing = RolloutInfo(self._group.shards[0], 0, 0, ((0, 0),), np.zeros(0), {}, [])
             self._inserting(learning, batches, [CollectedRollout(nothing, rollout, learning.normalizers)])()
-        stepped = len(self._envs) * size
+        stepped = len(self._group.shards) * size
         self.calls |= {
             "env": (self._env(acting), stepped),
             "inference": (self._inference(acting), stepped),
@@ -94,24 +92,22 @@ class Calls:
         }
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        self._envs.close()
 
-    def _rows(self) -> list[Any]:
-        """Each shard's first observations."""
-        rows = [self._group.rows(shard) for shard in self._group.shards]
-        return [map_structure(lambda leaf, r=each: leaf[0, r].numpy(), self._whole.obs) for each in rows]
+    def _obs(self, rows: slice) -> Any:
+        """The first observations of some rows, to write into."""
+        return map_structure(lambda leaf: leaf[0, rows].numpy(), self._whole.obs)
 
     def _env(self, agent: Agent) -> Callable[[], object]:
-        distribution, size = agent.model.distribution, self._experiment.envs_per_shard
-        shape, dtype = (size, *distribution.action_shape), distribution.action_dtype
-        action = distribution.to_env(torch.zeros(shape, dtype=dtype).numpy())
-        rows = self._rows()
+        distribution = agent.model.distribution
+        shape, dtype = (self._group.size, *distribution.action_shape), distribution.action_dtype
+        actions = distribution.to_env(torch.zeros(shape, dtype=dtype).numpy())
+        places = [(each, each.of(actions), self._obs(each.rows)) for each in self._envs.stepped]
 
         def step() -> None:
-            for env, out in zip(self._envs, rows, strict=True):
-                env.send(action)
-                env.recv(out)
+            for each, action, out in places:
+                each.env.send(action)
+                each.env.recv(out)
 
         return step
 

@@ -101,9 +101,11 @@ class CollectorService:
         """
         replayed = 0
         if any(states.values()):
-            for shard, state in states.items():
-                tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}
-                replayed += self._collectors.load(shard, tensors, 0)
+            copies = {
+                shard: {name: torch.from_numpy(array.copy()) for name, array in state.items()}
+                for shard, state in states.items()
+            }
+            replayed = self._collectors.load(copies, dict.fromkeys(copies, 0))
         else:
             self._collectors.reset()
         self._since = time.perf_counter()

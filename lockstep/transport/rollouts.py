@@ -87,11 +87,9 @@ def save_shards(
 
 def restore_shards(saved: Checkpoint, collectors: Collectors, lap: int) -> int:
     """Load shards from a checkpoint, to go on with this lap; returns the environment steps that were replayed."""
-    replayed = 0
-    for shard in collectors.shards:
-        tensors, meta = saved.part(f"shard-{shard:03d}")
-        replayed += collectors.load(shard, tensors, meta["rollouts"] - lap)
-    return replayed
+    parts = {shard: saved.part(f"shard-{shard:03d}") for shard in collectors.shards}
+    states = {shard: tensors for shard, (tensors, _) in parts.items()}
+    return collectors.load(states, {shard: meta["rollouts"] - lap for shard, (_, meta) in parts.items()})
 
 
 def buffers_of(agent: Agent, shards: range, schedule: Schedule, arena: Arena, *, ahead: bool) -> list[RolloutBuffers]:

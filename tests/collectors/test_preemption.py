@@ -102,8 +102,8 @@ def test_a_cut_rollout_is_a_shorter_one(acting_batch: int) -> None:
     for number, length in enumerate(LENGTHS):
         agent, shorter = collector(experiment(length, acting_batch=acting_batch))
         if number:
-            for shard in range(4):
-                shorter.load(shard, cuts[number - 1][shard][2], number)
+            states = {shard: state for shard, (_, _, state) in enumerate(cuts[number - 1])}
+            shorter.load(states, dict.fromkeys(states, number))
         else:
             shorter.reset()
         version = agent.version(0)

@@ -1,0 +1,143 @@
+"""The shards of an acting batch, and which of their environments one call steps.
+
+Where the adapter allows it, the environments of all shards are one ShardEnv, so that a step is one call of the library.
+An environment does the same there as in a ShardEnv of its shard alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.buffers.rollout_buffers import ActingGroup
+from lockstep.envs.base import ShardEnv
+from lockstep.envs.episodes import joined, part
+from lockstep.envs.subprocess import SteppingPool
+from lockstep.experiment import Experiment
+
+
+class ActingShard:
+    """One shard of a collector: its rows of an acting batch, its running scores."""
+
+    def __init__(self, shard: int, num_envs: int, rows: slice) -> None:
+        self.shard, self.num_envs, self.rows = shard, num_envs, rows
+        self.score = np.zeros(num_envs)
+        """The raw reward so far of each unfinished episode."""
+        self.length = np.zeros(num_envs, np.int64)
+        self.return_carry = torch.zeros(num_envs)
+        """The discounted return so far, for return normalisation."""
+        self.episodes: list[tuple[float, int]] = []
+        """(raw score, length in steps) of the episodes that ended in the last rollout."""
+        self.drift: Tensor | None = None
+        """fp32 [B, N]: the present state of drifting noise."""
+        self.offset = 0
+        """The number of the rollout that lap 0 collects."""
+        self.last = -1
+        """The row of the rollout's last observation: -1, the last row, unless the rollout was cut."""
+        self.core_state = torch.zeros(0)
+        """fp32 [B, K]: before the last observation of a rollout that was cut."""
+
+
+class Stepped:
+    """Environments that one call steps: those of one shard, or of several consecutive ones."""
+
+    def __init__(self, env: ShardEnv, members: list[ActingShard]) -> None:
+        self.env, self.members = env, members
+        self.rows = slice(members[0].rows.start, members[-1].rows.stop)
+        """Theirs in the acting batch."""
+
+    @property
+    def going(self) -> bool:
+        """Whether the rollout was not cut. The rollouts of shards that one call steps never are."""
+        return self.members[0].last < 0
+
+    def of(self, sent: Any) -> Any:
+        """Their actions, of those of the whole acting batch."""
+        return tuple(x[self.rows] for x in sent) if isinstance(sent, tuple) else sent[self.rows]
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How a collector's environments are stepped.
+
+    Args:
+        threads: those that step a shard's environments (native adapters).
+        pool: processes that step the environments (gymnasium); by default they are stepped in this one.
+        apart: whether each shard needs a call to itself, because its rollouts may be cut.
+    """
+
+    threads: int = 1
+    pool: SteppingPool | None = None
+    apart: bool = False
+
+
+class BatchEnvs:
+    """The environments of an acting batch's shards."""
+
+    def __init__(self, experiment: Experiment, group: ActingGroup, stepping: Stepping) -> None:
+        self._experiment, self._stepping = experiment, stepping
+        self.members = [ActingShard(shard, group.per_shard, group.rows(shard)) for shard in group.shards]
+        joins = len(group.shards) > 1 and not stepping.apart and envs.adapter_of(experiment.env).joins
+        self.stepped = [self._made(self.members)] if joins else self._apart()
+
+    def _made(self, members: list[ActingShard]) -> Stepped:
+        first, size = members[0], sum(member.num_envs for member in members)
+        env = envs.make(
+            self._experiment.env,
+            seed=self._experiment.seed,
+            first_index=first.shard * first.num_envs,
+            num_envs=size,
+            threads=self._stepping.threads * len(members),
+            pool=self._stepping.pool,
+        )
+        return Stepped(env, members)
+
+    def _apart(self) -> list[Stepped]:
+        return [self._made([member]) for member in self.members]
+
+    def going(self) -> Iterator[Stepped]:
+        """Those whose rollouts were not cut."""
+        return (each for each in self.stepped if each.going)
+
+    def state(self, member: ActingShard) -> dict[str, np.ndarray]:
+        """ShardEnv.state_dict of one shard."""
+        (each,) = (each for each in self.stepped if member in each.members)
+        state = each.env.state_dict()
+        if len(each.members) == 1:
+            return state
+        first = member.rows.start - each.rows.start
+        return part(state, slice(first, first + member.num_envs))
+
+    def load(
+        self, states: Mapping[int, dict[str, np.ndarray]], out: Callable[[slice], Any], alive: Callable[[], None]
+    ) -> int:
+        """ShardEnv.load_state_dict of all shards.
+
+        Args:
+            states: by shard; perhaps from several processes, in which shards did not act together.
+            out: the place of the current observations of some rows of the acting batch.
+            alive: called at every replayed step.
+
+        Returns:
+            The number of environment steps that were replayed.
+        """
+        if any(joined([states[member.shard] for member in each.members]) is None for each in self.stepped):
+            self.close()
+            self.stepped = self._apart()
+        replayed = 0
+        for each in self.stepped:
+            state = joined([states[member.shard] for member in each.members])
+            assert state is not None
+            replayed += each.env.load_state_dict(state, out(each.rows), alive)
+        return replayed
+
+    def close(self) -> None:
+        """Release all environments."""
+        for each in self.stepped:
+            each.env.close()
