@@ -10,6 +10,7 @@ from playing import assert_same, buffers, equal, play, random_actions, reset, sn
 
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
+from lockstep.envs.episodes import joined, part
 
 # Short episodes and early reseeding, so that little playing sees many of each.
 CASES = {
@@ -23,6 +24,9 @@ CASES = {
     ),
     "envpool-atari": EnvConfig(
         id="Breakout", adapter="envpool", protocol="machado", reseed_every=40, options={"max_episode_steps": 15}
+    ),
+    "envpool-lives": EnvConfig(
+        id="Breakout", adapter="envpool", protocol="classic", reseed_every=40, options={"max_episode_steps": 35}
     ),
     "envpool-cartpole": EnvConfig(id="CartPole-v1", adapter="envpool", reseed_every=40),
     "vizdoom": EnvConfig(id="vizdoom/Basic", reseed_every=40, options={"max_episode_steps": 15}),
@@ -43,12 +47,13 @@ def make(config: EnvConfig, first_index: int = 0, num_envs: int = 2, **options: 
     return envs.make(config, **{"seed": 7, **options}, first_index=first_index, num_envs=num_envs)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(case, marks=[pytest.mark.envpool] if _by_envpool(case) else [], id=name)
-        for name, case in CASES.items()
-    ]
-)
+PARAMETERS = [
+    pytest.param(case, marks=[pytest.mark.envpool] if _by_envpool(case) else [], id=name)
+    for name, case in CASES.items()
+]
+
+
+@pytest.fixture(params=PARAMETERS)
 def config(request: pytest.FixtureRequest) -> EnvConfig:
     return request.param
 
@@ -142,6 +147,52 @@ def test_restoring_continues_bit_for_bit(config: EnvConfig) -> None:
         stop = next((s for s in range(t + 1, 100) if s % 20 == 0 and _reseeds(config, s)), 100)
         assert_same(played[t:stop], play(restored, actions[t:stop]))
         restored.close()
+
+
+@pytest.mark.parametrize("config", [case for case in PARAMETERS if case.marks])
+def test_shards_that_are_joined_go_on_as_they_do_alone(config: EnvConfig) -> None:
+    """Of 1, 2 and 1 environments: in one, alone, put together from those alone, and taken out of the one."""
+    assert envs.adapter_of(config).joins
+    sizes = [slice(0, 1), slice(1, 3), slice(3, 4)]
+
+    def shards() -> list[ShardEnv]:
+        return [make(config, rows.start, rows.stop - rows.start) for rows in sizes]
+
+    def same(a: dict[str, np.ndarray] | None, b: dict[str, np.ndarray]) -> bool:
+        return a is not None and a.keys() == b.keys() and all(a[x].tobytes() == b[x].tobytes() for x in a)
+
+    whole, alone = make(config, num_envs=4), shards()
+    actions = random_actions(whole, 130)
+    reset(whole)
+    for shard in alone:
+        reset(shard)
+    ends = 0
+    for begin, end in ((0, 13), (13, 55), (55, 100)):
+        played = play_reseeding(whole, actions[begin:end])
+        for rows, shard in zip(sizes, alone, strict=True):
+            assert_same(played, play_reseeding(shard, [action[rows] for action in actions[begin:end]]), rows)
+        ends += sum(int((step.terminated | step.truncated | step.life_lost).sum()) for _, step in played)
+        state, states = whole.state_dict(), [shard.state_dict() for shard in alone]
+        assert same(joined(states), state)
+        assert all(same(part(state, rows), state_of) for rows, state_of in zip(sizes, states, strict=True))
+    assert ends >= 3 and int(state["count"]) > 0
+
+    restored, again = make(config, num_envs=4), shards()
+    restored.load_state_dict(joined(states) or {}, buffers(restored))
+    for rows, shard in zip(sizes, again, strict=True):
+        shard.load_state_dict(part(state, rows), buffers(shard))
+    played = play(whole, actions[100:])
+    assert_same(played, play(restored, actions[100:]))
+    for rows, shard in zip(sizes, again, strict=True):
+        assert_same(played, play(shard, [action[rows] for action in actions[100:]]), rows)
+    for env in (whole, restored, *alone, *again):
+        env.close()
+
+
+def test_shards_of_different_ages_are_not_joined() -> None:
+    state = {"since": np.array(3), "ended": np.zeros(2, np.bool_), "actions.0": np.zeros((3, 2), np.int64)}
+    assert joined([state, state]) is not None
+    assert joined([state, state, {**state, "since": np.array(4)}]) is None
 
 
 def _reseeds(config: EnvConfig, step: int) -> bool:
