@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,14 +27,14 @@ from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
 
-_INLINE = 65_536
-"""Tensors up to this many bytes travel through the pipe: copying them twice is cheaper than waiting for shared
-memory."""
+_SMALL = 65_536
+"""Tensors up to this many bytes pass through the pipe if they are sent, or through memory without receipts if they are
+exchanged."""
 _SPIN = 100e-6
 """Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
-_TENSOR, _STORED, _TAKEN, _OBJECT = b"t", b"s", b"a", b"o"
-"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the receipt that it was taken out, and a
-pickled object."""
+_TENSOR, _STORED, _TAKEN, _SWAPPED, _OBJECT = b"t", b"s", b"a", b"x", b"o"
+"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the receipt that it was taken out, a small
+tensor of an exchange in shared memory, and a pickled object."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,9 @@ class LocalGroup(Group):
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         with self._waiting():
+            if 0 < min(value.numel(), into.numel()) and max(value.nbytes, into.nbytes) <= _SMALL:
+                self._peers[peer].swap(value, into)
+                return
             if value.numel():
                 self._peers[peer].send(value)
             if into.numel():
@@ -147,13 +151,15 @@ class _Peer:
         self._outgoing, self._incoming = _Buffer(outgoing), _Buffer(incoming)
         self._free = True
         """Whether the last stored tensor has been taken out."""
+        self._swaps = 0
+        """Small tensors exchanged so far."""
         self._unread: deque[bytes] = deque()
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLIN)
 
     def send(self, value: Tensor) -> None:
-        data = value.detach().contiguous().view(-1).view(torch.uint8)
-        if data.numel() <= _INLINE:
+        data = _bytes(value.detach().contiguous())
+        if data.numel() <= _SMALL:
             self._write(_TENSOR + data.numpy().tobytes())
             return
         while not self._free:
@@ -165,7 +171,7 @@ class _Peer:
 
     def receive(self, into: Tensor) -> None:
         message = self._next()
-        data = into.view(-1).view(torch.uint8)
+        data = _bytes(into)
         if message[:1] == _TENSOR:
             data.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8, offset=1))
             return
@@ -173,6 +179,16 @@ class _Peer:
         data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
         with contextlib.suppress(OSError):  # it may have ended after its last message
             self.pipe.send_bytes(_TAKEN)
+
+    def swap(self, value: Tensor, into: Tensor) -> None:
+        """Exchange small tensors through memory for two. Nobody has to confirm that it took a tensor out: a process that
+        sends the next one has done so, and the one after that is written over it."""
+        place, self._swaps = self._swaps % 2, self._swaps + 1
+        self._outgoing.small()[place, : value.nbytes] = _bytes(value.detach().contiguous()).numpy()
+        self._write(_SWAPPED)
+        message = self._next()
+        assert message == _SWAPPED
+        _bytes(into).numpy()[:] = self._incoming.small()[place, : into.nbytes]
 
     def put(self, value: Any) -> None:
         self._write(_OBJECT + pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
@@ -215,17 +231,31 @@ class _Peer:
 
 
 class _Buffer:
-    """Shared memory, mapped as far as it has been needed."""
+    """Shared memory, mapped as far as it has been needed: a place for large tensors, after two for small ones."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        self._memory, self._mapped = memory, torch.empty(0, dtype=torch.uint8)
+        self._memory, self._large = memory, torch.empty(0, dtype=torch.uint8)
+        self._small: np.ndarray | None = None
+
+    def small(self) -> np.ndarray:
+        """uint8 [2, _SMALL]"""
+        if self._small is None:
+            self._small = self._map(0)[0].numpy()
+        return self._small
 
     def at_least(self, size: int) -> Tensor:
         """uint8 [size or more]"""
-        if self._mapped.numel() < size:
+        if self._large.numel() < size:
+            self._large = self._map(size)[1]
+        return self._large
 
-            def layout(arena: Arena) -> Tensor:
-                return arena.zeros((size,), torch.uint8)
+    def _map(self, size: int) -> tuple[Tensor, Tensor]:
+        def layout(arena: Arena) -> tuple[Tensor, Tensor]:
+            return arena.zeros((2, _SMALL), torch.uint8), arena.zeros((size,), torch.uint8)
 
-            self._mapped = self._memory.map(layout)
-        return self._mapped
+        return self._memory.map(layout)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor: uint8 [its bytes]."""
+    return tensor.view(-1).view(torch.uint8)

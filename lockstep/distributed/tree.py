@@ -12,6 +12,9 @@ from torch import Tensor
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import Group
 
+_SMALL = 65_536
+"""Up to this many bytes, an exchange takes a time that hardly depends on their number."""
+
 
 def partners(shards: int, workers: int) -> set[tuple[int, int]]:
     """Pairs of workers that exchange partial sums."""
@@ -30,6 +33,12 @@ def _halves(shards: int, workers: int) -> bool:
     return shards % workers == 0 and workers & (workers - 1) == 0
 
 
+def complete(shards: range) -> bool:
+    """Whether consecutive shards are all those of one node of the tree."""
+    count = len(shards)
+    return count & (count - 1) == 0 and shards.start % count == 0
+
+
 class TreeSum:
     """Reduces one tensor per shard to a global sum, known to every process of the group."""
 
@@ -41,11 +50,15 @@ class TreeSum:
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)
 
-    def push(self, shard: int, value: Tensor) -> None:
+    def push(self, shard: int, value: Tensor, size: int = 1) -> None:
         """Add one shard's tensor, in the order of this process's shards. The tree owns the tensor now and may change
-        it."""
+        it.
+
+        Args:
+            size: of the complete subtree that begins with this shard, if value is the sum over one.
+        """
         assert shard in self._block
-        self._subtrees.append((shard, 1, value))
+        self._subtrees.append((shard, size, value))
         while len(self._subtrees) > 1:
             (left, size, a), (right, other, b) = self._subtrees[-2:]
             if size != other or left % (2 * size) or left + size != right:
@@ -61,7 +74,7 @@ class TreeSum:
         subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
-            return self._halve_and_double(total)
+            return self._double(total) if total.nbytes <= _SMALL else self._halve_and_double(total)
         like = next(iter(subtrees.values()))
         total = self._climb(0, self.shards, subtrees, like)
         return self._broadcast(torch.empty_like(like) if total is None else total)
@@ -71,6 +84,18 @@ class TreeSum:
         for shard in self._block:
             self.push(shard, values[shard])
         return self.finish()
+
+    def _double(self, total: Tensor) -> Tensor:
+        """Equal power-of-two blocks and few numbers: at each level of the tree partners swap their sums, and both add
+        them up. That takes half as many exchanges."""
+        group, own, distance = self.group, total.view(-1), 1
+        incoming = torch.empty_like(own)
+        while distance < group.size:
+            group.exchange(own, incoming, group.rank ^ distance)
+            left, right = (incoming, own) if group.rank & distance else (own, incoming)
+            torch.add(left, right, out=own)  # of two NaNs, the left one remains
+            distance *= 2
+        return total
 
     def _halve_and_double(self, total: Tensor) -> Tensor:
         """Equal power-of-two blocks: at each level of the tree partners swap halves, so 2N numbers travel in all."""
