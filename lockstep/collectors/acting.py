@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
-from lockstep.collectors.at_once import ShardRollout
+from lockstep.collectors.at_once import CompiledActing, ShardRollout
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
 from lockstep.core.arrays import map_structure
@@ -25,7 +25,7 @@ from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.base import Exploring, ModelOutput
+from lockstep.models.base import Exploring, ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.distributions import standard_normal
 
@@ -96,6 +96,13 @@ class ActingBatch:
                     member.drift = torch.from_numpy(begin.standard_normal(shape, np.float32))
         self._exploring: Tensor | None = None
         """fp32 [A, X]: how each environment explores."""
+        self._compiled: list[CompiledActing] = []
+        """By environments that one call steps: what acts in them, if a compiled function does."""
+
+    def compile(self, model: PolicyModel) -> None:
+        """Act with compiled functions if the model has them. Call it again when environments were loaded."""
+        found = [CompiledActing.of(model, each.env, each.rows) for each in self.envs.stepped]
+        self._compiled = [each for each in found if each is not None]
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
@@ -190,6 +197,11 @@ class ActingBatch:
 
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments."""
+        if self._compiled:
+            opened, noise = self._open, self._noise.numpy()
+            for each, compiled in zip(self.envs.stepped, self._compiled, strict=True):
+                each.env.send(compiled.act(t, noise, opened.obs, opened.fields))
+            return
         buffer, now = self._open.buffer, slice(t, t + 1)
         rollout = buffer.whole
         out, self._state = self._evaluate(buffer, now, actor)
@@ -254,7 +266,8 @@ class ActingBatch:
         for member in self.members:
             if member.last >= 0:
                 self._fill_up(member)
-        rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
+        if not self._compiled:
+            rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation

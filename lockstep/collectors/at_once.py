@@ -1,7 +1,7 @@
-"""Rollouts in one compiled call for each shard, with the same bits as step by step.
+"""What a policy does in a step in one compiled call, or all of a rollout, with the same bits as step by step.
 
-It needs environments whose step is a compiled function (ShardEnv.kernel) and a model that evaluates and samples with
-compiled functions (PolicyModel.kernels).
+It needs a model that evaluates and samples with compiled functions (PolicyModel.kernels). A rollout also needs
+environments whose step is a compiled function (ShardEnv.kernel).
 
 Shape legend: T time, A rows of an acting batch, B environments of a shard, N noise numbers.
 """
@@ -15,6 +15,46 @@ import numpy as np
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.kernels.bound import Bound, PolicyKernels
 from lockstep.models.base import PolicyModel
+
+
+class CompiledActing:
+    """Chooses actions for some rows of an acting batch.
+
+    Args:
+        policy: the functions of the model.
+        env: their environments.
+        rows: which rows.
+    """
+
+    def __init__(self, policy: PolicyKernels, env: ShardEnv, rows: slice) -> None:
+        from lockstep.kernels.rollout import acting_kernel  # which needs Numba
+
+        self._act, self._policy, self._first = acting_kernel(policy), policy, rows.start
+        self._shape, self._dtype = (env.num_envs, *(env.action_space.shape or ())), env.action_space.dtype
+
+    @staticmethod
+    def of(model: PolicyModel, env: ShardEnv, rows: slice) -> CompiledActing | None:
+        """None if the model computes something in Python."""
+        policy = model.kernels()
+        return None if policy is None else CompiledActing(policy, env, rows)
+
+    def act(self, t: int, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Write a_t, its log-probabilities and values; arguments as for ShardRollout.play. Returns what environments
+        receive."""
+        sent = np.empty(self._shape, self._dtype)  # not used again, since an environment may keep its action
+        self._act(
+            self._policy.evaluate.arguments,
+            t,
+            self._first,
+            self._policy.actions.limits,
+            sent,
+            noise,
+            obs,
+            fields["action"],
+            fields["log_prob"],
+            fields["value"],
+        )
+        return sent
 
 
 class ShardRollout:

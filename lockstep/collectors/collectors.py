@@ -71,14 +71,22 @@ class Collector:
             ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check)
             for group, of_group in buffers.groups
         ]
-        self._at_once = self._rollouts_at_once()
+        self._at_once: list[list[ShardRollout]] | None = None
         """By acting batch: how each of its shards plays a rollout in one call. None: step by step."""
+        self._compile()
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds spent since they were last set to 0."""
 
+    def _compile(self) -> None:
+        """Use compiled functions for as much of a rollout as they cover."""
+        if self._preemption is not None:
+            return
+        for batch in self._batches:
+            batch.compile(self._model)
+        if self._experiment.scheme.refresh == "rollout":
+            self._at_once = self._rollouts_at_once()
+
     def _rollouts_at_once(self) -> list[list[ShardRollout]] | None:
-        if self._preemption is not None or self._experiment.scheme.refresh == "step":
-            return None
         found = [
             [ShardRollout.of(self._model, each.env, each.rows) for each in batch.envs.stepped]
             for batch in self._batches
@@ -236,7 +244,7 @@ class Collector:
         for shard, (_, member) in self.members().items():
             member.offset = offsets[shard]
         replayed = sum(batch.load(states, self._alive) for batch in self._batches)
-        self._at_once = self._rollouts_at_once()
+        self._compile()
         return replayed
 
     def close(self) -> None:

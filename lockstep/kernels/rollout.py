@@ -1,4 +1,4 @@
-"""A shard's rollout in one compiled call: a policy acts in environments for T steps.
+"""A policy's step in one compiled call, and with compiled environments a whole rollout.
 
 Shape legend: T time, A rows of an acting batch, B environments of a shard, D numbers of an observation, N noise
 numbers, W parameters of a distribution.
@@ -52,7 +52,17 @@ def _missing(*_: Any) -> Any:
     raise NotImplementedError("rollout_kernel puts a compiled function here")
 
 
-evaluate = sample = log_prob = send = advance = _missing
+evaluate = sample = log_prob = send = act = advance = _missing
+
+
+def _act(model, t, first, limits, sent, noise, obs, action, log_probs, value):
+    """Choose a_t in the rows first to first + B. Arguments as for _play."""
+    last = first + len(sent)
+    policy, value[t, first:last] = evaluate(*model, obs[t, first:last])
+    chosen = action[t, first:last]
+    sample(policy, noise[t, first:last], chosen)
+    log_prob(policy, chosen, log_probs[t, first:last])
+    send(chosen, limits, sent)
 
 
 def _play(model, world, first, bootstrap, limits, sent, noise, obs, action, log_probs, value, reward, ends):
@@ -70,22 +80,29 @@ def _play(model, world, first, bootstrap, limits, sent, noise, obs, action, log_
         reward, ends: float32 [T, B] and bool [T, 3, B]; they are written. See lockstep.envs.base.ShardEnv.kernel.
     """
     steps, last = len(noise), first + len(sent)
-    for t in range(steps + 1 if bootstrap else steps):
-        policy, value[t, first:last] = evaluate(*model, obs[t, first:last])
-        if t < steps:
-            chosen = action[t, first:last]
-            sample(policy, noise[t, first:last], chosen)
-            log_prob(policy, chosen, log_probs[t, first:last])
-            send(chosen, limits, sent)
-            advance(*world, sent, obs[t + 1, first:last], reward[t], ends[t])
+    for t in range(steps):
+        act(model, t, first, limits, sent, noise, obs, action, log_probs, value)
+        advance(*world, sent, obs[t + 1, first:last], reward[t], ends[t])
+    if bootstrap:
+        _, value[steps, first:last] = evaluate(*model, obs[steps, first:last])
+
+
+def acting_kernel(policy: PolicyKernels) -> Any:
+    """_act with the functions of a model."""
+    actions = policy.actions
+    return _acting(policy.evaluate.function, actions.sample, actions.log_prob, actions.send)
 
 
 def rollout_kernel(policy: PolicyKernels, step: Bound) -> Any:
     """_play with the functions of a model and of an environment."""
-    actions = policy.actions
-    return _compile(policy.evaluate.function, actions.sample, actions.log_prob, actions.send, step.function)
+    return _playing(acting_kernel(policy), policy.evaluate.function, step.function)
 
 
 @functools.cache
-def _compile(evaluate: Any, sample: Any, log_prob: Any, send: Any, advance: Any) -> Any:
-    return compiled(_play, evaluate=evaluate, sample=sample, log_prob=log_prob, send=send, advance=advance)
+def _acting(evaluate: Any, sample: Any, log_prob: Any, send: Any) -> Any:
+    return compiled(_act, evaluate=evaluate, sample=sample, log_prob=log_prob, send=send)
+
+
+@functools.cache
+def _playing(act: Any, evaluate: Any, advance: Any) -> Any:
+    return compiled(_play, act=act, evaluate=evaluate, advance=advance)
