@@ -54,6 +54,7 @@ def clip(gradient: np.ndarray, largest: float) -> float:
 def adam(
     x: np.ndarray,
     gradient: np.ndarray,
+    largest: float,
     first: np.ndarray,
     second: np.ndarray,
     steps: int,
@@ -61,16 +62,21 @@ def adam(
     beta1: float,
     beta2: float,
     eps: float,
-) -> None:
-    """One step of Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980, algorithm 1).
+) -> float:
+    """One step of Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980, algorithm 1) with a clipped gradient.
 
     Args:
         x: parameters, float32 [P].
         gradient: float32 [P].
+        largest: norm to which the gradient is scaled down.
         first, second: moments, float32 [P].
         steps: the number of this step, from 1.
         rate, beta1, beta2, eps: hyperparameters.
+
+    Returns:
+        The gradient's norm before it was clipped.
     """
+    found = clip(gradient, largest)
     step = np.float32(rate / (1.0 - power(beta1, steps)))
     root = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
     b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
@@ -81,14 +87,19 @@ def adam(
         v = b2 * second[i] + c2 * (g * g)
         first[i], second[i] = m, v
         x[i] -= step * (m / (sqrt(v) * root + e))
+    return found
 
 
 @compiled
-def rmsprop(x: np.ndarray, gradient: np.ndarray, second: np.ndarray, rate: float, decay: float, eps: float) -> None:
-    """One step of RMSProp without momentum, not centered. Arguments as for adam."""
+def rmsprop(
+    x: np.ndarray, gradient: np.ndarray, largest: float, second: np.ndarray, rate: float, decay: float, eps: float
+) -> float:
+    """One step of RMSProp without momentum, not centered. Arguments and result as for adam."""
+    found = clip(gradient, largest)
     r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
     for i in range(len(x)):
         g = gradient[i]
         v = d * second[i] + c * (g * g)
         second[i] = v
         x[i] -= r * (g / (sqrt(v) + e))
+    return found

@@ -113,11 +113,7 @@ class Learner:
         sums, updates, norms, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0, 0
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
-            for slot, gradient in self._slices(step, numbered):
-                if step == 0:
-                    digests[slot] = fast_digest(gradient)
-                self.reduction.push(slot, gradient)
-                self._alive()
+            self._push(step, numbered, digests)
             gradient, added = self._split(self.reduction.finish().to(agent.device))
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
@@ -131,6 +127,14 @@ class Learner:
         metrics = self._metrics(hyper, sums, updates, norms, moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
+
+    def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
+        """Give the gradients of all slots to the reduction, those of the first step with their digests."""
+        for slot, gradient in self._slices(step, hyper):
+            if step == 0:
+                digests[slot] = fast_digest(gradient)
+            self.reduction.push(slot, gradient)
+            self._alive()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""

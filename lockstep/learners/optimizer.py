@@ -48,23 +48,18 @@ class Optimizer:
             return x if span is None else x[span]
 
         gradient, vector = of(gradient), of(self._vector)
-        norm, name = self._clip(gradient), f"step.{group.prefix}".removesuffix(".")
+        name = f"step.{group.prefix}".removesuffix(".")
         if name not in self.counts:
             self.counts[name] = self._counter()
         moments = [of(moment) for moment in self.moments.values()]
-        self._descend(vector, gradient, moments, self.counts[name], group.learning_rate)
-        return norm
+        return self._descend(vector, gradient, moments, self.counts[name], group.learning_rate)
 
-    def _clip(self, gradient: Tensor) -> float:
-        """Scale a gradient down to the largest norm, in place; returns the norm before."""
-        norm = float(gradient.norm())
+    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> float:
+        """Scale a gradient down to the largest norm, move parameters and what is remembered of their gradients, all in
+        place, and count the step. Returns the norm before."""
+        config, norm = self._config, float(gradient.norm())
         if norm > self._max_norm:
             gradient.mul_(self._max_norm / (norm + 1e-6))
-        return norm
-
-    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> None:
-        """Move parameters, in place, and what is remembered of their gradients; count the step."""
-        config = self._config
         if config.name == "adam":
             first, second = moments
             adam(
@@ -98,6 +93,7 @@ class Optimizer:
                 momentum=0.0,
                 centered=False,
             )
+        return norm
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by name; empty before the first step."""
@@ -129,17 +125,13 @@ class PortableOptimizer(Optimizer):
 
         self._kernels = optimizers
 
-    def _clip(self, gradient: Tensor) -> float:
-        return self._kernels.clip(gradient.numpy(), self._max_norm)
-
-    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> None:
+    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> float:
         config, x, g = self._config, vector.numpy(), gradient.numpy()
         count += 1
+        remembered = [moment.numpy() for moment in moments]
         if config.name == "adam":
-            first, second = (moment.numpy() for moment in moments)
-            self._kernels.adam(x, g, first, second, int(count), rate, *config.betas, config.eps)
-        else:
-            self._kernels.rmsprop(x, g, moments[0].numpy(), rate, config.decay, config.eps)
+            return self._kernels.adam(x, g, self._max_norm, *remembered, int(count), rate, *config.betas, config.eps)
+        return self._kernels.rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
 
 
 def optimizer_for(experiment: Experiment, flat: FlatParameters) -> Optimizer:

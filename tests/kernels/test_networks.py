@@ -221,12 +221,12 @@ def test_optimizers_are_torchs(name: str) -> None:
         gradient = torch.randn(83, generator=draw) * step
         x.grad, own = gradient.clone(), gradient.numpy()
         norm = torch.nn.utils.clip_grad_norm_([x], 30.0)
-        assert optimizers.clip(own, 30.0) == pytest.approx(float(norm), rel=1e-5)
         torchs.step()
         if name == "adam":
-            optimizers.adam(mine, own, first, second, step, 0.01, 0.8, 0.99, 1e-5)
+            found = optimizers.adam(mine, own, 30.0, first, second, step, 0.01, 0.8, 0.99, 1e-5)
         else:
-            optimizers.rmsprop(mine, own, second, 0.01, 0.9, 1e-5)
+            found = optimizers.rmsprop(mine, own, 30.0, second, 0.01, 0.9, 1e-5)
+        assert found == pytest.approx(float(norm), rel=1e-5)
     torch.testing.assert_close(torch.from_numpy(mine), x.detach(), rtol=1e-4, atol=1e-5)
 
 
