@@ -33,8 +33,8 @@ exchanged."""
 _SPIN = 100e-6
 """Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
 _TENSOR, _STORED, _TAKEN, _SWAPPED, _OBJECT = b"t", b"s", b"a", b"x", b"o"
-"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the receipt that it was taken out, a small
-tensor of an exchange in shared memory, and a pickled object."""
+"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the receipt that it was taken out, an
+exchanged small tensor in shared memory, and a pickled object."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LocalGroup(Group):
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         with self._waiting():
-            if 0 < min(value.numel(), into.numel()) and max(value.nbytes, into.nbytes) <= _SMALL:
+            if min(value.numel(), into.numel()) > 0 and max(value.nbytes, into.nbytes) <= _SMALL:
                 self._peers[peer].swap(value, into)
                 return
             if value.numel():
@@ -181,8 +181,8 @@ class _Peer:
             self.pipe.send_bytes(_TAKEN)
 
     def swap(self, value: Tensor, into: Tensor) -> None:
-        """Exchange small tensors through memory for two. Nobody has to confirm that it took a tensor out: a process that
-        sends the next one has done so, and the one after that is written over it."""
+        """Exchange small tensors through memory for two. No receipt is needed: a process that sends the next tensor has
+        taken this one out, and only the one after that overwrites it."""
         place, self._swaps = self._swaps % 2, self._swaps + 1
         self._outgoing.small()[place, : value.nbytes] = _bytes(value.detach().contiguous()).numpy()
         self._write(_SWAPPED)

@@ -15,6 +15,7 @@ from sentences import says
 
 from lockstep import recipes
 from lockstep.agent import Agent
+from lockstep.collectors.at_once import CompiledActing
 from lockstep.collectors.collectors import Collector
 from lockstep.collectors.preemption import RecordedCuts
 from lockstep.config.settings import NotFinite
@@ -88,10 +89,13 @@ def test_every_array_is_the_same_as_step_by_step(
     collecting, found = play(settings())
     assert collecting._at_once is not None
     monkeypatch.setattr(CompiledShard, "kernel", lambda _: None)
+    collecting, acting = play(settings())
+    assert collecting._at_once is None and collecting._batches[0]._compiled
+    monkeypatch.setattr(CompiledActing, "of", lambda *_: None)
     collecting, expected = play(settings())
-    assert collecting._at_once is None
-    assert len(found) == len(expected) == 2 * LAPS
-    for ours, theirs in zip(found, expected, strict=True):
+    assert collecting._at_once is None and not collecting._batches[0]._compiled
+    assert len(found) == len(acting) == len(expected) == 2 * LAPS
+    for ours, theirs in zip((*found, *acting), (*expected, *expected), strict=True):
         assert ours.keys() == theirs.keys()
         for name, x in theirs.items():
             y = ours[name]

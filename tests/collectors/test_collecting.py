@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -35,6 +36,7 @@ class Scripted(ShardEnv):
     """
 
     num_envs, frames_per_step = 2, 1
+    action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, told: list[tuple[list[float], str]], due: int = -1) -> None:
         self.told, self.due, self.steps = told, due, 0

@@ -17,14 +17,15 @@ from lockstep.distributed.groups import GlooGroup, Group
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
 
-SIZE = 1003
+FEW, MANY = 1_003, 40_003
+"""Numbers of each tensor: partners swap few as a whole, and many in halves."""
 
 
-def shard_tensors(shards: int) -> dict[int, Tensor]:
+def shard_tensors(shards: int, size: int = FEW) -> dict[int, Tensor]:
     """fp32 numbers of widely varying magnitude, whose sum's bits depend on the order of addition."""
     draw = np.random.default_rng(7)
     tensors = {
-        shard: torch.from_numpy((draw.standard_normal(SIZE) * 10.0 ** draw.integers(-4, 5, SIZE)).astype(np.float32))
+        shard: torch.from_numpy((draw.standard_normal(size) * 10.0 ** draw.integers(-4, 5, size)).astype(np.float32))
         for shard in range(shards)
     }
     for shard, tensor in tensors.items():
@@ -40,10 +41,10 @@ def reference(values: list[Tensor]) -> Tensor:
     return reference(values[:half]) + reference(values[half:])
 
 
-def _reduce(rank: int, size: int, shards: int, path: str, ends: Ends | None, queue: Any) -> None:
+def _reduce(rank: int, size: int, shards: int, numbers: int, path: str, ends: Ends | None, queue: Any) -> None:
     torch.set_num_threads(1)
     group = LocalGroup(ends) if ends else GlooGroup(f"file://{path}/store", rank, size)
-    values = shard_tensors(shards)
+    values = shard_tensors(shards, numbers)
     mine = block(shards, size, rank)
     tree = TreeSum(shards, group)
     sums = [tree.sum({shard: values[shard].clone() for shard in mine}) for _ in range(2)]
@@ -57,12 +58,12 @@ def _reduce(rank: int, size: int, shards: int, path: str, ends: Ends | None, que
     group.close()
 
 
-def run(size: int, shards: int, path: Path, kind: str = "gloo") -> list[Any]:
+def run(size: int, shards: int, path: Path, kind: str = "gloo", numbers: int = FEW) -> list[Any]:
     context = forks()
     queue = context.Queue()
     ends = join(context, size, partners(shards, size)) if kind == "local" else [None] * size
     processes = [
-        context.Process(target=_reduce, args=(rank, size, shards, str(path), each, queue))
+        context.Process(target=_reduce, args=(rank, size, shards, numbers, str(path), each, queue))
         for rank, each in enumerate(ends)
     ]
     for process in processes:
@@ -85,10 +86,13 @@ def test_one_process_adds_in_tree_order(shards: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gloo", "local"])
+@pytest.mark.parametrize("numbers", [FEW, MANY])
 @pytest.mark.parametrize(("size", "shards"), [(2, 4), (3, 4), (4, 4), (3, 8)])
-def test_any_number_of_processes_gives_the_same_bits(size: int, shards: int, kind: str, tmp_path: Path) -> None:
-    expected = reference(list(shard_tensors(shards).values())).view(torch.int32).numpy()
-    for rank, sums, tiny, _, gathered in run(size, shards, tmp_path, kind):
+def test_any_number_of_processes_gives_the_same_bits(
+    size: int, shards: int, numbers: int, kind: str, tmp_path: Path
+) -> None:
+    expected = reference(list(shard_tensors(shards, numbers).values())).view(torch.int32).numpy()
+    for rank, sums, tiny, _, gathered in run(size, shards, tmp_path, kind, numbers):
         for total in sums:
             np.testing.assert_array_equal(total, expected)
         assert tiny == shards * (shards - 1) / 2

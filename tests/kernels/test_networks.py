@@ -17,9 +17,12 @@ from torch.optim.rmsprop import RMSprop
 from lockstep.algorithms.base import Batch
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.returns import gae
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
 from lockstep.kernels import optimizers, returns
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.ppo import ppo_gradients
+from lockstep.kernels.sums import add_up
 from lockstep.models import StandardModelConfig
 from lockstep.models.distributions import Categorical, Gaussian
 from lockstep.models.normalize import batch_sums, discounted_returns
@@ -228,6 +231,15 @@ def test_optimizers_are_torchs(name: str) -> None:
             found = optimizers.rmsprop(mine, own, 30.0, second, 0.01, 0.9, 1e-5)
         assert found == pytest.approx(float(norm), rel=1e-5)
     torch.testing.assert_close(torch.from_numpy(mine), x.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8])
+def test_a_kernel_adds_up_shards_as_the_tree_does(shards: int) -> None:
+    draw = np.random.default_rng(3)
+    values = (draw.standard_normal((shards, 101)) * 10.0 ** draw.integers(-4, 5, (shards, 101))).astype(np.float32)
+    expected = TreeSum(shards, Group()).sum({s: torch.from_numpy(values[s].copy()) for s in range(shards)})
+    add_up(values)
+    np.testing.assert_array_equal(values[0], expected.numpy())
 
 
 @pytest.mark.parametrize("shape", [(5, 12), (12, 5), (7, 7), (1, 6)])
