@@ -3,7 +3,7 @@
     lockstep sweep runs/seeds benchmarks/proof.py:runs      # trains what is not there yet; goes on after any end
     python benchmarks/proof.py report --runs runs/seeds     # evaluates what has ended; writes into benchmarks/seeds/
 
-A part of it: benchmarks/proof.py:minatar, :mujoco or :atari, or a row of their tables: benchmarks/proof.py:hopper-sac.
+A part of it: benchmarks/proof.py:minatar, :mujoco, :atari or :portable, or a row of their tables: benchmarks/proof.py:hopper-sac.
 Seeds vary slowest within a part, so that a queue that is stopped early has as many of them for every algorithm. Reports
 add up: what one has written stays, scores and curves, as long as its settings do. So the runs may be trained on several
 machines, and their folders need not be kept.
@@ -216,7 +216,21 @@ def _atari() -> dict[str, Proof]:
     }
 
 
-PARTS = {"minatar": _minatar(), "mujoco": _mujoco(), "atari": _atari()}
+def _portable() -> dict[str, Proof]:
+    """Recipes of small networks as they are, in portable arithmetic: to be compared with the other tables' rows."""
+    proofs = {"cartpole-ppo-portable": Proof("PPO, portable", recipes.ppo_cartpole(), 10, published="500 is the most")}
+    of_fp32 = _mujoco()
+    for name in ("halfcheetah-ppo", "hopper-ppo", "walker2d-ppo"):
+        proof = of_fp32[name]
+        recipe = recipes.ppo_mujoco(proof.experiment.env.id)
+        proofs[f"{name}-portable"] = replace(proof, label="PPO, portable", experiment=recipe)
+    sac = of_fp32["hopper-sac"]
+    experiment = sac.experiment.replace(precision="portable")
+    proofs["hopper-sac-portable"] = replace(sac, label="SAC, portable", experiment=experiment)
+    return proofs
+
+
+PARTS = {"minatar": _minatar(), "mujoco": _mujoco(), "atari": _atari(), "portable": _portable()}
 
 
 def _queued(proofs: Mapping[str, Proof]) -> list[Run]:
