@@ -3,7 +3,7 @@
     lockstep sweep runs/seeds benchmarks/proof.py:runs      # trains what is not there yet; goes on after any end
     python benchmarks/proof.py report --runs runs/seeds     # evaluates what has ended; writes into benchmarks/seeds/
 
-A part of it: benchmarks/proof.py:minatar, :mujoco, :atari or :portable, or a row of their tables: benchmarks/proof.py:hopper-sac.
+A part of it: benchmarks/proof.py:minatar, :mujoco, :atari or :portable, or a row of their tables: :hopper-sac.
 Seeds vary slowest within a part, so that a queue that is stopped early has as many of them for every algorithm. Reports
 add up: what one has written stays, scores and curves, as long as its settings do. So the runs may be trained on several
 machines, and their folders need not be kept.

@@ -199,7 +199,7 @@ class Experiment:
         if self.has_kernels and self.model.has_policy_and_value:
             from lockstep.models.portable import covers, with_kernels  # which need Numba
 
-            if covers(observation_space, action_space):
+            if covers(model, observation_space, action_space):
                 return with_kernels(model, action_space, self.seed)
         model.portable_operations = True
         return model

@@ -17,17 +17,19 @@ from lockstep.agent import Agent
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import FreshBatches
+from lockstep.core.arrays import map_structure
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels import returns
+from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import normalized
+from lockstep.models.portable import observed
 
 
 class Items(NamedTuple):
     """The rollouts of all slots, item by item."""
 
     observations: np.ndarray
-    """Normalized: float32 [S, N, D]."""
+    """Normalized, or scaled pixels: float32 [S, N, D]."""
     actions: np.ndarray
     """float32 [S, N, A]; A is 0 if actions are discrete."""
     choices: np.ndarray
@@ -96,8 +98,9 @@ class PortableBatches(FreshBatches):
         steps = len(rollout.reward)
         to = Items(*(x[place] for x in self._by_step))
         encoder = self._model.trunks[0].encoder
-        vector = encoder.layout.vector(rollout.obs)[:steps]  # type: ignore[operator, union-attr]
-        to.observations[...] = normalized(encoder, vector).reshape(to.observations.shape)  # type: ignore[arg-type]
+        assert isinstance(encoder, ObservationEncoder)
+        obs = map_structure(lambda leaf: leaf[:steps], rollout.obs)
+        to.observations[...] = observed(encoder, obs).reshape(to.observations.shape)
         if self._discrete:
             to.choices[...] = rollout.action.numpy()
         else:

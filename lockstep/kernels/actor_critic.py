@@ -176,7 +176,7 @@ def sac_gradient(
     """The gradient of SAC's losses.
 
     Args:
-        policy: the policy's table, int64 [L, 7].
+        policy: the policy's table, int64 [L, 11].
         layers: the critics' table, int64 [C * L, 7].
         critics: C.
         parameters, target: of the model and of the target model, float32 [P].

@@ -1,7 +1,7 @@
-"""Networks of dense layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
+"""Networks of layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
 
 Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
-the samples one by one. Products are rounded before they are added.
+the samples one by one. Products are rounded before they are added. Layers are dense, or the first one convolves images.
 
 Shape legend: P parameters, L layers, n samples, K inputs and M outputs of a layer.
 """
@@ -11,13 +11,17 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
+from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
 from lockstep.kernels.products import address, product
 
-WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
-"""Columns of a table of layers, int64 [L, 7]: where weights and biases [M] begin among the parameters, the layer's
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, CHANNELS, HEIGHT, WIDTH = range(11)
+"""Columns of a table of layers, int64 [L, 11]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
-[M, K], 1 as [K, M]."""
+[M, K], 1 as [K, M]. The last four are 0 unless the layer is a convolution of x (lockstep.kernels.convolution). Then K
+are the numbers of a patch, and M those of all places."""
+NO_IMAGE = (0, 0, 0, 0)
+"""The last columns of a dense layer."""
 NONE, TANH, RELU, ELU = range(4)
 """Activations."""
 
@@ -29,6 +33,13 @@ def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int
     begin, turned = layers[layer, WEIGHT], layers[layer, TURNED]
     between = layers[layer, OUTPUTS] if turned else layers[layer, INPUTS]
     return address(parameters) + 4 * begin, (between if turned else 1), (1 if turned else between)
+
+
+@compiled
+def _places(layers: np.ndarray, layer: int) -> int:
+    """How many outputs of a layer share a weight."""
+    kernel, _, height, width = layers[layer, KERNEL:]
+    return places(height, width, kernel) if kernel else 1
 
 
 @compiled
@@ -77,7 +88,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 7].
+        layers: the table, int64 [L, 11].
         x: observations, float32 [n, K].
         scratch: see activations.
     """
@@ -85,12 +96,17 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         source, begin = layers[layer, SOURCE], layers[layer, BIAS]
         below = x if source < 0 else activations(scratch, layers, len(x), source)
         y = activations(scratch, layers, len(x), layer)
-        for i in range(len(y)):
-            for j in range(y.shape[1]):
-                y[i, j] = parameters[begin + j]
-        n, k, m = len(x), below.shape[1], y.shape[1]
+        rows = y.reshape((len(x) * _places(layers, layer), -1))
+        for i in range(len(rows)):
+            for j in range(rows.shape[1]):
+                rows[i, j] = parameters[begin + j]
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
-        product(address(below), k, 1, weight, between_inputs, between_outputs, address(y), m, n, k, m)
+        kernel, channels, height, width = layers[layer, KERNEL:]
+        if kernel:
+            convolve(below, channels, height, width, kernel, weight, y)
+        else:
+            n, k, m = len(x), below.shape[1], y.shape[1]
+            product(address(below), k, 1, weight, between_inputs, between_outputs, address(y), m, n, k, m)
         activate(y, layers[layer, ACTIVATION])
 
 
@@ -108,7 +124,7 @@ def backward(
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 7].
+        layers: the table, int64 [L, 11].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
         gradients: as scratch: the gradient by the outputs that the loss depends on, and 0 elsewhere. It is overwritten.
@@ -122,16 +138,21 @@ def backward(
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
         k, m = below.shape[1], grad.shape[1]
+        kernel, channels, height, width = layers[layer, KERNEL:]
         if len(gradient):
-            for i in range(samples):
-                for j in range(m):
-                    gradient[begin + j] += grad[i, j]
+            rows = grad.reshape((samples * _places(layers, layer), -1))
+            for i in range(len(rows)):
+                for j in range(rows.shape[1]):
+                    gradient[begin + j] += rows[i, j]
             to_weights = weights(gradient, layers, layer)[0]
-            if layers[layer, TURNED]:
+            if kernel:
+                convolve_back(below, channels, height, width, kernel, grad, to_weights)
+            elif layers[layer, TURNED]:
                 product(address(below), 1, k, address(grad), m, 1, to_weights, m, k, samples, m)
             else:
                 product(address(grad), 1, m, address(below), k, 1, to_weights, k, m, samples, k)
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
         if len(of_below):
+            assert not kernel
             weight, between_inputs, between_outputs = weights(parameters, layers, layer)
             product(address(grad), m, 1, weight, between_outputs, between_inputs, address(of_below), k, samples, m, k)

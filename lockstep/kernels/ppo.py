@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
+from lockstep.kernels.dense import OUTPUTS
 from lockstep.kernels.math import exp
 from lockstep.kernels.network import differentiate, evaluate, lead_back
 from lockstep.kernels.policies import (
@@ -22,9 +23,11 @@ from lockstep.kernels.policies import (
 
 _LARGEST_LOG_RATIO = np.float32(80)
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
-_TOGETHER = 256
-"""Samples that pass through the network together, so that their activations stay in the cache. It changes no bit: sums
-add sample by sample."""
+_TOGETHER = 65_536
+"""Activations of samples that pass through the network together, so that they stay in the cache. It changes no bit:
+sums add sample by sample."""
+_LEAST = 128
+"""Samples at least, since each product reads all of a layer's weights."""
 SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
@@ -221,12 +224,13 @@ def ppo_gradients(
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
     """
     size, sums = len(parameters), np.empty(1 + SUMS)
+    together = max(_LEAST, _TOGETHER // layers[:, OUTPUTS].sum())
     for shard in range(len(index)):
         gradient = out[shard, :size]
         gradient[:] = 0
         sums[:] = 0
-        for begin in range(0, index.shape[1], _TOGETHER):
-            few = index[shard, begin : begin + _TOGETHER]
+        for begin in range(0, index.shape[1], together):
+            few = index[shard, begin : begin + together]
             _add_gradient(
                 layers,
                 kind,

@@ -25,23 +25,27 @@ def evaluate_raw(
     mean: np.ndarray,
     std: np.ndarray,
     clip: np.float32,
+    brightest: np.float32,
     obs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Evaluate policy and value of raw observations.
 
     Args:
         layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
-        mean, std, clip: see lockstep.kernels.network.normalize. With a clip of 0, observations stay as they are.
+        mean, std, clip: see lockstep.kernels.network.normalize. With a clip of 0, observations are not normalized.
+        brightest: divides observations: 1, or what pixels of images are scaled by.
         obs: [B, ...], of D numbers each.
 
     Returns:
         The policy's parameters float32 [B, W], and values float32 [B].
     """
-    count, size = len(obs), len(mean)
-    raw, x = obs.reshape((count, size)), np.empty((count, size), np.float32)
+    count = len(obs)
+    raw = obs.reshape((count, -1))
+    size = obs.size // max(count, 1)
+    x = np.empty((count, size), np.float32)
     for i in range(count):
         for d in range(size):
-            x[i, d] = raw[i, d]
+            x[i, d] = np.float32(raw[i, d]) / brightest
     if clip > 0:
         network.normalize(x, mean, std, clip, x)
     policy, value, _ = network.evaluate(layers, free_std, log_stds, parameters, x)

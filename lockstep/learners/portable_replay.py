@@ -20,7 +20,7 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
-from lockstep.kernels.dense import NONE
+from lockstep.kernels.dense import NO_IMAGE, NONE
 from lockstep.learners.learner import Learner, LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
@@ -28,7 +28,7 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.portable import ACTIVATIONS, normalized
+from lockstep.models.portable import ACTIVATIONS, observed
 from lockstep.portable.numbers import portable_numbers
 
 
@@ -68,7 +68,7 @@ class PortableReplayLearner(Learner):
             normalizers.apply(self._agent.model)
             self._applied = normalizers
         n, size = batch.action.shape[1:]
-        obs, next_obs = (normalized(self._encoder, self._encoder.layout.vector(x)) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = (observed(self._encoder, x) for x in (batch.obs, batch.next_obs))
         items = [_array(x, n) for x in (batch.reward, batch.discount)]
         out = torch.zeros(self._parameters.size + self._agent.flat.tail)
         priority = torch.empty(n)
@@ -116,5 +116,5 @@ def _table(layers: MLPs, name: str, flat: FlatParameters) -> np.ndarray:
                 flat.offset(f"{name}.biases.{layer}") + network * out,
             ]
             activation = NONE if layer == last else ACTIVATIONS[layers.activation]
-            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1])
+            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1, *NO_IMAGE])
     return np.array(rows, np.int64)

@@ -1,4 +1,4 @@
-"""The standard model of vectors in portable arithmetic: equal bits on every CPU.
+"""The standard model of vectors and small images in portable arithmetic: equal bits on every CPU.
 
 The parameters, their names and their places are those of StandardModel. Only their first values, and what a collector
 computes with them, come from lockstep.kernels. lockstep.learners.portable learns with the same kernels.
@@ -7,6 +7,7 @@ computes with them, come from lockstep.kernels. lockstep.learners.portable learn
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,15 @@ from lockstep.core.rng import stream
 from lockstep.kernels import network as networks
 from lockstep.kernels import policies
 from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
-from lockstep.kernels.dense import ELU, NONE, RELU, TANH
+from lockstep.kernels.convolution import places as places_of
+from lockstep.kernels.dense import ELU, NO_IMAGE, NONE, RELU, TANH
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical, Gaussian
-from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.observations import ObservationLayout
+from lockstep.models.encoders import MinAtarCNN, ObservationEncoder
+from lockstep.models.layers import PixelConv2d
+from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel, acting_copy
 
@@ -87,14 +90,24 @@ def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | 
     return PortableGaussian(space)
 
 
-def covers(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
-    """Whether kernels know such observations and actions: vectors without masks, and Discrete or Box of floats."""
-    layout = ObservationLayout.of(observation_space)
-    if isinstance(observation_space, gymnasium.spaces.Dict) or layout.mask_size or layout.images:
+def covers(model: PolicyModel, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
+    """Whether kernels know a model of such observations and actions: vectors without masks or small images that
+    MinAtarCNN encodes, and Discrete or Box of floats."""
+    if not isinstance(model, StandardModel) or isinstance(observation_space, gymnasium.spaces.Dict):
+        return False
+    encoder = model.trunks[0].encoder
+    if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size or not knows(encoder):
         return False
     return isinstance(action_space, gymnasium.spaces.Discrete) or (
         isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
     )
+
+
+def knows(encoder: ObservationEncoder) -> bool:
+    """Whether kernels compute an encoder: that of vectors, or of one small image."""
+    if not encoder.layout.images:
+        return True
+    return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
 
 
 @dataclass(frozen=True)
@@ -111,14 +124,13 @@ class Network:
         rows: list[list[int]] = []
         ends = []
         for trunk in range(len(model.trunks)):
-            source, encoder = -1, f"trunks.{trunk}.encoder.vectors"
-            activation = ACTIVATIONS[modules[encoder].activation_name]  # type: ignore[index]
-            for name in (path for path in modules if path.startswith(f"{encoder}.layers.")):
-                rows.append(_layer(modules[name], name, activation, source, flat))
+            source = -1
+            for name, activation in encoder_layers(model, f"trunks.{trunk}.encoder"):
+                rows.append(layer_row(modules, name, activation, source, flat))
                 source = len(rows) - 1
             ends.append(source)
-        rows.append(_layer(model.policy_head.linear, "policy_head.linear", NONE, ends[0], flat))
-        rows.append(_layer(model.value_head.linear, "value_head.linear", NONE, ends[-1], flat))
+        rows.append(layer_row(modules, "policy_head.linear", NONE, ends[0], flat))
+        rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
         free = model.policy_head.log_std is not None
         return Network(
             np.array(rows, np.int64),
@@ -127,20 +139,44 @@ class Network:
         )
 
 
-def _layer(linear: nn.Module, name: str, activation: int, source: int, flat: FlatParameters) -> list[int]:
-    """A layer's row in the table."""
-    assert isinstance(linear, nn.Linear)
-    places = [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
-    return [*places, linear.in_features, linear.out_features, activation, source, 0]
+def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
+    """The names of an encoder's layers among the model's modules, with the activation of each."""
+    modules = dict(model.named_modules())
+    if f"{path}.images.0" in modules:
+        yield f"{path}.images.0.convolutions.0", RELU
+        yield f"{path}.images.0.dense", RELU
+        return
+    activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
+    for name in modules:
+        if name.startswith(f"{path}.vectors.layers."):
+            yield name, activation
+
+
+def layer_row(
+    modules: Mapping[str, nn.Module], name: str, activation: int, source: int, flat: FlatParameters
+) -> list[int]:
+    """A layer's row in the table of lockstep.kernels.dense."""
+    module, places = modules[name], [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
+    if isinstance(module, nn.Linear):
+        return [*places, module.in_features, module.out_features, activation, source, 0, *NO_IMAGE]
+    assert isinstance(module, PixelConv2d) and source < 0
+    encoder = modules[name.partition(".images.")[0]]
+    assert isinstance(encoder, ObservationEncoder)
+    (_, shape), *_ = encoder.layout.images
+    kernel, (_, height, width) = module.kernel_size[0], shape
+    patch = module.in_channels * kernel * kernel
+    outputs = module.out_channels * places_of(height, width, kernel)
+    return [*places, patch, outputs, activation, source, 0, kernel, *shape]
 
 
 def initialize(model: StandardModel, seed: int) -> None:
     """Draw a model's first weights, orthogonal with StandardModel's gains."""
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    for index, (name, linear) in enumerate(linears):
+    layers = [(name, each) for name, each in model.named_modules() if isinstance(each, (nn.Linear, nn.Conv2d))]
+    for index, (name, layer) in enumerate(layers):
         gain = {"policy_head.linear": 0.01, "value_head.linear": 1.0}.get(name, math.sqrt(2))
-        uniform = stream(seed, "weights", index).random(tuple(linear.weight.shape), np.float32)
-        linear.weight.data = torch.from_numpy(orthogonal(uniform, gain))
+        shape = len(layer.weight), layer.weight[0].numel()
+        uniform = stream(seed, "weights", index).random(shape, np.float32)
+        layer.weight.data = torch.from_numpy(orthogonal(uniform, gain)).view(layer.weight.shape)
 
 
 def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PortableModel:
@@ -187,7 +223,8 @@ class _Acting(PortableModel):
         arguments = (
             *(network.layers, network.free_std, network.log_stds),
             self._flat.vector.detach().numpy(),
-            *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if encoder.normalize else 0)),
+            *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
+            np.float32(brightness(encoder)),
         )
         return PolicyKernels(Bound(evaluate_raw, arguments), actions)
 
@@ -201,18 +238,30 @@ class _Acting(PortableModel):
     ) -> tuple[ModelOutput, Tensor]:
         encoder, network = self._encoder, self._network
         assert isinstance(encoder, ObservationEncoder)
-        vector = encoder.layout.vector(obs)
-        x = normalized(encoder, vector)
+        x = observed(encoder, obs)
         parameters = self._flat.vector.detach().numpy()
         policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, parameters, x)
-        leading = vector.shape[:2]
+        leading = start.shape[:2]
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state
 
 
-def normalized(encoder: ObservationEncoder, vector: Tensor) -> np.ndarray:
-    """What an encoder's layers see of observations [T, B, D]: float32 [T * B, D]."""
-    x = _rows(vector)
+def normalizes(encoder: ObservationEncoder) -> bool:
+    """Whether observations are normalized. Images never are."""
+    return encoder.normalize and not encoder.layout.images
+
+
+def brightness(encoder: ObservationEncoder) -> int:
+    """What observations are divided by."""
+    return encoder.layout.brightest[0] if encoder.layout.images else 1
+
+
+def observed(encoder: ObservationEncoder, obs: Any) -> np.ndarray:
+    """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D]."""
+    if encoder.layout.images:
+        pixels = entry(obs, encoder.layout.images[0][0])
+        return _rows(pixels.flatten(2)).astype(np.float32) / np.float32(brightness(encoder))
+    x = _rows(encoder.layout.vector(obs))
     if not encoder.normalize:
         return x
     out = np.empty_like(x)

@@ -31,14 +31,16 @@ from lockstep.models.portable import Network, PortableCategorical, PortableGauss
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
 SEEN = spaces.Box(-np.inf, np.inf, (7,), np.float32)
+PICTURE = spaces.Box(0, 255, (3, 10, 9), np.uint8)
 SHARDS, ITEMS = 2, 30
 HYPER = {"clip": 0.2, "value_coef": 0.7, "entropy_coef": 0.03}
 TAIL = 1 + len(PPOConfig().build().metric_names)
 
 
 def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) -> PortableModel:
-    config = StandardModelConfig(encoder="mlp", **{"hidden_sizes": (12, 9), **settings})
-    model = config.build(SEEN, space, precision="fp32", normalize_observations=False, seed=1)
+    config = StandardModelConfig(**{"encoder": "mlp", "hidden_sizes": (12, 9), **settings})
+    seen = PICTURE if config.encoder == "minatar" else SEEN
+    model = config.build(seen, space, precision="fp32", normalize_observations=False, seed=1)
     made = with_kernels(model, space, seed=3)
     draw = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -50,7 +52,11 @@ def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) ->
 def items(space: spaces.Space[Any], model: PortableModel) -> tuple[np.ndarray, ...]:
     """Rollouts of actions that the model would take, some of them under another policy."""
     draw = torch.Generator().manual_seed(5)
-    obs = torch.randn(SHARDS, ITEMS, 7, generator=draw)
+    pictured = model.trunks[0].encoder.layout.images  # type: ignore[union-attr]
+    if pictured:
+        obs = torch.randint(256, (SHARDS, ITEMS, *PICTURE.shape), dtype=torch.uint8, generator=draw)
+    else:
+        obs = torch.randn(SHARDS, ITEMS, 7, generator=draw)
     noise = torch.rand(SHARDS, ITEMS, model.distribution.noise_size, generator=draw)
     with torch.no_grad():
         out, _ = model(obs, torch.zeros(SHARDS, ITEMS, dtype=torch.bool), torch.zeros(ITEMS, 0))
@@ -61,6 +67,8 @@ def items(space: spaces.Space[Any], model: PortableModel) -> tuple[np.ndarray, .
     discrete = space is DISCRETE
     actions = torch.zeros(SHARDS, ITEMS, 0) if discrete else action
     choices = action if discrete else torch.zeros(SHARDS, ITEMS, dtype=torch.int64)
+    if pictured:
+        obs = obs.flatten(2) / 255
     return tuple(x.numpy() for x in (obs, actions, choices, old, *numbers, valid))
 
 
@@ -73,6 +81,8 @@ def items(space: spaces.Space[Any], model: PortableModel) -> tuple[np.ndarray, .
         {"separate_value_network": True, "activation": "relu"},
         {"activation": "elu", "std": "state", "hidden_sizes": (8,)},
         {"separate_value_network": True, "hidden_sizes": (17, 16, 5)},
+        {"encoder": "minatar", "dense_size": 20},
+        {"encoder": "minatar", "dense_size": 7, "separate_value_network": True},
     ],
 )
 def test_gradients_of_ppo_are_those_of_autograd(
@@ -114,6 +124,8 @@ def expected_gradients(
     model.distribution = kind(DISCRETE if kind is Categorical else BOX)  # type: ignore[arg-type]
     for shard, taken in enumerate(index):
         obs, action, choice, old, value, advantage, target, valid = (torch.from_numpy(x[shard][taken]) for x in held)
+        if model.trunks[0].encoder.layout.images:  # type: ignore[union-attr]
+            obs = (255 * obs).round().to(torch.uint8).view(-1, *PICTURE.shape)
         batch = Batch(
             obs=obs[None],
             start=torch.zeros(1, len(taken), dtype=torch.bool),
