@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import OUTPUTS, activations, backward, forward
+from lockstep.kernels.dense import activations, backward, evaluate
 from lockstep.kernels.math import exp, ndtri, softplus, tanh
 
 _LOG_STD_LOW, _LOG_STD_HIGH = np.float32(-20), np.float32(2)
@@ -27,14 +27,6 @@ SAC_SUMS, TD3_SUMS = 8, 5
 def _normal(noise: np.float32) -> np.float32:
     """The normal quantile of uniform noise."""
     return ndtri(min(max(noise, _TINY), _ONE - _TINY))
-
-
-@compiled
-def _evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Evaluate a table of layers for x [n, K]. Returns what activations reads outputs from."""
-    scratch = np.empty(len(x) * layers[:, OUTPUTS].sum(), np.float32)
-    forward(parameters, layers, x, scratch)
-    return scratch
 
 
 @compiled
@@ -92,7 +84,7 @@ def _learn_critics(
     error."""
     n, last = len(obs), len(layers) // critics
     x = _joined(obs, action)
-    scratch = _evaluate(layers, parameters, x)
+    scratch = evaluate(layers, parameters, x)
     gradients = np.zeros_like(scratch)
     priority[:] = 0
     for c in range(critics):
@@ -114,7 +106,7 @@ def _learn_critics(
 def _smallest(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The smallest of the critics' values, [n]."""
     n, last = len(x), len(layers) // critics
-    scratch = _evaluate(layers, parameters, x)
+    scratch = evaluate(layers, parameters, x)
     smallest = activations(scratch, layers, n, last - 1)[:, 0].copy()
     for c in range(1, critics):
         q = activations(scratch, layers, n, (c + 1) * last - 1)
@@ -137,7 +129,7 @@ def _climb(
     """The smallest of the critics' values of actions [n, A], and the gradient of its negative, weighted, by actions."""
     n, size, last = len(obs), obs.shape[1], len(layers) // critics
     x = _joined(obs, action)
-    scratch = _evaluate(layers, parameters, x)
+    scratch = evaluate(layers, parameters, x)
     gradients = np.zeros_like(scratch)
     for i in range(n):
         best = 0
@@ -194,13 +186,13 @@ def sac_gradient(
     alpha = exp(parameters[log_temperature])
     chosen, scaled, log_prob = np.empty((n, size), np.float32), np.empty((n, size), np.float32), np.empty(n, np.float32)
 
-    scratch = _evaluate(policy, parameters, next_obs)
+    scratch = evaluate(policy, parameters, next_obs)
     _sample(activations(scratch, policy, n, last), noise[1], chosen, scaled, log_prob)
     wanted = _smallest(layers, critics, target, _joined(next_obs, chosen))
     for i in range(n):
         wanted[i] = reward[i] + discount[i] * (wanted[i] - alpha * log_prob[i])
 
-    scratch = _evaluate(policy, parameters, obs)
+    scratch = evaluate(policy, parameters, obs)
     output = activations(scratch, policy, n, last)
     _sample(output, noise[0], chosen, scaled, log_prob)
     by_action, values = np.empty((n, size), np.float32), np.empty(n, np.float32)
@@ -269,7 +261,7 @@ def td3_gradient(
     gradient[:] = 0
     chosen = np.empty((n, size), np.float32)
 
-    output = activations(_evaluate(policy, target, next_obs), policy, n, last)
+    output = activations(evaluate(policy, target, next_obs), policy, n, last)
     for i in range(n):
         for d in range(size):
             chosen[i, d] = tanh(output[i, d])
@@ -280,7 +272,7 @@ def td3_gradient(
     for i in range(n):
         wanted[i] = reward[i] + discount[i] * wanted[i]
     if moves:
-        scratch = _evaluate(policy, parameters, obs)
+        scratch = evaluate(policy, parameters, obs)
         output = activations(scratch, policy, n, last)
         for i in range(n):
             for d in range(size):

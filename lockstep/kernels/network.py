@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lockstep.kernels import dense
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import OUTPUTS, activations, backward, forward
+from lockstep.kernels.dense import activations, backward
 
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
 """Bounds of log standard deviations: see lockstep.models.distributions."""
@@ -43,8 +44,7 @@ def evaluate(
         The policy's parameters [n, W], values [n], and what differentiate needs.
     """
     n, last = len(x), len(layers) - 1
-    scratch = np.empty(n * layers[:, OUTPUTS].sum(), np.float32)
-    forward(parameters, layers, x, scratch)
+    scratch = dense.evaluate(layers, parameters, x)
     head = activations(scratch, layers, n, last - 1)
     emitted = head.shape[1]
     size = emitted if free_std < 0 else emitted + log_stds

@@ -1,10 +1,11 @@
-"""A learner of SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradient of a slice.
+"""Learners of DQN, SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradient of a slice.
 
 Shape legend: P parameters, n items of a slice, D numbers of an observation, A of an action.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -15,47 +16,45 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
 from lockstep.kernels.dense import NO_IMAGE, NONE
+from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradient
 from lockstep.learners.learner import Learner, LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.mlps import MLPs
-from lockstep.models.observations import ObservationLayout
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.portable import ACTIVATIONS, observed
+from lockstep.models.portable import ACTIVATIONS, encoder_layers, knows, layer_row, observed
+from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
 
-def has_kernels(agent: Agent) -> bool:
-    """Whether this learner can compute all of an agent's losses: SAC, TD3 and DDPG as they are, on vectors."""
-    space = agent.observation_space
-    layout = ObservationLayout.of(space)
-    vectors = isinstance(space, gymnasium.spaces.Box) and not layout.images and not layout.mask_size
-    continuous = isinstance(agent.model.distribution, (SquashedGaussian, Deterministic))
-    return agent.experiment.has_kernels and vectors and continuous
+class ReplayLearner(Learner):
+    """Learns from replayed transitions. Only the gradient of a slice differs from Learner.
 
+    Args:
+        encoder: makes observations into what the kernel's layers see.
+        sums: how many metrics the kernel adds up.
+    """
 
-class PortableReplayLearner(Learner):
-    """Learns from replayed transitions. Only the gradient of a slice differs from Learner."""
-
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        slots: range,
+        tree: TreeSum,
+        alive: Callable[[], None],
+        encoder: ObservationEncoder,
+        sums: int,
+    ) -> None:
         super().__init__(agent, slots, tree, alive=alive)
-        model = agent.model
-        assert isinstance(model, ActorCritic)
-        encoder = model.actor.encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._encoder, self._critics = encoder, len(model.critics.layers.weights[0])
-        self._policy = _table(model.actor.layers, "actor.layers", agent.flat)
-        self._of_critics = _table(model.critics.layers, "critics.layers", agent.flat)
+        self._encoder, self._sums = encoder, sums
         self._parameters, self._target = (vector.numpy() for vector in agent.vectors)
-        config = agent.experiment.algorithm
-        self._sums = SAC_SUMS if isinstance(config, SACConfig) else TD3_SUMS
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """As Learner.learn. Torch's operations around the kernels are exact, so they need not be replaced."""
@@ -67,17 +66,64 @@ class PortableReplayLearner(Learner):
         if normalizers is not self._applied:
             normalizers.apply(self._agent.model)
             self._applied = normalizers
-        n, size = batch.action.shape[1:]
+        n = batch.action.shape[1]
         obs, next_obs = (observed(self._encoder, x) for x in (batch.obs, batch.next_obs))
         items = [_array(x, n) for x in (batch.reward, batch.discount)]
         out = torch.zeros(self._parameters.size + self._agent.flat.tail)
         priority = torch.empty(n)
-        given = (obs, _array(batch.action, n, size), *items, next_obs, _array(batch.weight, n))
+        given = (obs, _array(batch.action, *batch.action.shape[1:]), *items, next_obs, _array(batch.weight, n))
         self._call(given, batch.noise, hyper, out.numpy(), priority.numpy())
         self.batches.learned(slot, priority)
         if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
             out[self._parameters.size + 1 + self._sums + slot] = batch.weight.max()
         return out
+
+    @abstractmethod
+    def _call(
+        self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
+    ) -> None:
+        """Call the kernel.
+
+        Args:
+            items: observations, actions, rewards, discounts, next observations and weights of n items.
+            noise: of the slice.
+            out, priority: what it writes: float32 [P + 1 + sums] and [n].
+        """
+
+
+class QLearner(ReplayLearner):
+    """Learns action values by DQN."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        model, config = agent.model, agent.experiment.algorithm
+        assert isinstance(model, QModel) and isinstance(config, DQNConfig)
+        encoder = model.trunk.encoder
+        assert isinstance(encoder, ObservationEncoder)
+        super().__init__(agent, slots, tree, alive, encoder, DQN_SUMS)
+        modules, rows = dict(model.named_modules()), list[list[int]]()
+        for name, activation in (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)):
+            rows.append(layer_row(modules, name, activation, len(rows) - 1, agent.flat))
+        self._layers, self._double = np.array(rows, np.int64), config.double
+
+    def _call(
+        self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
+    ) -> None:
+        dqn_gradient(self._layers, self._parameters, self._target, self._double, *items, out, priority)
+
+
+class ActorCriticLearner(ReplayLearner):
+    """Learns a policy and critics by SAC, TD3 or DDPG."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        model = agent.model
+        assert isinstance(model, ActorCritic)
+        encoder = model.actor.encoder
+        assert isinstance(encoder, ObservationEncoder)
+        sums = SAC_SUMS if isinstance(agent.experiment.algorithm, SACConfig) else TD3_SUMS
+        super().__init__(agent, slots, tree, alive, encoder, sums)
+        self._critics = len(model.critics.layers.weights[0])
+        self._policy = _table(model.actor.layers, "actor.layers", agent.flat)
+        self._of_critics = _table(model.critics.layers, "critics.layers", agent.flat)
 
     def _call(
         self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
@@ -97,6 +143,22 @@ class PortableReplayLearner(Learner):
         drawn = action[:0] if noise is None else _array(noise, *action.shape)
         moves = hyper["update"] % period == 0
         td3_gradient(*networks, *map(np.float32, smoothing), period, moves, *items, drawn, out, priority)
+
+
+def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearner] | None:
+    """The learner that can compute all of an agent's losses: DQN on vectors or small images; SAC, TD3 and DDPG as they
+    are, on vectors. None: torch's operations do."""
+    space, model = agent.observation_space, agent.model
+    if not agent.experiment.has_kernels or not isinstance(space, gymnasium.spaces.Box):
+        return None
+    if isinstance(model, QModel):
+        encoder = model.trunk.encoder
+        return QLearner if isinstance(encoder, ObservationEncoder) and knows(encoder) else None
+    if not isinstance(model, ActorCritic) or not isinstance(model.distribution, (SquashedGaussian, Deterministic)):
+        return None
+    encoder = model.actor.encoder
+    vectors = isinstance(encoder, ObservationEncoder) and not encoder.layout.images
+    return ActorCriticLearner if vectors else None
 
 
 def _array(x: Tensor, *shape: int) -> np.ndarray:

@@ -169,11 +169,9 @@ def _kernels(agent: Agent) -> type[Learner] | None:
     if agent.experiment.precision != "portable":
         return None
     from lockstep.learners.portable import PortableLearner  # which need Numba
-    from lockstep.learners.portable_replay import PortableReplayLearner, has_kernels
+    from lockstep.learners.portable_replay import learner_with_kernels
 
-    if agent.has_kernels:
-        return PortableLearner
-    return PortableReplayLearner if has_kernels(agent) else None
+    return PortableLearner if agent.has_kernels else learner_with_kernels(agent)
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

@@ -235,6 +235,12 @@ class QModelConfig(TrunkConfig):
     v_max: float = 10.0
     """Highest atom. If it is too low, good returns look alike."""
 
+    @property
+    def has_kernels(self) -> bool:
+        plain = self.core == "none" and not self.previous_action_reward
+        expected = self.returns == "expected" and not self.dueling and not self.noisy and not self.stream_size
+        return type(self) is QModelConfig and plain and expected
+
     def build(
         self,
         observation_space: gymnasium.Space[Any],

@@ -19,7 +19,7 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.learners.learner import Learner
-from lockstep.learners.portable_replay import PortableReplayLearner, has_kernels
+from lockstep.learners.portable_replay import ActorCriticLearner, learner_with_kernels
 from lockstep.models.arithmetic import arithmetic
 
 ITEMS = 21
@@ -68,9 +68,9 @@ def test_gradients_are_those_of_autograd(
     recipe: Callable[[], Experiment], model: dict[str, Any], prioritized: bool, update: int
 ) -> None:
     agent = agent_of(recipe, model, prioritized)
-    assert has_kernels(agent)
+    assert learner_with_kernels(agent) is ActorCriticLearner
     batch, found = Slice(items(agent), agent.normalizers), []
-    for kind in (Learner, PortableReplayLearner):
+    for kind in (Learner, ActorCriticLearner):
         learner = kind(agent, range(4), TreeSum(4, Group()))
         priorities: list[Tensor] = []
         learner.batches.learned = lambda slot, x, to=priorities: to.append(x)  # type: ignore[method-assign]
@@ -87,7 +87,7 @@ def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
     agent = agent_of(recipes.sac_mujoco, {}, prioritized=False)
     name = "actor.layers.biases.2"
     agent.flat.named()[name].copy_(torch.tensor([[[0.1, 5.0]]]))
-    learner = PortableReplayLearner(agent, range(4), TreeSum(4, Group()))
+    learner = ActorCriticLearner(agent, range(4), TreeSum(4, Group()))
     learner.batches.learned = lambda slot, x: None  # type: ignore[method-assign]
     gradient = learner._gradient(0, Slice(items(agent), agent.normalizers), {"update": 1})
     of_mean, of_log_std = agent.flat.named(gradient[: agent.flat.vector.numel()])[name].flatten().tolist()
@@ -97,4 +97,4 @@ def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
 @pytest.mark.parametrize("change", [{"layer_norm": True}, {"policy": "gaussian"}])
 def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
     recipe = recipes.mpo_mujoco if "policy" in change else recipes.sac_mujoco
-    assert not has_kernels(agent_of(recipe, change, prioritized=False))
+    assert learner_with_kernels(agent_of(recipe, change, prioritized=False)) is None

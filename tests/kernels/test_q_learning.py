@@ -1,0 +1,89 @@
+"""The kernel of DQN computes the gradients, metrics and priorities that autograd computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep import recipes
+from lockstep.agent import Agent
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.buffers.batches import Slice
+from lockstep.core.transitions import Transitions
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.envs.base import EnvConfig
+from lockstep.learners.learner import Learner
+from lockstep.learners.portable_replay import QLearner, learner_with_kernels
+from lockstep.models import QModelConfig
+from lockstep.models.arithmetic import arithmetic
+
+ITEMS = 21
+CARTPOLE, MINATAR = ("CartPole-v1", {"hidden_sizes": (24, 17)}), ("MinAtar/Breakout-v1", {"encoder": "minatar"})
+
+
+def agent_of(task: tuple[str, dict[str, Any]], *, prioritized: bool = False, double: bool = False) -> Agent:
+    """An agent whose networks are no longer what they began as."""
+    full, (name, settings) = recipes.dqn_minatar(), task
+    algorithm = full.algorithm
+    assert isinstance(algorithm, DQNConfig)
+    algorithm = replace(algorithm, double=double, replay=replace(algorithm.replay, prioritized=prioritized))
+    env = EnvConfig(id=name, adapter="compiled", num_envs=4)
+    agent = Agent(full.replace(precision="portable", env=env, algorithm=algorithm, model=QModelConfig(**settings)))
+    draw = torch.Generator().manual_seed(1)
+    for vector in agent.vectors:
+        vector += 0.05 * torch.randn(vector.shape, generator=draw)
+    return agent
+
+
+def items(agent: Agent) -> Transitions:
+    draw, space = torch.Generator().manual_seed(2), agent.observation_space
+
+    def obs() -> Tensor:
+        assert space.shape is not None
+        shape = (1, ITEMS, *space.shape)
+        if len(space.shape) == 3:
+            return 255 * (torch.rand(shape, generator=draw) < 0.2).to(torch.uint8)
+        return torch.randn(shape, generator=draw)
+
+    return Transitions(
+        obs=obs(),
+        action=torch.randint(agent.action_space.n, (1, ITEMS), generator=draw),  # type: ignore[attr-defined]
+        reward=2 * torch.randn(1, ITEMS, generator=draw),
+        discount=0.99 * (torch.rand(1, ITEMS, generator=draw) > 0.2),
+        next_obs=obs(),
+        weight=torch.rand(ITEMS, generator=draw) + 0.5,
+        noise=None,
+        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+    )
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("task", [CARTPOLE, MINATAR])
+def test_gradients_are_those_of_autograd(task: tuple[str, dict[str, Any]], double: bool, prioritized: bool) -> None:
+    agent = agent_of(task, prioritized=prioritized, double=double)
+    assert learner_with_kernels(agent) is QLearner
+    batch, found = Slice(items(agent), agent.normalizers), []
+    for kind in (Learner, QLearner):
+        learner = kind(agent, range(4), TreeSum(4, Group()))
+        priorities: list[Tensor] = []
+        learner.batches.learned = lambda slot, x, to=priorities: to.append(x)  # type: ignore[method-assign]
+        with arithmetic(agent.model):
+            gradient = learner._gradient(2, batch, {**agent.algorithm.hyperparameters(0.0), "update": 1})
+        found.append((gradient, *priorities))
+    for expected, computed in zip(*found, strict=True):
+        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
+    assert found[0][0].count_nonzero() > 300
+    errors = found[0][1]
+    assert (errors < 1).any() and (errors > 1).any(), "both parts of the Huber loss are compared"
+
+
+@pytest.mark.parametrize("change", [{"dueling": True}, {"noisy": True}, {"returns": "categorical"}, {"stream_size": 9}])
+def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
+    name, settings = CARTPOLE
+    assert learner_with_kernels(agent_of((name, {**settings, **change}))) is None
