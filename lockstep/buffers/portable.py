@@ -21,8 +21,8 @@ from lockstep.core.arrays import map_structure
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels import returns
 from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.layer_tables import observed
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import observed
 
 
 class Items(NamedTuple):

@@ -23,7 +23,9 @@ from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import Acting, LapId, RolloutId
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.subprocess import SteppingPool
+from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
+from lockstep.models.base import PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.versions import Version
 from lockstep.system.graphs import Capture, cuda_graph
@@ -60,7 +62,7 @@ class Collector:
         self._finite_check = finite_check = finite_check or FiniteCheck(experiment.env.id)
         self._preemption = preemption
         self._model = agent.model.for_acting()
-        self._actor = Inference(self._model, capture)
+        self._actor = inference_of(experiment, self._model, capture)
         self._flat = agent.flat
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
@@ -338,3 +340,13 @@ class Collectors:
             collector.close()
         if self._pool is not None:
             self._pool.close()
+
+
+def inference_of(experiment: Experiment, model: PolicyModel, capture: Capture | None) -> Inference:
+    """What evaluates an acting copy of an experiment's model."""
+    if experiment.has_kernels and model.portable_operations:
+        from lockstep.models.portable_inference import kernel_inference  # which needs Numba
+
+        if (found := kernel_inference(model)) is not None:
+            return found
+    return Inference(model, capture)

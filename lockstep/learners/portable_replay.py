@@ -22,15 +22,12 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
-from lockstep.kernels.dense import NO_IMAGE, NONE
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradient
 from lockstep.learners.learner import Learner, LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.mlps import MLPs
-from lockstep.models.parameters import FlatParameters
-from lockstep.models.portable import ACTIVATIONS, encoder_layers, knows, layer_row, observed
+from lockstep.models.layer_tables import knows, mlp_layers, observed, q_layers
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
@@ -100,10 +97,7 @@ class QLearner(ReplayLearner):
         encoder = model.trunk.encoder
         assert isinstance(encoder, ObservationEncoder)
         super().__init__(agent, slots, tree, alive, encoder, DQN_SUMS)
-        modules, rows = dict(model.named_modules()), list[list[int]]()
-        for name, activation in (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)):
-            rows.append(layer_row(modules, name, activation, len(rows) - 1, agent.flat))
-        self._layers, self._double = np.array(rows, np.int64), config.double
+        self._layers, self._double = q_layers(model, agent.flat), config.double
 
     def _call(
         self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
@@ -122,8 +116,8 @@ class ActorCriticLearner(ReplayLearner):
         sums = SAC_SUMS if isinstance(agent.experiment.algorithm, SACConfig) else TD3_SUMS
         super().__init__(agent, slots, tree, alive, encoder, sums)
         self._critics = len(model.critics.layers.weights[0])
-        self._policy = _table(model.actor.layers, "actor.layers", agent.flat)
-        self._of_critics = _table(model.critics.layers, "critics.layers", agent.flat)
+        self._policy = mlp_layers(model.actor.layers, "actor.layers", agent.flat)
+        self._of_critics = mlp_layers(model.critics.layers, "critics.layers", agent.flat)
 
     def _call(
         self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
@@ -164,19 +158,3 @@ def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearn
 def _array(x: Tensor, *shape: int) -> np.ndarray:
     """A contiguous array of this shape."""
     return np.ascontiguousarray(x.numpy()).reshape(shape)
-
-
-def _table(layers: MLPs, name: str, flat: FlatParameters) -> np.ndarray:
-    """The table of perceptrons' layers, one perceptron after the other: see lockstep.kernels.dense."""
-    rows: list[list[int]] = []
-    last = len(layers.weights) - 1
-    for network in range(len(layers.weights[0])):
-        for layer, weight in enumerate(layers.weights):
-            _, into, out = weight.shape
-            places = [
-                flat.offset(f"{name}.weights.{layer}") + network * into * out,
-                flat.offset(f"{name}.biases.{layer}") + network * out,
-            ]
-            activation = NONE if layer == last else ACTIVATIONS[layers.activation]
-            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1, *NO_IMAGE])
-    return np.array(rows, np.int64)

@@ -42,13 +42,13 @@ class Actor(nn.Module):
     def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical):
         super().__init__()
         self.encoder, self.layers = encoder, layers
-        self._bound = distribution.bound if isinstance(distribution, Scaled) else None
+        self.bound = distribution.bound if isinstance(distribution, Scaled) else None
 
     def forward(self, obs: Any) -> Tensor:
         """[T, B, ...] -> fp32 [T, B, P]"""
         features = self.encoder(obs)
         outputs = self.layers(features.flatten(0, 1))[0].unflatten(0, features.shape[:2])
-        return outputs if self._bound is None else self._bound(outputs)
+        return outputs if self.bound is None else self.bound(outputs)
 
 
 class Critics(nn.Module):

@@ -7,7 +7,6 @@ computes with them, come from lockstep.kernels. lockstep.learners.portable learn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +19,15 @@ from lockstep.core.rng import stream
 from lockstep.kernels import network as networks
 from lockstep.kernels import policies
 from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
-from lockstep.kernels.convolution import places as places_of
-from lockstep.kernels.dense import ELU, NO_IMAGE, NONE, RELU, TANH
+from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical, Gaussian
-from lockstep.models.encoders import MinAtarCNN, ObservationEncoder
-from lockstep.models.layers import PixelConv2d
-from lockstep.models.observations import entry
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.layer_tables import brightness, encoder_layers, knows, layer_row, normalizes, observed, rows_of
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel, acting_copy
-
-ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
-"""Numbers of activations, by name."""
 
 
 class PortableCategorical(Categorical):
@@ -50,12 +44,12 @@ class PortableCategorical(Categorical):
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         action = np.empty(params.shape[:-1], np.int64)
-        policies.sample_categorical(_rows(params), _rows(noise), action.reshape(-1))
+        policies.sample_categorical(rows_of(params), rows_of(noise), action.reshape(-1))
         return torch.from_numpy(action)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         out = np.empty(params.shape[:-1], np.float32)
-        policies.log_prob_categorical(_rows(params), action.reshape(-1).numpy(), out.reshape(-1))
+        policies.log_prob_categorical(rows_of(params), action.reshape(-1).numpy(), out.reshape(-1))
         return torch.from_numpy(out)
 
 
@@ -73,12 +67,12 @@ class PortableGaussian(Gaussian):
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         action = np.empty((*params.shape[:-1], self.size), np.float32)
-        policies.sample_gaussian(_rows(params), _rows(noise), action.reshape(-1, self.size))
+        policies.sample_gaussian(rows_of(params), rows_of(noise), action.reshape(-1, self.size))
         return torch.from_numpy(action)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         out = np.empty(params.shape[:-1], np.float32)
-        policies.log_prob_gaussian(_rows(params), _rows(action), out.reshape(-1))
+        policies.log_prob_gaussian(rows_of(params), rows_of(action), out.reshape(-1))
         return torch.from_numpy(out)
 
 
@@ -101,13 +95,6 @@ def covers(model: PolicyModel, observation_space: gymnasium.Space[Any], action_s
     return isinstance(action_space, gymnasium.spaces.Discrete) or (
         isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
     )
-
-
-def knows(encoder: ObservationEncoder) -> bool:
-    """Whether kernels compute an encoder: that of vectors, or of one small image."""
-    if not encoder.layout.images:
-        return True
-    return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
 
 
 @dataclass(frozen=True)
@@ -137,36 +124,6 @@ class Network:
             flat.offset("policy_head.log_std") if free else -1,
             len(model.policy_head.distribution.log_std_columns),
         )
-
-
-def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
-    """The names of an encoder's layers among the model's modules, with the activation of each."""
-    modules = dict(model.named_modules())
-    if f"{path}.images.0" in modules:
-        yield f"{path}.images.0.convolutions.0", RELU
-        yield f"{path}.images.0.dense", RELU
-        return
-    activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
-    for name in modules:
-        if name.startswith(f"{path}.vectors.layers."):
-            yield name, activation
-
-
-def layer_row(
-    modules: Mapping[str, nn.Module], name: str, activation: int, source: int, flat: FlatParameters
-) -> list[int]:
-    """A layer's row in the table of lockstep.kernels.dense."""
-    module, places = modules[name], [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
-    if isinstance(module, nn.Linear):
-        return [*places, module.in_features, module.out_features, activation, source, 0, *NO_IMAGE]
-    assert isinstance(module, PixelConv2d) and source < 0
-    encoder = modules[name.partition(".images.")[0]]
-    assert isinstance(encoder, ObservationEncoder)
-    (_, shape), *_ = encoder.layout.images
-    kernel, (_, height, width) = module.kernel_size[0], shape
-    patch = module.in_channels * kernel * kernel
-    outputs = module.out_channels * places_of(height, width, kernel)
-    return [*places, patch, outputs, activation, source, 0, kernel, *shape]
 
 
 def initialize(model: StandardModel, seed: int) -> None:
@@ -244,31 +201,3 @@ class _Acting(PortableModel):
         leading = start.shape[:2]
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state
-
-
-def normalizes(encoder: ObservationEncoder) -> bool:
-    """Whether observations are normalized. Images never are."""
-    return encoder.normalize and not encoder.layout.images
-
-
-def brightness(encoder: ObservationEncoder) -> int:
-    """What observations are divided by."""
-    return encoder.layout.brightest[0] if encoder.layout.images else 1
-
-
-def observed(encoder: ObservationEncoder, obs: Any) -> np.ndarray:
-    """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D]."""
-    if encoder.layout.images:
-        pixels = entry(obs, encoder.layout.images[0][0])
-        return _rows(pixels.flatten(2)).astype(np.float32) / np.float32(brightness(encoder))
-    x = _rows(encoder.layout.vector(obs))
-    if not encoder.normalize:
-        return x
-    out = np.empty_like(x)
-    networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
-    return out
-
-
-def _rows(x: Tensor) -> np.ndarray:
-    """[..., D] -> a contiguous array [N, D]"""
-    return np.ascontiguousarray(x.detach().numpy()).reshape(-1, x.shape[-1])

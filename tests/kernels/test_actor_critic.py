@@ -21,6 +21,7 @@ from lockstep.experiment import Experiment
 from lockstep.learners.learner import Learner
 from lockstep.learners.portable_replay import ActorCriticLearner, learner_with_kernels
 from lockstep.models.arithmetic import arithmetic
+from lockstep.models.portable_inference import kernel_inference
 
 ITEMS = 21
 
@@ -81,6 +82,16 @@ def test_gradients_are_those_of_autograd(
     for expected, computed in zip(*found, strict=True):
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
     assert found[0][0].count_nonzero() > 500
+
+
+@pytest.mark.parametrize("recipe", [recipes.sac_mujoco, recipes.td3_mujoco])
+def test_a_kernel_evaluates_the_policy(recipe: Callable[[], Experiment]) -> None:
+    agent = agent_of(recipe, {}, prioritized=False)
+    obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
+    inference = kernel_inference(agent.model.for_acting())
+    assert inference is not None
+    found, _ = inference(obs, start, torch.zeros(ITEMS, 0), None, None)
+    torch.testing.assert_close(found.policy, agent.model(obs, start, torch.zeros(ITEMS, 0))[0].policy)
 
 
 def test_log_std_beyond_its_bounds_has_no_gradient() -> None:

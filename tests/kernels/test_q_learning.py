@@ -21,6 +21,7 @@ from lockstep.learners.learner import Learner
 from lockstep.learners.portable_replay import QLearner, learner_with_kernels
 from lockstep.models import QModelConfig
 from lockstep.models.arithmetic import arithmetic
+from lockstep.models.portable_inference import kernel_inference
 
 ITEMS = 21
 CARTPOLE, MINATAR = ("CartPole-v1", {"hidden_sizes": (24, 17)}), ("MinAtar/Breakout-v1", {"encoder": "minatar"})
@@ -81,6 +82,18 @@ def test_gradients_are_those_of_autograd(task: tuple[str, dict[str, Any]], doubl
     assert found[0][0].count_nonzero() > 300
     errors = found[0][1]
     assert (errors < 1).any() and (errors > 1).any(), "both parts of the Huber loss are compared"
+
+
+@pytest.mark.parametrize("task", [CARTPOLE, MINATAR])
+def test_a_kernel_evaluates_the_network(task: tuple[str, dict[str, Any]]) -> None:
+    agent = agent_of(task)
+    obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
+    inference = kernel_inference(agent.model.for_acting())
+    assert inference is not None
+    found, _ = inference(obs, start, torch.zeros(ITEMS, 0), None, None)
+    expected, _ = agent.model(obs, start, torch.zeros(ITEMS, 0))
+    torch.testing.assert_close(found.policy, expected.policy)
+    torch.testing.assert_close(found.value, expected.value)
 
 
 @pytest.mark.parametrize("change", [{"dueling": True}, {"noisy": True}, {"returns": "categorical"}, {"stream_size": 9}])

@@ -1,0 +1,114 @@
+"""How kernels see models: as tables of layers (lockstep.kernels.dense), and observations as rows of numbers.
+
+Shape legend: T time, B environments, L layers, D numbers of an observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from lockstep.kernels import network as networks
+from lockstep.kernels.convolution import places as places_of
+from lockstep.kernels.dense import ELU, NO_IMAGE, NONE, RELU, TANH
+from lockstep.models.encoders import MinAtarCNN, ObservationEncoder
+from lockstep.models.layers import PixelConv2d
+from lockstep.models.mlps import MLPs
+from lockstep.models.observations import entry
+from lockstep.models.parameters import FlatParameters
+from lockstep.models.q import QModel
+
+ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
+"""Numbers of activations, by name."""
+
+
+def knows(encoder: ObservationEncoder) -> bool:
+    """Whether kernels compute an encoder: that of vectors, or of one small image."""
+    if not encoder.layout.images:
+        return True
+    return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
+
+
+def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
+    """The names of an encoder's layers among the model's modules, with the activation of each."""
+    modules = dict(model.named_modules())
+    if f"{path}.images.0" in modules:
+        yield f"{path}.images.0.convolutions.0", RELU
+        yield f"{path}.images.0.dense", RELU
+        return
+    activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
+    for name in modules:
+        if name.startswith(f"{path}.vectors.layers."):
+            yield name, activation
+
+
+def layer_row(
+    modules: Mapping[str, nn.Module], name: str, activation: int, source: int, flat: FlatParameters
+) -> list[int]:
+    """A layer's row in the table of lockstep.kernels.dense."""
+    module, places = modules[name], [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
+    if isinstance(module, nn.Linear):
+        return [*places, module.in_features, module.out_features, activation, source, 0, *NO_IMAGE]
+    assert isinstance(module, PixelConv2d) and source < 0
+    encoder = modules[name.partition(".images.")[0]]
+    assert isinstance(encoder, ObservationEncoder)
+    (_, shape), *_ = encoder.layout.images
+    kernel, (_, height, width) = module.kernel_size[0], shape
+    patch = module.in_channels * kernel * kernel
+    outputs = module.out_channels * places_of(height, width, kernel)
+    return [*places, patch, outputs, activation, source, 0, kernel, *shape]
+
+
+def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
+    """The table of a Q-network with a linear head, int64 [L, 11]."""
+    modules, rows = dict(model.named_modules()), list[list[int]]()
+    for name, activation in (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)):
+        rows.append(layer_row(modules, name, activation, len(rows) - 1, flat))
+    return np.array(rows, np.int64)
+
+
+def mlp_layers(layers: MLPs, name: str, flat: FlatParameters) -> np.ndarray:
+    """The table of perceptrons' layers, one perceptron after the other: see lockstep.kernels.dense."""
+    rows: list[list[int]] = []
+    last = len(layers.weights) - 1
+    for network in range(len(layers.weights[0])):
+        for layer, weight in enumerate(layers.weights):
+            _, into, out = weight.shape
+            places = [
+                flat.offset(f"{name}.weights.{layer}") + network * into * out,
+                flat.offset(f"{name}.biases.{layer}") + network * out,
+            ]
+            activation = NONE if layer == last else ACTIVATIONS[layers.activation]
+            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1, *NO_IMAGE])
+    return np.array(rows, np.int64)
+
+
+def normalizes(encoder: ObservationEncoder) -> bool:
+    """Whether observations are normalized. Images never are."""
+    return encoder.normalize and not encoder.layout.images
+
+
+def brightness(encoder: ObservationEncoder) -> int:
+    """What observations are divided by."""
+    return encoder.layout.brightest[0] if encoder.layout.images else 1
+
+
+def observed(encoder: ObservationEncoder, obs: Any) -> np.ndarray:
+    """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D]."""
+    if encoder.layout.images:
+        pixels = entry(obs, encoder.layout.images[0][0])
+        return rows_of(pixels.flatten(2)).astype(np.float32) / np.float32(brightness(encoder))
+    x = rows_of(encoder.layout.vector(obs))
+    if not encoder.normalize:
+        return x
+    out = np.empty_like(x)
+    networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
+    return out
+
+
+def rows_of(x: Tensor) -> np.ndarray:
+    """[..., D] -> a contiguous array [N, D]"""
+    return np.ascontiguousarray(x.detach().numpy()).reshape(-1, x.shape[-1])

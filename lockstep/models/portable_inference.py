@@ -1,0 +1,60 @@
+"""Inference of models whose networks kernels know, and whose distributions torch computes.
+
+Shape legend: T time, B environments, M numbers of a network's output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.dense import activations, evaluate
+from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.capture import Inference
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.layer_tables import knows, mlp_layers, observed, q_layers
+from lockstep.models.parameters import FlatParameters
+from lockstep.models.q import QModel
+
+
+class KernelInference(Inference):
+    """Evaluates an acting copy of a model with one kernel.
+
+    Args:
+        model: made by for_acting; its parameters are moved into one vector.
+        encoder: makes observations into what the table's layers see.
+    """
+
+    def __init__(self, model: QModel | ActorCritic, encoder: ObservationEncoder) -> None:
+        super().__init__(model)
+        self._encoder, self._flat, self._bound = encoder, FlatParameters(model), None
+        if isinstance(model, QModel):
+            self._layers = q_layers(model, self._flat)
+        else:
+            self._layers, self._bound = mlp_layers(model.actor.layers, "actor.layers", self._flat), model.actor.bound
+        self._values = isinstance(model, QModel)
+
+    def __call__(
+        self, obs: Any, start: Tensor, state: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None
+    ) -> tuple[ModelOutput, Tensor]:
+        x, last = observed(self._encoder, obs), len(self._layers) - 1
+        scratch = evaluate(self._layers, self._flat.vector.detach().numpy(), x)
+        numbers = torch.from_numpy(activations(scratch, self._layers, len(x), last)).view(*start.shape[:2], -1)
+        if self._values:
+            return ModelOutput(numbers, numbers.amax(-1)), state
+        policy = numbers if self._bound is None else self._bound(numbers)
+        return ModelOutput(policy, policy.new_zeros(policy.shape[:2])), state
+
+
+def kernel_inference(model: PolicyModel) -> KernelInference | None:
+    """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels."""
+    if not isinstance(model, (QModel, ActorCritic)):
+        return None
+    encoder = model.trunk.encoder if isinstance(model, QModel) else model.actor.encoder
+    if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size or not knows(encoder):
+        return None
+    images = bool(encoder.layout.images)
+    return None if images and isinstance(model, ActorCritic) else KernelInference(model, encoder)
