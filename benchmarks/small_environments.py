@@ -113,6 +113,7 @@ def alone(num_envs: int, epochs: int, given: argparse.Namespace) -> str:
     with contextlib.ExitStack() as stack:
         for adapter in ("compiled", "envpool") if num_envs <= FEW else ("compiled",):
             for layout in LAYOUTS:
+                print(f"starting lockstep, {adapter}, {layout} …", flush=True)
                 trial = Trial(experiment_of(flags(num_envs, epochs, adapter)), Layout.parse(layout))
                 stack.enter_context(contextlib.closing(trial))
                 trial.run(1.0, iterations=2)
@@ -122,6 +123,7 @@ def alone(num_envs: int, epochs: int, given: argparse.Namespace) -> str:
         for threads in sorted({1, cores()}):
             peers[f"rlox, {threads} thread{'s' * (threads > 1)}"] = functools.partial(rlox, task, threads)
         for name, start in peers.items():
+            print(f"starting {name} …", flush=True)
             try:
                 served = stack.enter_context(contextlib.closing(start()))
                 served.measure(0.0)

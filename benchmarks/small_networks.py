@@ -86,18 +86,20 @@ def main() -> None:
         for precision in ("portable", "fp32") if given.fp32 else ("portable",):
             experiment = case.recipe().replace(precision=precision)
             for name, layout in layouts_of(experiment).items():
+                print(f"starting lockstep, {precision}, {name} …", flush=True)
                 trial = stack.enter_context(contextlib.closing(Trial(experiment, layout)))
                 trial.run(0.0, iterations=2 + trial.settling)
                 rows[f"lockstep, {precision}, {name}"] = lambda trial=trial: trial.run(given.seconds).rate
         for name in PEERS:
             for threads in sorted({1, cores()}):
+                count = f"{threads} thread{'s' * (threads > 1)}"
+                print(f"starting {name}, {count} …", flush=True)
                 try:
                     served = stack.enter_context(contextlib.closing(peer(name, case.algorithm, threads)))
                     served.measure(0.0)
                 except PeerError as error:
                     print(f"{name} is left out: {error}", flush=True)
                     continue
-                count = f"{threads} thread{'s' * (threads > 1)}"
                 rows[f"{name}, {count}"] = functools.partial(served.measure, given.seconds)
         found = interleave(rows, given.rounds, functools.partial(print, flush=True))
     print(f"\n{table(found, tuple(PEERS))}")

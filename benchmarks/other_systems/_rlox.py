@@ -35,9 +35,11 @@ def main() -> None:
         max_grad_norm=task["max_grad_norm"],
     )
 
+    several = max(1, 8192 // samples) * samples
+
     def train() -> int:
-        agent.train(8 * samples)
-        return 8 * samples
+        agent.train(several)
+        return several
 
     serve(train)
 
