@@ -1,101 +1,75 @@
-"""HalfCheetah with small networks: each precision of lockstep beside Stable-Baselines3, in interleaved rounds.
+"""HalfCheetah with small networks: lockstep beside Stable-Baselines3 and SBX (JAX), in interleaved rounds.
 
-    python benchmarks/small_networks.py ppo|sac|td3 [--rounds 3]
+    python benchmarks/small_networks.py ppo|sac|td3 [--rounds 3] [--seconds 10] [--fp32]
 
-The settings are those of lockstep's recipes on both sides. Stable-Baselines3 steps gymnasium's environments in one
-process, which is its fastest way here; it is installed on first use. SAC and TD3 take one gradient step per sample, so
-that samples per second are gradient steps per second.
+The settings are those of lockstep's recipes on all sides. The peers step gymnasium's environments in one process, which
+is their fastest way here; they are installed on first use. SAC and TD3 take one gradient step per sample, so that
+samples per second are gradient steps per second. Nothing that is compiled is compiled while the time is taken.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
-import tempfile
+import contextlib
+import functools
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-from other_systems.installed import python_of
+from other_systems.installed import PeerError, python_of
+from other_systems.rounds import interleave, table
+from other_systems.served import Served
 
-from lockstep import RunOptions, recipes, train
+from lockstep import recipes
+from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
+from lockstep.launchers.auto import chosen
+from lockstep.speed.trial import Trial
+from lockstep.system.machine import cores
 
-REQUIREMENTS = ("stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "torch==2.13.0")
-PRECISIONS, LAYOUTS = ("portable", "fp32"), ("inline", "processes:2")
-_BEGIN = """
-import sys, time, torch
-from stable_baselines3 import PPO, SAC, TD3
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
-torch.set_num_threads(int(sys.argv[1]))
-def measure(agent, warm, steps):
-    agent.learn(warm)
-    begin = time.perf_counter()
-    agent.learn(steps, reset_num_timesteps=False)
-    print(steps / (time.perf_counter() - begin))
-"""
-_ON_POLICY = """
-env = VecNormalize(make_vec_env("HalfCheetah-v4", n_envs=8))
-agent = PPO("MlpPolicy", env, n_steps=256, batch_size=64, n_epochs=10, clip_range=0.2, ent_coef=0.0, device="cpu")
-measure(agent, 2048, 12288)
-"""
-_OFF_POLICY = """
-agent = NAME("MlpPolicy", "HalfCheetah-v4", learning_starts=200, train_freq=1, gradient_steps=1, batch_size=256,
-    policy_kwargs={"net_arch": [256, 256]}, device="cpu")
-measure(agent, 300, 600)
-"""
+_COMMON = ("stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "torch==2.13.0")
+_JAX = ("jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027")
+PEERS = {
+    "Stable-Baselines3": ("stable-baselines3-mujoco", "stable_baselines3", _COMMON),
+    "SBX": ("sbx-mujoco", "sbx", ("sbx-rl==0.28.0", *_COMMON, *_JAX)),
+}
+"""By the name in the table: the environment's, the package's, and what is installed."""
+LAYOUTS = ("inline", "processes:2")
 
 
 class Case(NamedTuple):
-    """What both sides train."""
+    """What all sides train."""
 
-    recipe: Callable[[str], Experiment]
-    iterations: dict[str, int]
-    """By precision: how many of lockstep's iterations are measured."""
-    theirs: str
-
-
-def _replaying(make: Callable[[], Experiment]) -> Callable[[str], Experiment]:
-    """A recipe with a short warm-up."""
-
-    def experiment(precision: str) -> Experiment:
-        full = make()
-        return full.replace(precision=precision, algorithm=replace(full.algorithm, warmup=256))
-
-    return experiment
+    recipe: Callable[[], Experiment]
+    algorithm: str
+    """The name of the peers' class."""
 
 
 CASES = {
-    "ppo": Case(
-        lambda precision: recipes.ppo_mujoco().replace(precision=precision), {"portable": 12, "fp32": 4}, _ON_POLICY
-    ),
-    "sac": Case(_replaying(recipes.sac_mujoco), {"portable": 16, "fp32": 12}, _OFF_POLICY.replace("NAME", "SAC")),
-    "td3": Case(_replaying(recipes.td3_mujoco), {"portable": 16, "fp32": 12}, _OFF_POLICY.replace("NAME", "TD3")),
+    "ppo": Case(recipes.ppo_mujoco, "PPO"),
+    "sac": Case(recipes.sac_mujoco, "SAC"),
+    "td3": Case(recipes.td3_mujoco, "TD3"),
 }
 
 
-def ours(case: Case, precision: str, layout: str) -> float:
-    """lockstep's samples per second, the median over iterations that learn, except the first two."""
-    base = case.recipe(precision)
-    experiment = base.replace(total_steps=case.iterations[precision] * base.samples_per_iteration)
-    with tempfile.TemporaryDirectory() as folder:
-        options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, check_env=False)
-        train(experiment, layout, options)
-        rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-    learned = [row for row in rows if "gradient_norm" in row]
-    return statistics.median(row["speed/samples_per_second"] for row in learned[2:])
+def layouts_of(experiment: Experiment) -> dict[str, Layout]:
+    """How rows are called, and their layouts: the named ones, and the one that users get who name none."""
+    default = chosen(Layout.parse("auto"), experiment, say=False)
+    layouts = {str(layout): layout for layout in map(Layout.parse, LAYOUTS)}
+    layouts.setdefault(str(default), default)
+    return {f"`{name}`" + " (auto)" * (layout == default): layout for name, layout in layouts.items()}
 
 
-def theirs(case: Case, threads: int) -> float:
-    """Stable-Baselines3's samples per second."""
-    python = python_of("stable-baselines3-mujoco", REQUIREMENTS, print)
-    command = [python, "-c", _BEGIN + case.theirs, str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+def peer(name: str, algorithm: str, threads: int) -> Served:
+    """A peer's process, installed and warm.
+
+    Args:
+        threads: for torch, or for XLA, which has one or as many as there are cores.
+    """
+    environment, package, requirements = PEERS[name]
+    python = python_of(environment, requirements, print)
+    task = {"package": package, "algorithm": algorithm, "threads": threads}
+    flags = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {}
+    return Served(name, python, "_small_networks.py", task, {**flags, "JAX_PLATFORMS": "cpu"})
 
 
 def main() -> None:
@@ -103,19 +77,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each row in each round")
+    parser.add_argument("--fp32", action="store_true", help="also measure lockstep in fp32, which is slow")
     given = parser.parse_args()
     case = CASES[given.case]
-    found: dict[str, list[float]] = {}
-    for _ in range(given.rounds):
-        for precision in PRECISIONS:
-            for layout in LAYOUTS:
-                found.setdefault(f"lockstep, {precision}, {layout}", []).append(ours(case, precision, layout))
-        for threads in (1, 2):
-            found.setdefault(f"Stable-Baselines3, {threads} threads", []).append(theirs(case, threads))
-    best = max(statistics.median(rates) for name, rates in found.items() if name.startswith("Stable"))
-    for name, rates in found.items():
-        rate = statistics.median(rates)
-        print(f"{name}: {rate:,.0f} samples/s ({min(rates):,.0f} to {max(rates):,.0f}), {rate / best:.2f} of the peer")
+    rows: dict[str, Callable[[], float]] = {}
+    with contextlib.ExitStack() as stack:
+        for precision in ("portable", "fp32") if given.fp32 else ("portable",):
+            experiment = case.recipe().replace(precision=precision)
+            for name, layout in layouts_of(experiment).items():
+                print(f"starting lockstep, {precision}, {name} …", flush=True)
+                trial = stack.enter_context(contextlib.closing(Trial(experiment, layout)))
+                trial.run(0.0, iterations=2 + trial.settling)
+                rows[f"lockstep, {precision}, {name}"] = lambda trial=trial: trial.run(given.seconds).rate
+        for name in PEERS:
+            for threads in sorted({1, cores()}):
+                count = f"{threads} thread{'s' * (threads > 1)}"
+                print(f"starting {name}, {count} …", flush=True)
+                try:
+                    served = stack.enter_context(contextlib.closing(peer(name, case.algorithm, threads)))
+                    served.measure(0.0)
+                except PeerError as error:
+                    print(f"{name} is left out: {error}", flush=True)
+                    continue
+                rows[f"{name}, {count}"] = functools.partial(served.measure, given.seconds)
+        found = interleave(rows, given.rounds, functools.partial(print, flush=True))
+    print(f"\n{table(found, tuple(PEERS))}")
 
 
 if __name__ == "__main__":

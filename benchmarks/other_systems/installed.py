@@ -1,4 +1,4 @@
-"""A virtual environment of its own for every peer: made on first use, kept, and found again."""
+"""A virtual environment of its own for every peer, and repositories without a package: made on first use, and kept."""
 
 from __future__ import annotations
 
@@ -45,6 +45,26 @@ def python_of(peer: str, requirements: Sequence[str], say: Callable[[str], None]
         _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements], peer)
         (folder / _MARK).write_text("\n".join(requirements) + "\n", encoding="utf-8")
     return python
+
+
+def clone_of(peer: str, source: str, commit: str, say: Callable[[str], None] = lambda text: None) -> Path:
+    """The folder of a peer's repository at this commit, for one that has no package.
+
+    Args:
+        source: where git finds it: an address, or the folder of a clone.
+
+    Raises:
+        PeerError: it cannot be cloned; the text ends with what git said.
+    """
+    folder = cache() / f"{peer}-{commit[:12]}"
+    with _locked(folder):
+        if not (folder / _MARK).exists():
+            say(f"cloning {source} into {folder} (once) …")
+            shutil.rmtree(folder, ignore_errors=True)
+            _run(["git", "clone", "--quiet", "--no-checkout", source, str(folder)], peer)
+            _run(["git", "-C", str(folder), "checkout", "--quiet", "--detach", commit], peer)
+            (folder / _MARK).write_text(f"{source}\n{commit}\n", encoding="utf-8")
+    return folder
 
 
 def _run(command: list[str], peer: str) -> None:

@@ -1,0 +1,60 @@
+"""A peer's process that measures whenever it is asked, and waits in between, so that rounds can be interleaved."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from other_systems.installed import PeerError
+
+_ANSWER = "samples/s "
+"""How a line begins that answers; a peer may print others."""
+
+
+class Served:
+    """A script of this folder, under the Python of a peer. The first answer includes what it compiles."""
+
+    def __init__(
+        self, peer: str, python: Path, script: str, task: Mapping[str, Any], variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._peer = peer
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+        self._process = subprocess.Popen(
+            [str(python), str(Path(__file__).with_name(script)), json.dumps(task)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **(variables or {})},
+        )
+
+    def measure(self, seconds: float) -> float:
+        """Samples per second over at least this time.
+
+        Raises:
+            PeerError: it ended; the text has the last lines of its errors.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):  # it has ended, and its output ends as well
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(_ANSWER):
+                return float(line.removeprefix(_ANSWER))
+        self._process.wait()
+        self._errors.seek(0)
+        last = "\n".join(self._errors.read().strip().splitlines()[-6:])
+        raise PeerError(f"{self._peer} ended with code {self._process.returncode}:\n{last}")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        with contextlib.suppress(OSError):
+            self._process.communicate()
+        self._errors.close()

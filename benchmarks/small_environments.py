@@ -1,0 +1,206 @@
+"""CartPole, where networks and environments cost little: lockstep beside PureJaxRL (JAX) and rlox (Rust).
+
+    python benchmarks/small_environments.py [--rounds 3] [--seconds 8] [--environments 1024 32] [--epochs 1 4]
+    python benchmarks/small_environments.py --seeds 16     # as many runs at once
+
+All train PPO with PureJaxRL's settings and two networks of 64 and 64 units on rollouts of 32 steps, in one epoch of one
+minibatch and in four of four. lockstep's environments are the compiled ones, and with few of them EnvPool's, too.
+Rounds are interleaved, and nothing that is compiled is compiled while the time is taken. Peers are installed on first
+use; PureJaxRL, which is no package, is cloned from GitHub, or from a clone of yours with --purejaxrl FOLDER.
+
+With --seeds, PureJaxRL trains all of them in one program (vmap), and `lockstep sweep` a run of each, one on every core.
+Rates are samples per second of all together: from the start of the program to its end, which includes what JAX compiles
+(lockstep keeps its kernels from one run to the next), and while it trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from other_systems.installed import PeerError, clone_of, python_of
+from other_systems.rounds import interleave, table
+from other_systems.served import Served
+
+from lockstep.algorithms import PPOConfig
+from lockstep.cli.common import parse
+from lockstep.cli.train import TrainArguments, load_recipe
+from lockstep.config.layout import Layout
+from lockstep.experiment import Experiment
+from lockstep.speed.trial import Trial
+from lockstep.system.machine import cores
+
+PUREJAXRL = "https://github.com/luchris429/purejaxrl"
+COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
+_JAX = (
+    "gymnax==0.0.9",
+    "distrax==0.1.9",
+    "jax==0.10.2",
+    "jaxlib==0.10.2",
+    "flax==0.12.8",
+    "optax==0.2.8",
+    "chex==0.1.92",
+    "tfp-nightly==0.26.0.dev20261027",
+)
+_RLOX = ("--only-binary=rlox", "rlox==1.2.0", "torch==2.13.0", "gymnasium==1.4.0")
+PEERS = ("PureJaxRL", "rlox")
+LAYOUTS = ("inline", "processes:2")
+ROLLOUT, SHARDS, FEW = 32, 2, 32
+"""Steps, the fewest shards that the layouts can share, and up to how many environments EnvPool steps them, too."""
+CALL = 20 * 1024 * ROLLOUT
+"""Samples of a call of PureJaxRL's function; the metrics of all of them stay in memory until it ends."""
+
+
+def flags(num_envs: int, epochs: int, adapter: str) -> list[str]:
+    """What makes of `ppo-cartpole` the experiment: PureJaxRL's settings."""
+    named = {
+        "env.num-envs": num_envs,
+        "env.adapter": adapter,
+        "model.hidden-sizes": "64 64",
+        "algorithm.rollout": ROLLOUT,
+        "algorithm.epochs": epochs,
+        "algorithm.minibatches": epochs,
+        "algorithm.learning-rate": 2.5e-4,
+        "algorithm.discount": 0.99,
+        "algorithm.gae-lambda": 0.95,
+        "algorithm.value-clip": 0.2,
+        "algorithm.entropy-coef": 0.01,
+        "scheme.shards": SHARDS,
+        "scheme.acting-batch": 0,
+    }
+    return [word for name, value in named.items() for word in (f"--{name}", *str(value).split())]
+
+
+def experiment_of(words: list[str]) -> Experiment:
+    """What `lockstep train ppo-cartpole` makes of the flags."""
+    given = TrainArguments(load_recipe("ppo-cartpole"))
+    return parse(TrainArguments, "train ppo-cartpole", words, given).experiment
+
+
+def task_of(experiment: Experiment, samples: int, seeds: int = 1) -> dict[str, Any]:
+    """What the peers need of it."""
+    algorithm = experiment.algorithm
+    assert isinstance(algorithm, PPOConfig)
+    names = ("rollout", "epochs", "minibatches", "learning_rate", "discount", "gae_lambda", "clip", "entropy_coef")
+    settings = {name: getattr(algorithm, name) for name in (*names, "value_coef", "max_grad_norm")}
+    return {**settings, "num_envs": experiment.env.num_envs, "samples": samples, "seeds": seeds}
+
+
+def purejaxrl(task: dict[str, Any], source: str) -> Served:
+    """PureJaxRL's process, installed."""
+    python = python_of("purejaxrl", _JAX, print)
+    folder = clone_of("purejaxrl", source, COMMIT, print) / "purejaxrl"
+    return Served("PureJaxRL", python, "_purejaxrl.py", {**task, "folder": str(folder)}, {"JAX_PLATFORMS": "cpu"})
+
+
+def rlox(task: dict[str, Any], threads: int) -> Served:
+    """rlox's process, installed where there is a wheel of it: others would build it with Rust."""
+    return Served("rlox", python_of("rlox", _RLOX, print), "_rlox.py", {**task, "threads": threads})
+
+
+def alone(num_envs: int, epochs: int, given: argparse.Namespace) -> str:
+    """The table of one run at a time."""
+    rows: dict[str, Callable[[], float]] = {}
+    with contextlib.ExitStack() as stack:
+        for adapter in ("compiled", "envpool") if num_envs <= FEW else ("compiled",):
+            for layout in LAYOUTS:
+                print(f"starting lockstep, {adapter}, {layout} …", flush=True)
+                trial = Trial(experiment_of(flags(num_envs, epochs, adapter)), Layout.parse(layout))
+                stack.enter_context(contextlib.closing(trial))
+                trial.run(1.0, iterations=2)
+                rows[f"lockstep, {adapter}, `{layout}`"] = lambda trial=trial: trial.run(given.seconds).rate
+        task = task_of(experiment_of(flags(num_envs, epochs, "compiled")), CALL)
+        peers: dict[str, Callable[[], Served]] = {"PureJaxRL": lambda: purejaxrl(task, given.purejaxrl)}
+        for threads in sorted({1, cores()}):
+            peers[f"rlox, {threads} thread{'s' * (threads > 1)}"] = functools.partial(rlox, task, threads)
+        for name, start in peers.items():
+            print(f"starting {name} …", flush=True)
+            try:
+                served = stack.enter_context(contextlib.closing(start()))
+                served.measure(0.0)
+            except PeerError as error:
+                print(f"{name} is left out: {error}", flush=True)
+                continue
+            rows[name] = functools.partial(served.measure, given.seconds)
+        return table(interleave(rows, given.rounds, functools.partial(print, flush=True)), PEERS)
+
+
+def swept(words: list[str], samples: int, seeds: int) -> tuple[float, float]:
+    """Samples per second of `lockstep sweep`: from its start to its end, and while runs train on all cores."""
+    runs = ["--layout", "inline", "--total-steps", str(samples), "--seed", f"1..{seeds}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "lockstep", "sweep", folder, "ppo-cartpole", *words, *runs]
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        whole = time.perf_counter() - begin
+        if done.returncode:
+            raise SystemExit(f"lockstep sweep ended with code {done.returncode}:\n{done.stderr[-2000:]}")
+        files = [path.read_text(encoding="utf-8") for path in Path(folder).glob("runs/*/metrics.jsonl")]
+    ends = [(json.loads(lines[0]), json.loads(lines[-1])) for lines in map(str.splitlines, files)]
+    learned = sum(last["samples"] - first["samples"] for first, last in ends)
+    spent = sum(last["seconds"] - first["seconds"] for first, last in ends)
+    return sum(last["samples"] for _, last in ends) / whole, min(cores(), seeds) * learned / max(spent, 1e-9)
+
+
+def together(num_envs: int, epochs: int, given: argparse.Namespace) -> str:
+    """The tables of many seeds at once."""
+    words = flags(num_envs, epochs, "compiled")
+    experiment = experiment_of([*words, "--total-steps", str(given.samples)])
+    samples = experiment.iterations * experiment.samples_per_iteration
+    task = task_of(experiment, samples, given.seeds)
+    whole: dict[str, list[float]] = {}
+    training: dict[str, list[float]] = {}
+    sweep, vmap = f"lockstep sweep, {given.seeds} runs", f"PureJaxRL, {given.seeds} seeds"
+    swept(words, 2 * experiment.samples_per_iteration, 1)  # compiles the kernels, if no run has done so before
+    with contextlib.ExitStack() as stack:
+        try:
+            purejaxrl(task, given.purejaxrl).close()  # installs it
+            begin = time.perf_counter()
+            served = stack.enter_context(contextlib.closing(purejaxrl(task, given.purejaxrl)))
+            served.measure(0.0)
+            whole[vmap] = [given.seeds * samples / (time.perf_counter() - begin)]
+        except PeerError as error:
+            print(f"PureJaxRL is left out: {error}", flush=True)
+            served = None
+        for number in range(1, given.rounds + 1):
+            rates = swept(words, samples, given.seeds)
+            for found, rate in zip((whole, training), rates, strict=True):
+                found.setdefault(sweep, []).append(rate)
+            print(
+                f"round {number} of {given.rounds}: {sweep} {rates[0]:,.0f} and {rates[1]:,.0f} samples/s", flush=True
+            )
+            if served is not None:
+                training.setdefault(vmap, []).append(served.measure(0.0))
+                print(f"round {number} of {given.rounds}: {vmap} {training[vmap][-1]:,.0f} samples/s", flush=True)
+    return f"From start to end:\n\n{table(whole, PEERS)}\n\nWhile training:\n\n{table(training, PEERS)}"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each row in each round, at least")
+    parser.add_argument("--environments", type=int, nargs="+", default=[1024, 32])
+    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 4], help="and as many minibatches")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=1_000_000, help="of each seed, if there are several")
+    parser.add_argument("--purejaxrl", default=PUREJAXRL, help="where git finds PureJaxRL")
+    given = parser.parse_args()
+    for num_envs in given.environments:
+        for epochs in given.epochs:
+            head = f"{num_envs:,} environments × {ROLLOUT} steps, {epochs} × {epochs} minibatches"
+            print(f"\n{head} …", flush=True)
+            print(f"\n{head}:\n\n{(together if given.seeds > 1 else alone)(num_envs, epochs, given)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
