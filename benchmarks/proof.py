@@ -68,11 +68,11 @@ _KEPT = RunOptions(checkpoint_every=100, tensorboard=False)
 
 def _minatar() -> dict[str, Proof]:
     """Ten algorithms on MinAtar's Breakout; only what is no default of a recipe or of its algorithm was chosen here."""
-    many = recipes.ppo_minatar().replace(scheme=_ALONE, total_steps=1_000_000)
+    many = recipes.ppo_minatar().replace(scheme=_ALONE, total_steps=1_000_000, precision="fp32")
     few = many.replace(env=replace(many.env, num_envs=16))
     ppo = few.replace(algorithm=replace(few.algorithm, rollout=64, minibatches=8))
     behind = Scheme(shards=1, lag=1)
-    dqn = recipes.dqn_minatar().replace(scheme=_ALONE, total_steps=300_000)
+    dqn = recipes.dqn_minatar().replace(scheme=_ALONE, total_steps=300_000, precision="fp32")
     learned = replace(dqn.algorithm, epsilon_fraction=0.2)
     assert isinstance(learned, DQNConfig)
     dqn = dqn.replace(algorithm=learned)
@@ -224,6 +224,12 @@ def _portable() -> dict[str, Proof]:
         proof = of_fp32[name]
         recipe = recipes.ppo_mujoco(proof.experiment.env.id)
         proofs[f"{name}-portable"] = replace(proof, label="PPO, portable", experiment=recipe)
+    of_minatar = _minatar()
+    for name in ("minatar-ppo", "minatar-dqn"):
+        proof = of_minatar[name]
+        env = replace(proof.experiment.env, adapter="compiled")
+        experiment = proof.experiment.replace(env=env, precision="portable")
+        proofs[f"{name}-portable"] = replace(proof, label=f"{proof.label}, portable", experiment=experiment, seeds=3)
     sac = of_fp32["hopper-sac"]
     experiment = sac.experiment.replace(precision="portable")
     proofs["hopper-sac-portable"] = replace(sac, label="SAC, portable", experiment=experiment)

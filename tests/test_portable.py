@@ -35,11 +35,13 @@ PLAIN = {
 }
 """What makes kernels, torch, the C library and NumPy compute as on the first CPUs of 64 bits."""
 NAMES = [
-    *("portable-pendulum", "portable-cartpole-lags", "squashed", "ppo-lstm", "memory-gru-lag-2"),
+    *("portable-pendulum", "portable-cartpole-lags", "portable-minatar-ppo", "portable-minatar-dqn"),
+    *("squashed", "ppo-lstm", "memory-gru-lag-2"),
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),
 ]
-"""PPO on vectors, SAC, TD3 and DDPG learn with kernels. In the others, torch's operations are replaced."""
+"""PPO and DQN on vectors and MinAtar, SAC, TD3 and DDPG learn with kernels. In the others, torch's operations are
+replaced."""
 
 
 def digest(name: str, folder: Path, layout: str = "inline") -> str:

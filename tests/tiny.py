@@ -87,6 +87,11 @@ def replaying(
     )
 
 
+def compiled(experiment: Experiment) -> Experiment:
+    """The same in portable arithmetic, with compiled environments."""
+    return experiment.replace(precision="portable", env=dataclasses.replace(experiment.env, adapter="compiled"))
+
+
 def rnd(experiment: Experiment) -> Experiment:
     """The same with random network distillation."""
     assert isinstance(experiment.algorithm, OnPolicyConfig)
@@ -207,6 +212,8 @@ EXPERIMENTS["portable-cartpole-lags"] = lambda: cut(
     scheme={"lag": 1, "gradient_lag": 2},
     precision="portable",
 )
+EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar))
+EXPERIMENTS["portable-minatar-dqn"] = lambda: compiled(replaying(recipes.dqn_minatar, replay={}))
 if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
 
