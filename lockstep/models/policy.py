@@ -196,6 +196,10 @@ def acting_copy(model: ModelT) -> ModelT:
     return acting
 
 
+KERNEL_ENCODERS = ("auto", "mlp", "minatar")
+"""Encoders that kernels compute: auto, if there are no images."""
+
+
 @dataclass(frozen=True)
 class TrunkConfig(ModelConfig):
     """Encoder and core, chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace the
@@ -328,7 +332,7 @@ class StandardModelConfig(TrunkConfig):
     @property
     def has_kernels(self) -> bool:
         plain = self.core == "none" and not self.previous_action_reward and not self.squash
-        return type(self) is StandardModelConfig and plain
+        return type(self) is StandardModelConfig and plain and self.encoder in KERNEL_ENCODERS
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""

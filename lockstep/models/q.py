@@ -23,7 +23,7 @@ from lockstep.models.distributions import EpsilonGreedy, standard_normal
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import NO_MASKS, ObservationLayout
-from lockstep.models.policy import PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
+from lockstep.models.policy import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
 
 
 class NoisyLinear(nn.Module):
@@ -237,7 +237,7 @@ class QModelConfig(TrunkConfig):
 
     @property
     def has_kernels(self) -> bool:
-        plain = self.core == "none" and not self.previous_action_reward
+        plain = self.core == "none" and not self.previous_action_reward and self.encoder in KERNEL_ENCODERS
         expected = self.returns == "expected" and not self.dueling and not self.noisy and not self.stream_size
         return type(self) is QModelConfig and plain and expected
 

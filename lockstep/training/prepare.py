@@ -108,6 +108,12 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
             "this CPU has no instructions for bf16, so --precision bf16 is several times slower than --precision fp32, "
             "which learns as well. The two give different results: a run that is to match another keeps its precision."
         )
+    if experiment.precision == "portable" and not experiment.has_kernels:
+        told.append(
+            "no kernels compute this algorithm with this model, so torch's operations are replaced one by one, and the "
+            "run takes two to seven times as long as with --precision fp32. That learns as well, but its digest "
+            "belongs to one make of CPU. docs/reproducibility.md lists what kernels compute."
+        )
     env = experiment.env
     if options.check_env and ":" in env.id:
         in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)

@@ -9,7 +9,9 @@ import pytest
 from tiny import EXPERIMENTS, options
 
 from lockstep import train
+from lockstep.config.layout import Layout
 from lockstep.system import machine
+from lockstep.training.prepare import warn_before_run
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,20 @@ def test_bf16_is_warned_about_where_the_cpu_emulates_it(
     experiment = dataclasses.replace(EXPERIMENTS["cartpole-lag-1"](), precision=precision)
     train(experiment, "inline", options(tmp_path / "run"), stop_after=1)
     assert ("no instructions for bf16" in capsys.readouterr().err) is warned
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "warned"),
+    [
+        ("portable-pendulum", "portable", False),
+        ("ppo-lstm", "portable", True),
+        ("ppo-lstm", "fp32", False),
+        ("rainbow-lag-1", "portable", True),
+    ],
+)
+def test_portable_arithmetic_without_kernels_is_warned_about(
+    name: str, precision: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = dataclasses.replace(EXPERIMENTS[name](), precision=precision)
+    warn_before_run(experiment, Layout(), options(tmp_path / "run"))
+    assert ("no kernels compute this algorithm" in capsys.readouterr().err) is warned
