@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -117,7 +118,9 @@ class Collector:
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
             with arithmetic(self._model):
-                acted, first, last = self._play(lap, version_at, noise)
+                first = self._begin(lap, version_at)
+            with contextlib.nullcontext() if self._actor.exact else arithmetic(self._model):
+                acted, last = self._play(lap, first, version_at, noise)
         except Exception:  # perhaps caused by numbers that are not finite
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)
@@ -131,17 +134,24 @@ class Collector:
         return collected
 
     @torch.inference_mode()
-    def _play(self, lap: int, version_at: Callable[[int], Version], drawn_by: int) -> tuple[Acting, Version, Version]:
-        """Play all steps. Returns (step, version) for each version that acted, the first version and the last."""
-        first = version = version_at(0)  # may wait, and with that for the buffer to be free
+    def _begin(self, lap: int, version_at: Callable[[int], Version]) -> Version:
+        """Prepare all batches for a rollout. Returns the version that acts first."""
+        version = version_at(0)  # may wait, and with that for the buffer to be free
         version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
         if version.normalizers.observations is not None:
             self._actor.refresh()
         for batch in self._batches:
             batch.begin(lap)
+        return version
+
+    @torch.inference_mode()
+    def _play(
+        self, lap: int, version: Version, version_at: Callable[[int], Version], drawn_by: int
+    ) -> tuple[Acting, Version]:
+        """Play all steps. Returns (step, version) for each version that acted, and the last version."""
         if self._at_once is not None:
             self._play_at_once(self._at_once, version, lap)
-            return ((0, version.number),), version, version
+            return ((0, version.number),), version
         acted = [(0, version.number)]
         steps = self._experiment.algorithm.rollout
         noise = self._noise(drawn_by, steps)
@@ -181,7 +191,7 @@ class Collector:
         if self._preemption is not None:
             for shard, (_, member) in self.members().items():
                 self._preemption.collected(RolloutId(shard, lap + member.offset))
-        return tuple(acted), first, version
+        return tuple(acted), version
 
     def _play_at_once(self, shards: list[list[ShardRollout]], version: Version, lap: int) -> None:
         """Play all steps, each shard's in one call. Its time counts as inference, which is most of it."""

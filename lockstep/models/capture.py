@@ -27,6 +27,9 @@ class Inference:
         capture: makes a CUDA graph of the recorded calls.
     """
 
+    exact = False
+    """Whether it and the model's distribution have the same bits on every CPU without replaced operations."""
+
     def __init__(self, model: PolicyModel, capture: Capture | None = None) -> None:
         self._model, self._capture = model, capture
         self._recorded: _Program | None = None

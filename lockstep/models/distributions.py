@@ -37,6 +37,8 @@ class Distribution(ABC):
 
     acting: ClassVar[str] = "sampled"
     """How sample chooses actions, in a word or two."""
+    exact: ClassVar[bool] = False
+    """Whether choosing actions only takes operations that have the same bits on every CPU."""
     num_params: int
     noise_size: int
     action_shape: tuple[int, ...]
@@ -140,6 +142,7 @@ class EpsilonGreedy(Distribution):
     episode ends.
     """
 
+    exact = True
     action_shape = ()
     action_dtype = torch.int64
     noise_size = 2

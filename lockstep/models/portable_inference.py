@@ -14,6 +14,7 @@ from lockstep.kernels.dense import activations, evaluate
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
+from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.layer_tables import knows, mlp_layers, observed, q_layers
 from lockstep.models.parameters import FlatParameters
@@ -36,6 +37,7 @@ class KernelInference(Inference):
         else:
             self._layers, self._bound = mlp_layers(model.actor.layers, "actor.layers", self._flat), model.actor.bound
         self._values = isinstance(model, QModel)
+        self.exact = isinstance(model.distribution, Distribution) and model.distribution.exact
 
     def __call__(
         self, obs: Any, start: Tensor, state: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None
