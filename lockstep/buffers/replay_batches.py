@@ -30,7 +30,7 @@ _AT_ONCE = 16 << 20
 """Bytes of observations to read at once, for several gradient steps: that is cheaper per item."""
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     """Items that were read together, for one or several gradient steps."""
 
     batch: Any
@@ -57,7 +57,7 @@ class ReplayBatches:
         """Gradient steps of the iteration."""
         self._began = 0 if config.replay.checkpoint else None
         """The iteration at which the replay memory began. None: not known yet, since checkpoints do not hold replay."""
-        self._taken: dict[int, _Taken] = {}
+        self._taken: dict[int, Taken] = {}
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
@@ -88,6 +88,12 @@ class ReplayBatches:
 
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
+        taken, index = self.taken(slot, step)
+        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
+        return Slice(batch, self._agent.normalizers)
+
+    def taken(self, slot: int, step: int) -> tuple[Taken, int]:
+        """Items that were read for several gradient steps, and the place of this one's equal part."""
         several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
         at_once = max(1, _AT_ONCE // (self._items * self._replays[slot].item_bytes)) if several else 1
         index = step % at_once
@@ -95,10 +101,9 @@ class ReplayBatches:
             self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
         taken = self._taken[slot]
         self._drawn = taken.drawn[index]
-        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
-        return Slice(batch, self._agent.normalizers)
+        return taken, index
 
-    def _take(self, slot: int, steps: range) -> _Taken:
+    def _take(self, slot: int, steps: range) -> Taken:
         """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
         draw, replay, items = self._draws[slot], self._replays[slot], self._items
         numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
@@ -118,7 +123,7 @@ class ReplayBatches:
         if numbers:
             batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
         batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
-        return _Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
+        return Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
 
     def _newest_steps(self, step: int) -> int:
         """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""

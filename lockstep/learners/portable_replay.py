@@ -1,29 +1,31 @@
 """Learners of DQN, SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradient of a slice.
 
-Shape legend: P parameters, n items of a slice, D numbers of an observation, A of an action.
+Shape legend: P parameters, n items of a slice, Z numbers of noise.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.sac import SAC, SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.replay_batches import ReplayBatches, Taken
+from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradient
-from lockstep.learners.learner import Learner, LearningReport
+from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.encoders import ObservationEncoder
@@ -32,8 +34,30 @@ from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
 
-class ReplayLearner(Learner):
-    """Learns from replayed transitions. Only the gradient of a slice differs from Learner.
+class Arrays(NamedTuple):
+    """Items that were read together, as kernels take them: [N, ...], N items of one or several gradient steps."""
+
+    obs: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    next_obs: np.ndarray
+    weight: np.ndarray
+    noise: np.ndarray
+    """float32 [Z] for each gradient step, one after the other."""
+
+    def part(self, index: int, of: int) -> Arrays:
+        """Part `index` of equal parts."""
+
+        def part(x: np.ndarray) -> np.ndarray:
+            size = len(x) // of
+            return x[index * size : (index + 1) * size]
+
+        return Arrays(*map(part, self))
+
+
+class ReplayLearner(KernelLearner):
+    """Learns from replayed transitions.
 
     Args:
         encoder: makes observations into what the kernel's layers see.
@@ -51,41 +75,41 @@ class ReplayLearner(Learner):
     ) -> None:
         super().__init__(agent, slots, tree, alive=alive)
         self._encoder, self._sums = encoder, sums
-        self._parameters, self._target = (vector.numpy() for vector in agent.vectors)
+        self._target = agent.vectors[1].numpy()
+        self._seen: dict[int, tuple[Taken, Arrays]] = {}
+        """By slot: what was read last."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """As Learner.learn. Torch's operations around the kernels are exact, so they need not be replaced."""
+        self._agent.normalizers.apply(self._agent.model)
         with portable_numbers():
             return self._learn(iteration, rollouts)
 
-    def _gradient(self, slot: int, part: Slice, hyper: dict[str, float]) -> Tensor:
-        batch, normalizers = part
-        if normalizers is not self._applied:
-            normalizers.apply(self._agent.model)
-            self._applied = normalizers
-        n = batch.action.shape[1]
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:
+        assert isinstance(self.batches, ReplayBatches)
+        for slot, numbers in zip(self._slots, out, strict=True):
+            taken, index = self.batches.taken(slot, step)
+            if slot not in self._seen or self._seen[slot][0] is not taken:
+                self._seen[slot] = taken, self._arrays(taken.batch)
+            items = self._seen[slot][1].part(index, len(taken.drawn))
+            priority = np.empty(len(items.weight), np.float32)
+            self._call(items, hyper, numbers, priority)
+            self.batches.learned(slot, torch.from_numpy(priority))
+            if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
+                largest = numbers[self._parameters.size + 1 + self._sums :]
+                largest[:] = 0
+                largest[slot] = items.weight.max()
+
+    def _arrays(self, batch: Transitions) -> Arrays:
         obs, next_obs = (observed(self._encoder, x) for x in (batch.obs, batch.next_obs))
-        items = [_array(x, n) for x in (batch.reward, batch.discount)]
-        out = torch.zeros(self._parameters.size + self._agent.flat.tail)
-        priority = torch.empty(n)
-        given = (obs, _array(batch.action, *batch.action.shape[1:]), *items, next_obs, _array(batch.weight, n))
-        self._call(given, batch.noise, hyper, out.numpy(), priority.numpy())
-        self.batches.learned(slot, priority)
-        if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
-            out[self._parameters.size + 1 + self._sums + slot] = batch.weight.max()
-        return out
+        action, reward, discount = (np.ascontiguousarray(x[0]) for x in (batch.action, batch.reward, batch.discount))
+        noise = np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
+        return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
 
     @abstractmethod
-    def _call(
-        self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
-    ) -> None:
-        """Call the kernel.
-
-        Args:
-            items: observations, actions, rewards, discounts, next observations and weights of n items.
-            noise: of the slice.
-            out, priority: what it writes: float32 [P + 1 + sums] and [n].
-        """
+    def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
+        """Call the kernel with the n items of a slot's slice. It writes out, float32 [P + 1 + sums], and priority,
+        float32 [n]."""
 
 
 class QLearner(ReplayLearner):
@@ -99,10 +123,8 @@ class QLearner(ReplayLearner):
         super().__init__(agent, slots, tree, alive, encoder, DQN_SUMS)
         self._layers, self._double = q_layers(model, agent.flat), config.double
 
-    def _call(
-        self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
-    ) -> None:
-        dqn_gradient(self._layers, self._parameters, self._target, self._double, *items, out, priority)
+    def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
+        dqn_gradient(self._layers, self._parameters, self._target, self._double, *items[:-1], out, priority)
 
 
 class ActorCriticLearner(ReplayLearner):
@@ -116,27 +138,25 @@ class ActorCriticLearner(ReplayLearner):
         sums = SAC_SUMS if isinstance(agent.experiment.algorithm, SACConfig) else TD3_SUMS
         super().__init__(agent, slots, tree, alive, encoder, sums)
         self._critics = len(model.critics.layers.weights[0])
+        if isinstance(agent.algorithm, SAC):
+            self._temperature = agent.flat.offset("variables.log_temperature")
+            self._entropy = np.float32(agent.algorithm.target_entropy(model))
         self._policy = mlp_layers(model.actor.layers, "actor.layers", agent.flat)
         self._of_critics = mlp_layers(model.critics.layers, "critics.layers", agent.flat)
 
-    def _call(
-        self, items: tuple[np.ndarray, ...], noise: Tensor | None, hyper: dict[str, float], out: Any, priority: Any
-    ) -> None:
-        config, action = self._agent.experiment.algorithm, items[1]
+    def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
+        config, (*given, noise) = self._agent.experiment.algorithm, items
         networks = (self._policy, self._of_critics, self._critics, self._parameters, self._target)
         if isinstance(config, SACConfig):
-            assert noise is not None
-            entropy = self._algorithm.target_entropy(self._agent.model)  # type: ignore[attr-defined]
-            place = self._agent.flat.offset("variables.log_temperature")
-            drawn = _array(noise, 2, *action.shape)
-            sac_gradient(*networks, place, np.float32(entropy), *items, drawn, out, priority)
+            place, drawn = self._temperature, noise.reshape(2, *items.action.shape)
+            sac_gradient(*networks, place, self._entropy, *given, drawn, out, priority)
             return
         assert isinstance(config, DDPGConfig)
         smoothing = (config.smoothing_std, config.smoothing_clip) if isinstance(config, TD3Config) else (0.0, 0.0)
         period = config.policy_period if isinstance(config, TD3Config) else 1
-        drawn = action[:0] if noise is None else _array(noise, *action.shape)
+        drawn = noise.reshape(-1, items.action.shape[1])
         moves = hyper["update"] % period == 0
-        td3_gradient(*networks, *map(np.float32, smoothing), period, moves, *items, drawn, out, priority)
+        td3_gradient(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, out, priority)
 
 
 def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearner] | None:
@@ -153,8 +173,3 @@ def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearn
     encoder = model.actor.encoder
     vectors = isinstance(encoder, ObservationEncoder) and not encoder.layout.images
     return ActorCriticLearner if vectors else None
-
-
-def _array(x: Tensor, *shape: int) -> np.ndarray:
-    """A contiguous array of this shape."""
-    return np.ascontiguousarray(x.numpy()).reshape(shape)

@@ -27,6 +27,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
+from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.learners.process import learner_of
@@ -163,8 +164,9 @@ class Calls:
 
     def _training(self, agent: Agent, learner: Learner) -> Callable[[], object]:
         algorithm, hyper, updates = agent.algorithm, agent.algorithm.hyperparameters(0.0), itertools.count(1)
-        if type(learner) is not Learner:  # it has kernels, which sample and learn in one
-            return lambda: list(learner._slices(0, {**hyper, "update": next(updates)}))
+        if isinstance(learner, KernelLearner):  # it samples and learns in one
+            out = np.zeros((1, agent.flat.vector.numel() + agent.flat.tail), np.float32)
+            return lambda: learner.compute(0, {**hyper, "update": next(updates)}, out)
         batch = learner.batches.slice(0, 0).batch
 
         def learn() -> None:
