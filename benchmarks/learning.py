@@ -86,7 +86,7 @@ PROOFS = {
         f"{_MINATAR} --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8", 1
     ),
     "minatar-rainbow": Proof(f"{_MINATAR} --model.returns categorical {_RAINBOW} --model.stream-size 128", 1),
-    "minatar-ppo": Proof("ppo-minatar --total-steps 1M", 1),
+    "minatar-ppo": Proof("ppo-minatar --precision fp32 --total-steps 1M", 1),
     "memory-lstm": Proof("ppo-memory", 3),
     "memory-gru": Proof("ppo-memory --model.core gru", 3),
     "memory-none": Proof("ppo-memory --model.core none", 1),

@@ -217,7 +217,7 @@ def ppo_minatar(game: str = "Breakout") -> Experiment:
         algorithm=PPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2),
         scheme=Scheme(shards=4),
         total_steps=5_000_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
