@@ -6,7 +6,7 @@ An environment does the same there as in a ShardEnv of its shard alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,9 @@ class Stepped:
         """Whether the rollout was not cut. The rollouts of shards that one call steps never are."""
         return self.members[0].last < 0
 
-    def of(self, sent: Any) -> Any:
-        """Their actions, of those of the whole acting batch."""
-        return tuple(x[self.rows] for x in sent) if isinstance(sent, tuple) else sent[self.rows]
+    def of(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Their parts of the actions of the whole acting batch."""
+        return tuple(x[self.rows] for x in sent)
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,6 @@ class BatchEnvs:
 
     def _apart(self) -> list[Stepped]:
         return [self._made([member]) for member in self.members]
-
-    def going(self) -> Iterator[Stepped]:
-        """Those whose rollouts were not cut."""
-        return (each for each in self.stepped if each.going)
 
     def state(self, member: ActingShard) -> dict[str, np.ndarray]:
         """ShardEnv.state_dict of one shard."""

@@ -26,12 +26,14 @@ class KernelLearner(Learner):
         super().__init__(agent, slots, tree, alive=alive)
         self._parameters = agent.flat.vector.detach().numpy()
         self._out = np.zeros((len(slots), self._parameters.size + agent.flat.tail), np.float32)
-        self._subtree = type(self.reduction) is TreeSum and complete(slots)
+        plain = type(self.reduction) is TreeSum
+        self._subtree = plain and complete(slots)
         """Whether a kernel may add up the gradients of all slots."""
+        self._reuses = plain and not self._lag
+        """Whether nothing keeps a gradient until the next one: another reduction may, and delayed gradients do."""
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
-        # Memory that was just used is faster than fresh one. A gradient that waits for its turn needs it for longer.
-        out = np.zeros_like(self._out) if self._lag else self._out
+        out = self._out if self._reuses else np.zeros_like(self._out)  # memory that was just used is faster
         self.compute(step, hyper, out)
         self._alive()
         if step > 0 and self._subtree:

@@ -103,7 +103,10 @@ class Calls:
         distribution = agent.model.distribution
         shape, dtype = (self._group.size, *distribution.action_shape), distribution.action_dtype
         actions = distribution.to_env(torch.zeros(shape, dtype=dtype).numpy())
-        places = [(each, each.of(actions), self._obs(each.rows)) for each in self._envs.stepped]
+        places = [
+            (each, each.of(actions) if isinstance(actions, tuple) else actions[each.rows], self._obs(each.rows))
+            for each in self._envs.stepped
+        ]
 
         def step() -> None:
             for each, action, out in places:
