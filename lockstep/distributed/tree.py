@@ -50,13 +50,13 @@ class TreeSum:
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)
 
-    def push(self, shard: int, value: Tensor, size: int = 1) -> None:
+    def push(self, shard: int, value: Tensor) -> None:
         """Add one shard's tensor, in the order of this process's shards. The tree owns the tensor now and may change
-        it.
+        it."""
+        self.push_sum(shard, value, 1)
 
-        Args:
-            size: of the complete subtree that begins with this shard, if value is the sum over one.
-        """
+    def push_sum(self, shard: int, value: Tensor, size: int) -> None:
+        """Like push, but for the sum over a complete subtree of so many shards, which begins with this one."""
         assert shard in self._block
         self._subtrees.append((shard, size, value))
         while len(self._subtrees) > 1:

@@ -38,7 +38,7 @@ class KernelLearner(Learner):
         self._alive()
         if step > 0 and self._subtree:
             add_up(out)
-            self.reduction.push(self._slots.start, torch.from_numpy(out[0]), len(out))
+            self.reduction.push_sum(self._slots.start, torch.from_numpy(out[0]), len(out))
             return
         for slot, numbers in zip(self._slots, out, strict=True):
             gradient = torch.from_numpy(numbers)
