@@ -20,6 +20,10 @@ MEETING = timedelta(minutes=15)
 """Time that processes may take to find each other. A process that dies before that goes unnoticed."""
 
 
+SMALL = 65_536
+"""Up to this many bytes, an exchange takes a time that hardly depends on their number."""
+
+
 class Group:
     """One process alone; also the interface of larger groups."""
 

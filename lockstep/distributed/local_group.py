@@ -1,7 +1,8 @@
 """A group of processes on one machine: pipes carry messages, and large tensors pass through shared memory.
 
 Several times as fast as sockets for large tensors, and even faster for the small ones that cheap environments exchange
-at every iteration.
+at every iteration: these pass through the pipe if they are sent, or through memory without receipts if both sides
+exchange them.
 """
 
 from __future__ import annotations
@@ -22,14 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.distributed.groups import Group
+from lockstep.distributed.groups import SMALL, Group
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
 
-_SMALL = 65_536
-"""Tensors up to this many bytes pass through the pipe if they are sent, or through memory without receipts if they are
-exchanged."""
 _SPIN = 100e-6
 """Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
 _TENSOR, _STORED, _TAKEN, _SWAPPED, _OBJECT = b"t", b"s", b"a", b"x", b"o"
@@ -102,7 +100,7 @@ class LocalGroup(Group):
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         with self._waiting():
-            if min(value.numel(), into.numel()) > 0 and max(value.nbytes, into.nbytes) <= _SMALL:
+            if min(value.numel(), into.numel()) > 0 and max(value.nbytes, into.nbytes) <= SMALL:
                 self._peers[peer].swap(value, into)
                 return
             if value.numel():
@@ -159,7 +157,7 @@ class _Peer:
 
     def send(self, value: Tensor) -> None:
         data = _bytes(value.detach().contiguous())
-        if data.numel() <= _SMALL:
+        if data.numel() <= SMALL:
             self._write(_TENSOR + data.numpy().tobytes())
             return
         while not self._free:
@@ -238,7 +236,7 @@ class _Buffer:
         self._small: np.ndarray | None = None
 
     def small(self) -> np.ndarray:
-        """uint8 [2, _SMALL]"""
+        """uint8 [2, SMALL]"""
         if self._small is None:
             self._small = self._map(0)[0].numpy()
         return self._small
@@ -251,7 +249,7 @@ class _Buffer:
 
     def _map(self, size: int) -> tuple[Tensor, Tensor]:
         def layout(arena: Arena) -> tuple[Tensor, Tensor]:
-            return arena.zeros((2, _SMALL), torch.uint8), arena.zeros((size,), torch.uint8)
+            return arena.zeros((2, SMALL), torch.uint8), arena.zeros((size,), torch.uint8)
 
         return self._memory.map(layout)
 

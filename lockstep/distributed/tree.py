@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.shards import block, holder
-from lockstep.distributed.groups import Group
-
-_SMALL = 65_536
-"""Up to this many bytes, an exchange takes a time that hardly depends on their number."""
+from lockstep.distributed.groups import SMALL, Group
 
 
 def partners(shards: int, workers: int) -> set[tuple[int, int]]:
@@ -74,7 +71,7 @@ class TreeSum:
         subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
-            return self._double(total) if total.nbytes <= _SMALL else self._halve_and_double(total)
+            return self._double(total) if total.nbytes <= SMALL else self._halve_and_double(total)
         like = next(iter(subtrees.values()))
         total = self._climb(0, self.shards, subtrees, like)
         return self._broadcast(torch.empty_like(like) if total is None else total)
