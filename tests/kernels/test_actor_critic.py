@@ -6,23 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from slices import by_autograd, by_kernel
 from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.buffers.batches import Slice
-from lockstep.buffers.replay_batches import Taken
 from lockstep.core.transitions import Transitions
-from lockstep.distributed.groups import Group
-from lockstep.distributed.tree import TreeSum
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
-from lockstep.learners.learner import Learner
 from lockstep.learners.portable_replay import ActorCriticLearner, learner_with_kernels
-from lockstep.models.arithmetic import arithmetic
 from lockstep.models.portable_inference import kernel_inference
 
 ITEMS = 21
@@ -42,14 +36,6 @@ def agent_of(recipe: Callable[[], Experiment], model: dict[str, Any], prioritize
     for scale, vector in zip((0.1, 0.05), agent.vectors, strict=True):
         vector += scale * torch.randn(vector.shape, generator=draw)
     return agent
-
-
-def computed_by(learner: ActorCriticLearner, batch: Transitions, hyper: dict[str, float]) -> Tensor:
-    """What the learner computes if every slot has this batch: [S, ...]"""
-    learner.batches.taken = lambda slot, step: (Taken(batch, [(None, None)]), 0)  # type: ignore
-    out = np.full_like(learner._out, np.nan)
-    learner.compute(0, hyper, out)
-    return torch.from_numpy(out)
 
 
 def items(agent: Agent) -> Transitions:
@@ -80,19 +66,8 @@ def test_gradients_are_those_of_autograd(
 ) -> None:
     agent = agent_of(recipe, model, prioritized)
     assert learner_with_kernels(agent) is ActorCriticLearner
-    batch, found = items(agent), []
-    hyper = {**agent.algorithm.hyperparameters(0.0), "update": update}
-    for kind in (Learner, ActorCriticLearner):
-        learner = kind(agent, range(4), TreeSum(4, Group()))
-        priorities: list[Tensor] = []
-        learner.batches.learned = lambda slot, x, to=priorities: to.append(x)  # type: ignore[method-assign]
-        if isinstance(learner, ActorCriticLearner):
-            gradient = computed_by(learner, batch, hyper)[2]
-            priorities = priorities[2:3]
-        else:
-            with arithmetic(agent.model):
-                gradient = learner._gradient(2, Slice(batch, agent.normalizers), hyper)
-        found.append((gradient, *priorities))
+    batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": update}
+    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
     assert found[0][0].count_nonzero() > 500
@@ -112,9 +87,7 @@ def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
     agent = agent_of(recipes.sac_mujoco, {}, prioritized=False)
     name = "actor.layers.biases.2"
     agent.flat.named()[name].copy_(torch.tensor([[[0.1, 5.0]]]))
-    learner = ActorCriticLearner(agent, range(4), TreeSum(4, Group()))
-    learner.batches.learned = lambda slot, x: None  # type: ignore[method-assign]
-    gradient = computed_by(learner, items(agent), {"update": 1})[0]
+    gradient, _ = by_kernel(agent, items(agent), {"update": 1})
     of_mean, of_log_std = agent.flat.named(gradient[: agent.flat.vector.numel()])[name].flatten().tolist()
     assert of_mean != 0 and of_log_std == 0
 

@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from slices import by_autograd, by_kernel
 from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.buffers.batches import Slice
-from lockstep.buffers.replay_batches import Taken
 from lockstep.core.transitions import Transitions
-from lockstep.distributed.groups import Group
-from lockstep.distributed.tree import TreeSum
 from lockstep.envs.base import EnvConfig
-from lockstep.learners.learner import Learner
 from lockstep.learners.portable_replay import QLearner, learner_with_kernels
 from lockstep.models import QModelConfig
-from lockstep.models.arithmetic import arithmetic
 from lockstep.models.portable_inference import kernel_inference
 
 ITEMS = 21
@@ -41,14 +35,6 @@ def agent_of(task: tuple[str, dict[str, Any]], *, prioritized: bool = False, dou
     for vector in agent.vectors:
         vector += 0.05 * torch.randn(vector.shape, generator=draw)
     return agent
-
-
-def computed_by(learner: QLearner, batch: Transitions, hyper: dict[str, float]) -> Tensor:
-    """What the learner computes if every slot has this batch: [S, ...]"""
-    learner.batches.taken = lambda slot, step: (Taken(batch, [(None, None)]), 0)  # type: ignore
-    out = np.full_like(learner._out, np.nan)
-    learner.compute(0, hyper, out)
-    return torch.from_numpy(out)
 
 
 def items(agent: Agent) -> Transitions:
@@ -79,19 +65,8 @@ def items(agent: Agent) -> Transitions:
 def test_gradients_are_those_of_autograd(task: tuple[str, dict[str, Any]], double: bool, prioritized: bool) -> None:
     agent = agent_of(task, prioritized=prioritized, double=double)
     assert learner_with_kernels(agent) is QLearner
-    batch, found = items(agent), []
-    hyper = {**agent.algorithm.hyperparameters(0.0), "update": 1}
-    for kind in (Learner, QLearner):
-        learner = kind(agent, range(4), TreeSum(4, Group()))
-        priorities: list[Tensor] = []
-        learner.batches.learned = lambda slot, x, to=priorities: to.append(x)  # type: ignore[method-assign]
-        if isinstance(learner, QLearner):
-            gradient = computed_by(learner, batch, hyper)[2]
-            priorities = priorities[2:3]
-        else:
-            with arithmetic(agent.model):
-                gradient = learner._gradient(2, Slice(batch, agent.normalizers), hyper)
-        found.append((gradient, *priorities))
+    batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
+    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
     assert found[0][0].count_nonzero() > 300

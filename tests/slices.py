@@ -1,0 +1,42 @@
+"""The gradient and the priorities of one slice of a minibatch, by autograd and by a learner's kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.buffers.batches import Slice
+from lockstep.buffers.replay_batches import Taken
+from lockstep.core.transitions import Transitions
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.learners.learner import Learner
+from lockstep.learners.portable_replay import learner_with_kernels
+from lockstep.models.arithmetic import arithmetic
+
+_SLOTS, _SLOT = 4, 2
+
+
+def by_autograd(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
+    """The gradient of the algorithm's loss, followed by counts and metrics, and the priorities."""
+    learner, priorities = Learner(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), list[Tensor]()
+    learner.batches.learned = lambda slot, x: priorities.append(x)  # type: ignore[method-assign]
+    with arithmetic(agent.model):
+        gradient = learner._gradient(_SLOT, Slice(batch, agent.normalizers), hyper)
+    (only,) = priorities
+    return gradient, only
+
+
+def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
+    """The same by the learner that has kernels, whose slots all have this batch."""
+    kind = learner_with_kernels(agent)
+    assert kind is not None
+    learner, priorities = kind(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), dict[int, Tensor]()
+    learner.batches.learned = priorities.__setitem__  # type: ignore[method-assign]
+    learner.batches.taken = lambda slot, step: (Taken(batch, [(None, None)]), 0)  # type: ignore
+    out = np.full_like(learner._out, np.nan)
+    learner.compute(0, hyper, out)
+    assert list(priorities) == list(range(_SLOTS))
+    return torch.from_numpy(out[_SLOT]), priorities[_SLOT]
