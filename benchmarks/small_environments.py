@@ -6,7 +6,7 @@
 All train PPO with PureJaxRL's settings and two networks of 64 and 64 units on rollouts of 32 steps, in one epoch of one
 minibatch and in four of four. lockstep's environments are the compiled ones, and with few of them EnvPool's, too.
 Rounds are interleaved, and nothing that is compiled is compiled while the time is taken. Peers are installed on first
-use; PureJaxRL, which is no package, is cloned from GitHub, or from a clone of yours with --purejaxrl FOLDER.
+use. PureJaxRL has no package, so it is cloned from GitHub; --purejaxrl FOLDER takes a clone that you have.
 
 With --seeds, PureJaxRL trains all of them in one program (vmap), and `lockstep sweep` a run of each, one on every core.
 Rates are samples per second of all together: from the start of the program to its end, which includes what JAX compiles
@@ -27,9 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from other_systems.installed import PeerError, clone_of, python_of
+from other_systems.installed import JAX, PeerError, clone_of, python_of
 from other_systems.rounds import interleave, table
-from other_systems.served import Served
+from other_systems.served import Served, rate_of
 
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.common import parse
@@ -44,12 +44,8 @@ COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 _JAX = (
     "gymnax==0.0.9",
     "distrax==0.1.9",
-    "jax==0.10.2",
-    "jaxlib==0.10.2",
-    "flax==0.12.8",
-    "optax==0.2.8",
     "chex==0.1.92",
-    "tfp-nightly==0.26.0.dev20261027",
+    *JAX,
 )
 _RLOX = ("--only-binary=rlox", "rlox==1.2.0", "torch==2.13.0", "gymnasium==1.4.0")
 PEERS = ("PureJaxRL", "rlox")
@@ -123,14 +119,8 @@ def alone(num_envs: int, epochs: int, given: argparse.Namespace) -> str:
         for threads in sorted({1, cores()}):
             peers[f"rlox, {threads} thread{'s' * (threads > 1)}"] = functools.partial(rlox, task, threads)
         for name, start in peers.items():
-            print(f"starting {name} …", flush=True)
-            try:
-                served = stack.enter_context(contextlib.closing(start()))
-                served.measure(0.0)
-            except PeerError as error:
-                print(f"{name} is left out: {error}", flush=True)
-                continue
-            rows[name] = functools.partial(served.measure, given.seconds)
+            if (rate := rate_of(name, start, given.seconds, stack)) is not None:
+                rows[name] = rate
         return table(interleave(rows, given.rounds, functools.partial(print, flush=True)), PEERS)
 
 

@@ -15,9 +15,9 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from other_systems.installed import PeerError, python_of
+from other_systems.installed import JAX, python_of
 from other_systems.rounds import interleave, table
-from other_systems.served import Served
+from other_systems.served import Served, rate_of
 
 from lockstep import recipes
 from lockstep.config.layout import Layout
@@ -27,10 +27,9 @@ from lockstep.speed.trial import Trial
 from lockstep.system.machine import cores
 
 _COMMON = ("stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "torch==2.13.0")
-_JAX = ("jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027")
 PEERS = {
     "Stable-Baselines3": ("stable-baselines3-mujoco", "stable_baselines3", _COMMON),
-    "SBX": ("sbx-mujoco", "sbx", ("sbx-rl==0.28.0", *_COMMON, *_JAX)),
+    "SBX": ("sbx-mujoco", "sbx", ("sbx-rl==0.28.0", *_COMMON, *JAX)),
 }
 """By the name in the table: the environment's, the package's, and what is installed."""
 LAYOUTS = ("inline", "processes:2")
@@ -93,14 +92,9 @@ def main() -> None:
         for name in PEERS:
             for threads in sorted({1, cores()}):
                 count = f"{threads} thread{'s' * (threads > 1)}"
-                print(f"starting {name}, {count} …", flush=True)
-                try:
-                    served = stack.enter_context(contextlib.closing(peer(name, case.algorithm, threads)))
-                    served.measure(0.0)
-                except PeerError as error:
-                    print(f"{name} is left out: {error}", flush=True)
-                    continue
-                rows[f"{name}, {count}"] = functools.partial(served.measure, given.seconds)
+                start = functools.partial(peer, name, case.algorithm, threads)
+                if (rate := rate_of(f"{name}, {count}", start, given.seconds, stack)) is not None:
+                    rows[f"{name}, {count}"] = rate
         found = interleave(rows, given.rounds, functools.partial(print, flush=True))
     print(f"\n{table(found, tuple(PEERS))}")
 

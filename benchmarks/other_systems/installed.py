@@ -1,4 +1,5 @@
-"""A virtual environment of its own for every peer, and repositories without a package: made on first use, and kept."""
+"""Installs every peer in a separate virtual environment, and clones those that have no package. Both happen on first
+use and are kept."""
 
 from __future__ import annotations
 
@@ -15,6 +16,10 @@ from pathlib import Path
 
 _MARK = "installed"
 """The file that says that an environment is complete."""
+
+
+JAX = ("jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027")
+"""What peers in JAX need."""
 
 
 class PeerError(RuntimeError):

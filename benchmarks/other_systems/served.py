@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,21 @@ class Served:
         with contextlib.suppress(OSError):
             self._process.communicate()
         self._errors.close()
+
+
+def rate_of(
+    name: str, start: Callable[[], Served], seconds: float, stack: contextlib.ExitStack
+) -> Callable[[], float] | None:
+    """Start a peer and let it compile. Returns what measures it for so many seconds, or None if it cannot run here.
+
+    Args:
+        stack: closes the peer.
+    """
+    print(f"starting {name} …", flush=True)
+    try:
+        served = stack.enter_context(contextlib.closing(start()))
+        served.measure(0.0)
+    except PeerError as error:
+        print(f"{name} is left out: {error}", flush=True)
+        return None
+    return functools.partial(served.measure, seconds)
