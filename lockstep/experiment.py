@@ -72,7 +72,7 @@ class Experiment:
     precision: Precision = "bf16"
     """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
     fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 with equal
-    bits on every CPU: several times as fast for PPO, SAC, TD3 and DDPG on vectors, and slower for most else."""
+    bits on every CPU: faster for PPO, DQN, SAC, TD3 and DDPG with small networks, and slower for most else."""
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)

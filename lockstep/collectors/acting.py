@@ -98,7 +98,7 @@ class ActingBatch:
         self._exploring: Tensor | None = None
         """fp32 [A, X]: how each environment explores."""
         self._composite = isinstance(environments.stepped[0].env.action_space, spaces.Tuple)
-        self._stepping = environments.stepped
+        self._uncut = environments.stepped
         """Environments whose rollouts were not cut."""
         self._compiled: list[CompiledActing] = []
         """By environments that one call steps: what acts in them, if a compiled function does."""
@@ -121,7 +121,7 @@ class ActingBatch:
         before, self._open, self.received = self._open, self._buffers[lap % len(self._buffers)], 0
         buffer = self._open.buffer
         self.rollouts = buffer.shards
-        self._stepping = self.envs.stepped
+        self._uncut = self.envs.stepped
         for member in self.members:
             _carry_over(before.buffer, buffer, member)
             member.last = -1
@@ -220,12 +220,12 @@ class ActingBatch:
             action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
         self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
         sent = self._distribution.to_env(rollout.action[t].numpy())
-        for each in self._stepping:
+        for each in self._uncut:
             each.env.send(each.of(sent) if self._composite else sent[each.rows])
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
-        for each in self._stepping:
+        for each in self._uncut:
             self._take(t - 1, t, each.rows, each.env.recv(self._open.at(t, each.rows)))
         self.received = t
 
@@ -255,7 +255,7 @@ class ActingBatch:
         for member in self.members:
             if member.last < 0 and preemption.cut(RolloutId(member.shard, lap + member.offset), t):
                 member.last, member.core_state = t, self._state[member.rows].clone()
-        self._stepping = [each for each in self.envs.stepped if each.going]
+        self._uncut = [each for each in self.envs.stepped if each.going]
 
     @property
     def going(self) -> bool:

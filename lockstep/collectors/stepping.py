@@ -123,12 +123,12 @@ class BatchEnvs:
         Returns:
             The number of environment steps that were replayed.
         """
-        if any(joined([states[member.shard] for member in each.members]) is None for each in self.stepped):
+        found = [joined([states[member.shard] for member in each.members]) for each in self.stepped]
+        if None in found:
             self.close()
-            self.stepped = self._apart()
+            self.stepped, found = self._apart(), [states[member.shard] for member in self.members]
         replayed = 0
-        for each in self.stepped:
-            state = joined([states[member.shard] for member in each.members])
+        for each, state in zip(self.stepped, found, strict=True):
             assert state is not None
             replayed += each.env.load_state_dict(state, out(each.rows), alive)
         return replayed

@@ -169,7 +169,7 @@ def sac_gradient(
 
     Args:
         policy: the policy's table, int64 [L, 11].
-        layers: the critics' table, int64 [C * L, 7].
+        layers: the critics' table, int64 [C * L, 11].
         critics: C.
         parameters, target: of the model and of the target model, float32 [P].
         log_temperature: the place of log α among the parameters.

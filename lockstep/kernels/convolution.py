@@ -15,7 +15,8 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.products import address, load, product, store
 
 _TOGETHER = 4
-"""Samples whose patches are made together. They stay in the cache, and a product begins with some work of its own."""
+"""How many samples' patches one product takes: few enough for the cache, and enough to spread what a product costs
+before its first term."""
 
 
 @compiled

@@ -6,13 +6,13 @@ Shape legend: S slots of this learner, P parameters.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum, complete
 from lockstep.kernels.sums import add_up
 from lockstep.learners.learner import Learner
@@ -33,18 +33,22 @@ class KernelLearner(Learner):
         """Whether nothing keeps a gradient until the next one: another reduction may, and delayed gradients do."""
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
+        if step == 0 or not self._subtree:  # the first step needs every slot's gradient, for its digest
+            super()._push(step, hyper, digests)
+            return
+        out = self._computed(step, hyper)
+        add_up(out)
+        self.reduction.push_sum(self._slots.start, torch.from_numpy(out[0]), len(out))
+        self._alive()
+
+    def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
+        for slot, gradient in zip(self._slots, self._computed(step, hyper), strict=True):
+            yield slot, torch.from_numpy(gradient)
+
+    def _computed(self, step: int, hyper: dict[str, float]) -> np.ndarray:
         out = self._out if self._reuses else np.zeros_like(self._out)  # memory that was just used is faster
         self.compute(step, hyper, out)
-        self._alive()
-        if step > 0 and self._subtree:
-            add_up(out)
-            self.reduction.push_sum(self._slots.start, torch.from_numpy(out[0]), len(out))
-            return
-        for slot, numbers in zip(self._slots, out, strict=True):
-            gradient = torch.from_numpy(numbers)
-            if step == 0:
-                digests[slot] = fast_digest(gradient)
-            self.reduction.push(slot, gradient)
+        return out
 
     @abstractmethod
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:

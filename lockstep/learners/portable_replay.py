@@ -28,8 +28,7 @@ from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
-from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import knows, mlp_layers, observed, q_layers
+from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
@@ -60,20 +59,13 @@ class ReplayLearner(KernelLearner):
     """Learns from replayed transitions.
 
     Args:
-        encoder: makes observations into what the kernel's layers see.
         sums: how many metrics the kernel adds up.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        slots: range,
-        tree: TreeSum,
-        alive: Callable[[], None],
-        encoder: ObservationEncoder,
-        sums: int,
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
         super().__init__(agent, slots, tree, alive=alive)
+        encoder = encoder_of(agent.model)
+        assert encoder is not None
         self._encoder, self._sums = encoder, sums
         self._target = agent.vectors[1].numpy()
         self._seen: dict[int, tuple[Taken, Arrays]] = {}
@@ -118,9 +110,7 @@ class QLearner(ReplayLearner):
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        encoder = model.trunk.encoder
-        assert isinstance(encoder, ObservationEncoder)
-        super().__init__(agent, slots, tree, alive, encoder, DQN_SUMS)
+        super().__init__(agent, slots, tree, alive, DQN_SUMS)
         self._layers, self._double = q_layers(model, agent.flat), config.double
 
     def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
@@ -133,10 +123,8 @@ class ActorCriticLearner(ReplayLearner):
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
         model = agent.model
         assert isinstance(model, ActorCritic)
-        encoder = model.actor.encoder
-        assert isinstance(encoder, ObservationEncoder)
         sums = SAC_SUMS if isinstance(agent.experiment.algorithm, SACConfig) else TD3_SUMS
-        super().__init__(agent, slots, tree, alive, encoder, sums)
+        super().__init__(agent, slots, tree, alive, sums)
         self._critics = len(model.critics.layers.weights[0])
         if isinstance(agent.algorithm, SAC):
             self._temperature = agent.flat.offset("variables.log_temperature")
@@ -162,14 +150,10 @@ class ActorCriticLearner(ReplayLearner):
 def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearner] | None:
     """The learner that can compute all of an agent's losses: DQN on vectors or small images; SAC, TD3 and DDPG as they
     are, on vectors. None: torch's operations do."""
-    space, model = agent.observation_space, agent.model
-    if not agent.experiment.has_kernels or not isinstance(space, gymnasium.spaces.Box):
+    model, plain = agent.model, isinstance(agent.observation_space, gymnasium.spaces.Box)
+    if not agent.experiment.has_kernels or not plain or encoder_of(model) is None:
         return None
     if isinstance(model, QModel):
-        encoder = model.trunk.encoder
-        return QLearner if isinstance(encoder, ObservationEncoder) and knows(encoder) else None
-    if not isinstance(model, ActorCritic) or not isinstance(model.distribution, (SquashedGaussian, Deterministic)):
-        return None
-    encoder = model.actor.encoder
-    vectors = isinstance(encoder, ObservationEncoder) and not encoder.layout.images
-    return ActorCriticLearner if vectors else None
+        return QLearner
+    continuous = isinstance(model.distribution, (SquashedGaussian, Deterministic))
+    return ActorCriticLearner if continuous else None

@@ -6,7 +6,7 @@ Shape legend: T time, B environments, L layers, D numbers of an observation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from lockstep.kernels import network as networks
 from lockstep.kernels.convolution import places as places_of
 from lockstep.kernels.dense import ELU, NO_IMAGE, NONE, RELU, TANH
+from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.base import PolicyModel
 from lockstep.models.encoders import MinAtarCNN, ObservationEncoder
 from lockstep.models.layers import PixelConv2d
 from lockstep.models.mlps import MLPs
@@ -25,11 +27,22 @@ ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
 
 
-def knows(encoder: ObservationEncoder) -> bool:
-    """Whether kernels compute an encoder: that of vectors, or of one small image."""
+def knows(encoder: object) -> TypeGuard[ObservationEncoder]:
+    """Whether kernels compute an encoder: that of vectors without a mask, or of one small image."""
+    if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size:
+        return False
     if not encoder.layout.images:
         return True
     return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
+
+
+def encoder_of(model: PolicyModel) -> ObservationEncoder | None:
+    """The encoder of a Q-network, or of an actor-critic on vectors, if kernels compute it."""
+    if isinstance(model, QModel):
+        return model.trunk.encoder if knows(model.trunk.encoder) else None
+    if isinstance(model, ActorCritic) and knows(encoder := model.actor.encoder) and not encoder.layout.images:
+        return encoder
+    return None
 
 
 def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:

@@ -89,8 +89,7 @@ def covers(model: PolicyModel, observation_space: gymnasium.Space[Any], action_s
     MinAtarCNN encodes, and Discrete or Box of floats."""
     if not isinstance(model, StandardModel) or isinstance(observation_space, gymnasium.spaces.Dict):
         return False
-    encoder = model.trunks[0].encoder
-    if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size or not knows(encoder):
+    if not knows(model.trunks[0].encoder):
         return False
     return isinstance(action_space, gymnasium.spaces.Discrete) or (
         isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)

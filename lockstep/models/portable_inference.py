@@ -16,7 +16,7 @@ from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import knows, mlp_layers, observed, q_layers
+from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import QModel
 
@@ -26,7 +26,7 @@ class KernelInference(Inference):
 
     Args:
         model: made by for_acting; its parameters are moved into one vector.
-        encoder: makes observations into what the table's layers see.
+        encoder: of the model; it makes observations into what the table's layers see.
     """
 
     def __init__(self, model: QModel | ActorCritic, encoder: ObservationEncoder) -> None:
@@ -53,10 +53,8 @@ class KernelInference(Inference):
 
 def kernel_inference(model: PolicyModel) -> KernelInference | None:
     """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels."""
-    if not isinstance(model, (QModel, ActorCritic)):
+    encoder = encoder_of(model)
+    if encoder is None:
         return None
-    encoder = model.trunk.encoder if isinstance(model, QModel) else model.actor.encoder
-    if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size or not knows(encoder):
-        return None
-    images = bool(encoder.layout.images)
-    return None if images and isinstance(model, ActorCritic) else KernelInference(model, encoder)
+    assert isinstance(model, (QModel, ActorCritic))
+    return KernelInference(model, encoder)
