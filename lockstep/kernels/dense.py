@@ -43,6 +43,24 @@ def _places(layers: np.ndarray, layer: int) -> int:
 
 
 @compiled
+def _spread(bias: np.ndarray, rows: np.ndarray) -> None:
+    """Set each row [M] to a bias [M]."""
+    for i in range(len(rows)):
+        row = rows[i]
+        for j in range(len(row)):
+            row[j] = bias[j]
+
+
+@compiled
+def _gather(rows: np.ndarray, by_bias: np.ndarray) -> None:
+    """Add all rows [M] to by_bias [M]."""
+    for i in range(len(rows)):
+        row = rows[i]
+        for j in range(len(row)):
+            by_bias[j] += row[j]
+
+
+@compiled
 def activate(y: np.ndarray, activation: int) -> None:
     """Apply an activation to y, in place."""
     flat = y.reshape(y.size)
@@ -51,7 +69,8 @@ def activate(y: np.ndarray, activation: int) -> None:
             flat[i] = tanh(flat[i])
     elif activation == RELU:
         for i in range(flat.size):
-            flat[i] = max(flat[i], np.float32(0))
+            # Without the addition, LLVM writes the zeros alone, by masked stores, which take several times as long.
+            flat[i] = max(flat[i], np.float32(0)) + np.float32(0)
     elif activation == ELU:
         for i in range(flat.size):
             flat[i] = flat[i] if flat[i] > 0 else expm1(flat[i])
@@ -97,9 +116,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         below = x if source < 0 else activations(scratch, layers, len(x), source)
         y = activations(scratch, layers, len(x), layer)
         rows = y.reshape((len(x) * _places(layers, layer), -1))
-        for i in range(len(rows)):
-            for j in range(rows.shape[1]):
-                rows[i, j] = parameters[begin + j]
+        _spread(parameters[begin : begin + rows.shape[1]], rows)
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
         kernel, channels, height, width = layers[layer, KERNEL:]
         if kernel:
@@ -149,9 +166,7 @@ def backward(
         kernel, channels, height, width = layers[layer, KERNEL:]
         if len(gradient):
             rows = grad.reshape((samples * _places(layers, layer), -1))
-            for i in range(len(rows)):
-                for j in range(rows.shape[1]):
-                    gradient[begin + j] += rows[i, j]
+            _gather(rows, gradient[begin : begin + rows.shape[1]])
             to_weights = weights(gradient, layers, layer)[0]
             if kernel:
                 convolve_back(below, channels, height, width, kernel, grad, to_weights)
