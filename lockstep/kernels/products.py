@@ -25,6 +25,7 @@ WIDTH = 16
 """Columns of a tile."""
 _BYTES = 4
 _FLOAT, _INT, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_BYTE = ir.IntType(8).as_pointer()
 _ROW = ir.VectorType(_FLOAT, WIDTH)
 _COPIED = 4096
 """Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""
@@ -74,6 +75,31 @@ def address(typingctx: Any, array: Any) -> Any:
         return builder.ptrtoint(made.data, _INT)
 
     return types.intp(array), generate
+
+
+@instruction
+def _move(typingctx: Any, b: Any, out: Any) -> Any:
+    """Copy 16 numbers from an address to another one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _store(builder, _load(builder, arguments[0], _ROW), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@instruction
+def _fetch(typingctx: Any, address: Any) -> Any:
+    """Begin to move what lies at an address into the cache. It may lie outside of memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE, _INDEX, _INDEX, _INDEX])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE], kind)
+        to_read, keep, data = _INDEX(0), _INDEX(2), _INDEX(1)
+        builder.call(prefetch, [builder.inttoptr(arguments[0], _BYTE), to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
 
 
 _EDGE = 8
@@ -156,6 +182,8 @@ def _rows(a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: i
     while i < n:
         at_a, at_c, left = a + 4 * i * a_row, c + 4 * i * c_row, n - i
         if left >= 6 and left != 8:
+            for r in range(6, 12):
+                _fetch(at_c + 4 * r * c_row)
             _tile6(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
             i += 6
         elif left >= 4:
@@ -186,6 +214,10 @@ def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: np.nd
     """Copy some columns of b into panel [k, 16], whose other columns are 0."""
     if columns < WIDTH:
         panel[:] = 0
+    if b_column == 1 and columns == WIDTH:
+        for p in range(k):
+            _move(b + 4 * p * b_term, address(panel) + 4 * p * WIDTH)
+        return
     squares = k - k % _EDGE if b_term == 1 and columns == WIDTH else 0
     for p in range(0, squares, _EDGE):
         for j in range(0, WIDTH, _EDGE):
@@ -193,6 +225,18 @@ def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: np.nd
     for p in range(squares, k):
         for j in range(columns):
             panel[p, j] = load(b + 4 * (p * b_term + j * b_column))
+
+
+@compiled
+def _fetch_panel(b: int, b_term: int, b_column: int, k: int) -> None:
+    """Begin to move 16 columns of b [k, 16] into the cache."""
+    if b_column == 1:
+        for p in range(k):
+            _fetch(b + 4 * p * b_term)
+    else:
+        for j in range(WIDTH):
+            for p in range(0, k, WIDTH):
+                _fetch(b + 4 * (j * b_column + p * b_term))
 
 
 @compiled
@@ -227,6 +271,7 @@ def product(
             _rows(a, a_row, a_term, b + 4 * j, b_term, c + 4 * j, c_row, n, k)
         else:
             _copy(b + 4 * j * b_column, b_term, b_column, k, WIDTH, panel)
+            _fetch_panel(b + 4 * (j + WIDTH) * b_column, b_term, b_column, k)
             _rows_with(a, a_row, a_term, panel, c + 4 * j, c_row, panel[:0], n, k)
     if whole < m:
         rest = m - whole
