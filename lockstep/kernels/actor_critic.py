@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import activations, backward, evaluate
+from lockstep.kernels.dense import SOURCE, activations, backward, evaluate
 from lockstep.kernels.math import exp, ndtri, softplus, tanh
 
 _LOG_STD_LOW, _LOG_STD_HIGH = np.float32(-20), np.float32(2)
@@ -116,6 +116,15 @@ def _smallest(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.nd
 
 
 @compiled
+def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
+    """The table of one critic's layers."""
+    size = len(layers) // critics
+    table = layers[critic * size : (critic + 1) * size].copy()
+    table[1:, SOURCE] -= critic * size
+    return table
+
+
+@compiled
 def _climb(
     layers: np.ndarray,
     critics: int,
@@ -126,24 +135,30 @@ def _climb(
     by_action: np.ndarray,
     values: np.ndarray,
 ) -> None:
-    """The smallest of the critics' values of actions [n, A], and the gradient of its negative, weighted, by actions."""
+    """The smallest of the critics' values of actions [n, A], and the gradient of its negative, weighted, by actions.
+    Each item is differentiated through its smallest critic alone."""
     n, size, last = len(obs), obs.shape[1], len(layers) // critics
     x = _joined(obs, action)
     scratch = evaluate(layers, parameters, x)
-    gradients = np.zeros_like(scratch)
-    for i in range(n):
-        best = 0
-        values[i] = activations(scratch, layers, n, last - 1)[i, 0]
-        for c in range(1, critics):
-            q = activations(scratch, layers, n, (c + 1) * last - 1)[i, 0]
-            if q < values[i]:
-                best, values[i] = c, q
-        activations(gradients, layers, n, (best + 1) * last - 1)[i, 0] = -weight[i]
-    by_x = np.zeros_like(x)
-    backward(parameters, layers, x, scratch, gradients, parameters[:0], by_x)
-    for i in range(n):
-        for j in range(action.shape[1]):
-            by_action[i, j] = by_x[i, size + j]
+    best = np.zeros(n, np.int64)
+    values[:] = activations(scratch, layers, n, last - 1)[:, 0]
+    for c in range(1, critics):
+        q = activations(scratch, layers, n, (c + 1) * last - 1)
+        for i in range(n):
+            if q[i, 0] < values[i]:
+                best[i], values[i] = c, q[i, 0]
+    for c in range(critics):
+        chosen, table = np.flatnonzero(best == c), _of_critic(layers, critics, c)
+        numbers = np.empty(len(chosen) * (len(scratch) // n // critics), np.float32)
+        for layer in range(last):
+            every = activations(scratch, layers, n, c * last + layer)
+            activations(numbers, table, len(chosen), layer)[:] = every[chosen]
+        gradients = np.zeros_like(numbers)
+        activations(gradients, table, len(chosen), last - 1)[:, 0] = -weight[chosen]
+        by_x = np.zeros((len(chosen), x.shape[1]), np.float32)
+        backward(parameters, table, x[chosen], numbers, gradients, parameters[:0], by_x)
+        for i in range(len(chosen)):
+            by_action[chosen[i]] = by_x[i, size:]
 
 
 @compiled
