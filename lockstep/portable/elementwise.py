@@ -137,6 +137,13 @@ def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
     return x + (end - x) * weight
 
 
+def lerp_in_place(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    if not isinstance(weight, (int, float)) or x.shape != end.shape or not x.is_contiguous():
+        return lerp(x, end, weight)
+    loops.lerp_in_place(of_float32(x).data_ptr(), checked(end).data_ptr(), np.float32(weight), x.numel())
+    return x
+
+
 def xlogy(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x == 0, 0.0, x * log(y))
 

@@ -144,6 +144,14 @@ def lerp(x: int, end: int, weight: np.float32, out: int, count: int) -> None:
 
 
 @compiled
+def lerp_in_place(x: int, end: int, weight: np.float32, count: int) -> None:
+    """As lerp, written to x. LLVM's loop for several arrays is slow if two of them are the same."""
+    a, e = _floats(x, count), _floats(end, count)
+    for i in range(count):
+        a[i] += (e[i] - a[i]) * weight
+
+
+@compiled
 def row_sums(x: int, out: int, rows: int, count: int) -> None:
     """[rows, count] -> [rows]"""
     a, b = _floats(x, rows * count), _floats(out, rows)

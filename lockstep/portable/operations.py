@@ -33,6 +33,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "addcmul": elementwise.addcmul,
     "addcdiv": elementwise.addcdiv,
     "lerp": elementwise.lerp,
+    "lerp_": elementwise.lerp_in_place,
     "xlogy": elementwise.xlogy,
     "smooth_l1_loss": sums.smooth_l1_loss,
     "smooth_l1_loss_backward": sums.smooth_l1_loss_backward,
