@@ -61,7 +61,7 @@ def cartpole() -> Experiment:
     )
 
 
-CASES = {"atari": (atari, 1), "mujoco": (mujoco, 4), "cartpole": (cartpole, 100)}
+CASES = {"atari": (atari, 1), "mujoco": (mujoco, 12), "cartpole": (cartpole, 100)}
 """Experiment and iterations of a run."""
 
 
@@ -81,7 +81,7 @@ def cpu_seconds(experiment: Experiment, iterations: int, *, bare: bool) -> float
 
         stack.enter_context(mock.patch.object(Ledger, "_write", write))
         if bare:
-            for place in ("records.book.fast_digest", "learning.learner.fast_digest"):
+            for place in ("training.writer.fast_digest", "learners.learner.fast_digest"):
                 stack.enter_context(mock.patch(f"lockstep.{place}", lambda tensor: ""))
             stack.enter_context(mock.patch("lockstep.collectors.collectors.structure_digests", lambda rollout: {}))
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, checkpoint_every=10**9)

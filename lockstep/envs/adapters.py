@@ -24,6 +24,8 @@ class Entry:
     """A regular expression for ids that only this package is likely to serve, so that errors can name the extra."""
     callables: bool = False
     """Whether it serves ids that refer to a user's callable, such as file.py:make."""
+    native: bool = False
+    """Whether it steps environments outside of Python, so that one process is as fast as several."""
 
     @property
     def built_in(self) -> bool:
@@ -43,9 +45,9 @@ class Entry:
 
 ADAPTERS = {
     "ale": Entry("lockstep.envs.ale:Ale", "atari", claims=r"[A-Z][A-Za-z]+(-v5)?"),
-    "envpool": Entry("lockstep.envs.envpool:EnvPool", "envpool", claims=r"vizdoom/.+"),
+    "envpool": Entry("lockstep.envs.envpool:EnvPool", "envpool", claims=r"vizdoom/.+", native=True),
     "gymnasium": Entry("lockstep.envs.gymnasium:Gymnasium", callables=True),
-    "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", callables=True),
+    "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", callables=True, native=True),
 }
 """Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
 for `compiled`, which came later: an id keeps its adapter."""

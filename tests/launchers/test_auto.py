@@ -63,12 +63,22 @@ def test_processes_share_the_cores_with_their_torch_threads() -> None:
 
 
 def test_a_short_run_is_not_worth_the_start_of_processes() -> None:
-    experiment = recipes.ppo_mujoco()
+    experiment = recipes.ppo_mujoco().replace(precision="fp32")
     assert choose(experiment, 2).layout.processes == 2
     assert choose(experiment, 2, iterations=3).layout == Layout()
     assert choose(dataclasses.replace(experiment, total_steps=10_000), 2).layout == Layout()
     assert seconds(experiment, 2) == pytest.approx(2 * seconds(experiment, 1))
     assert seconds(experiment, 10**9) == seconds(experiment), "no more than there are"
+
+
+def test_gradient_steps_of_kernels_are_shared_if_they_are_large() -> None:
+    small, large = recipes.ppo_mujoco(), recipes.sac_mujoco()
+    assert choose(small, 2).layout == Layout()
+    assert choose(small, 2, tuned=Layout.parse("processes:2")).layout.processes == 2
+    assert choose(large, 2).layout.processes == 2
+    in_python = small.replace(env=dataclasses.replace(small.env, adapter="gymnasium"))
+    assert choose(in_python, 2).layout.processes == 2, "Python steps the environments"
+    assert choose(small.replace(precision="fp32"), 2).layout.processes == 2, "torch computes for much longer"
 
 
 @pytest.mark.parametrize("changes", [{"lag": "async"}, {"gradient_lag": "async"}, {"preempt": 0.8}])
@@ -169,5 +179,5 @@ def test_a_dry_run_says_what_would_be_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(auto, "cores", lambda: 2)
-    assert main(["train", "ppo-mujoco", "--dry-run"]) == 0
+    assert main(["train", "sac-mujoco", "--dry-run"]) == 0
     assert "processes:2" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("layout"))
