@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import inspect
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 from numba.core import event
+from numba.core.compiler_lock import global_compiler_lock
 
 from lockstep.system.output import tell
 
@@ -72,7 +75,31 @@ def compiled(function: Any, **names: Any) -> Any:
     digest = hashlib.sha256(f"{inspect.getsource(function)}\n{text}".encode()).hexdigest()[:16]
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__module__, copy.__qualname__ = function.__module__, f"{function.__qualname__}_{digest}"
-    return njit(error_model="numpy", nogil=True, cache=True)(copy)
+    return _compiled_once(njit(error_model="numpy", nogil=True, cache=True)(copy))
+
+
+def _compiled_once(function: Any) -> Any:
+    """Let one process compile a function while the others wait, and then load it. If they all compiled it, each would
+    take longer than the one does."""
+    compile_it, lock = function.compile, Path(function._cache.cache_path, f"{function.py_func.__qualname__}.lock")
+
+    def compile_once(signature: Any) -> Any:
+        # Numba's lock comes first: a thread that has it, and compiles what this function calls, would wait forever.
+        with global_compiler_lock, _locked(lock):
+            return compile_it(signature)
+
+    function.compile = compile_once
+    return function
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A context that one process at a time is in, if its file system has locks. They end with their process."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache

@@ -24,13 +24,58 @@ function = compiled(plain, change=helper.change)
 print(function(1), function(100), sum(function.stats.cache_hits.values()))
 """
 
+TOGETHER = """
+import sys, time
+from pathlib import Path
+from numba import njit
+from numba.core import compiler
+from lockstep.kernels.cache import compiled
+
+begun, other = Path("begun"), Path("other")
+
+def wait(path):
+    end = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+def slowly(*args, compile=compiler.compile_extra, **kwargs):
+    begun.touch()
+    wait(other)
+    time.sleep(1)  # for the other process, which has nothing to do but to call the function
+    return compile(*args, **kwargs)
+
+function = compiled(lambda x: x + 1)
+njit(lambda x: x)(1)  # what Numba does once takes longer than a second
+if sys.argv[1] == "first":
+    compiler.compile_extra = slowly
+else:
+    wait(begun)
+    other.touch()
+print(function(1), sum(function.stats.cache_hits.values()))
+"""
+
 
 def run(folder: Path) -> list[int]:
+    return ended(start(folder))
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-    found = subprocess.run(
-        [sys.executable, "main.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    return [int(word) for word in found.stdout.split()]
+    command = [sys.executable, "main.py", *words]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> list[int]:
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return [int(word) for word in text.split()]
+
+
+def test_a_second_process_waits_for_the_one_that_compiles(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(TOGETHER)
+    first, second = start(tmp_path, "first"), start(tmp_path, "second")
+    assert ended(first) == [2, 0]
+    assert ended(second) == [2, 1], "loaded"
 
 
 def test_a_change_of_what_a_function_calls_or_reads_is_noticed(tmp_path: Path) -> None:
