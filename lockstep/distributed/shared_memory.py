@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from typing import Any
@@ -104,6 +105,23 @@ class SharedMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (reduction.DupFd(self._descriptor),)
+
+
+class PrivateMemory:
+    """Memory of one process, which its threads use as processes use SharedMemory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def map(self, layout: Callable[[Arena], Any]) -> Any:
+        """New tensors, as layout allocates them."""
+        return layout(PrivateArena())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other threads that call this out."""
+        with self._lock:
+            yield
 
 
 class SharedCounts:

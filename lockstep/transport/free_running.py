@@ -16,16 +16,19 @@ leaves empty stay for later iterations, so that the test can be passed as before
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.offpolicy import off_policy
-from lockstep.core.schedule import LapId
-from lockstep.distributed.shared_memory import Arena, SharedMemory
+from lockstep.core.rollout import RolloutInfo
+from lockstep.core.schedule import LapId, Schedule
+from lockstep.distributed.shared_memory import Arena, PrivateMemory, SharedMemory
 from lockstep.experiment import Experiment
+from lockstep.run.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,14 @@ def may_take(deadline: int, pending: Mapping[int, int], iteration: int, places: 
 
 
 class Admission:
-    """What free-running processes agree on, in shared memory: the newest version, and every shard's rollouts in flight.
+    """What free-running processes agree on: the newest version, and every shard's rollouts in flight. On one machine it
+    lies in memory that they share; on several, learner 0 holds it, and collectors ask there.
 
     Laps count a shard's rollouts since this run was started or resumed. Lap n takes buffer n mod `buffers`, and may
     begin once lap n - buffers was learned from.
     """
 
-    def __init__(self, memory: SharedMemory, shards: int, buffers: int) -> None:
+    def __init__(self, memory: SharedMemory | PrivateMemory, shards: int, buffers: int) -> None:
         def layout(arena: Arena) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             count = arena.zeros((shards,), torch.int64)
             done = arena.zeros((shards,), torch.int64)
@@ -110,9 +114,13 @@ class Admission:
         """Take a buffer of each shard for its next lap; None if one of them has none free.
 
         Returns:
-            The version to begin with. It and its successors stay readable until the rollouts were learned from.
+            The version to begin with. It and its successors stay readable until the rollouts were learned from. If the
+            lap has begun before and its collector was lost, this is the same version again.
         """
         with self._memory.locked():
+            if all(lap < self._begun[shard] for shard in shards):
+                # Not overwritten, even if some were learned from: its successor in the buffers begins for all together.
+                return int(self._versions[shards[0], lap % self._buffers])
             if any(lap >= self._returned[shard] + self._buffers for shard in shards):
                 return None
             version = int(self._newest[0])
@@ -137,3 +145,55 @@ class Admission:
             self._newest[0] = version
             for shard in learned:
                 self._returned[shard] += 1
+
+
+class Choice:
+    """Chooses the rollouts that each iteration learns from, among those that have arrived.
+
+    Args:
+        taken: rollouts that iterations have taken so far.
+    """
+
+    def __init__(self, schedule: Schedule, pace: Pace, admission: Admission, taken: int = 0) -> None:
+        self._schedule, self._pace, self._admission, self._count = schedule, pace, admission, taken
+
+    @staticmethod
+    def of(experiment: Experiment, schedule: Schedule, admission: Admission, saved: Checkpoint | None) -> Choice:
+        """For a run that begins, or continues after a checkpoint."""
+        if saved is None:
+            return Choice(schedule, Pace.of(experiment), admission)
+        taken = saved.meta["counts"]["samples"] // experiment.samples_per_rollout
+        return Choice(schedule, Pace.of(experiment, saved.iteration), admission, taken)
+
+    def choose(self, iteration: int, arrived: dict[LapId, RolloutInfo], wait: Callable[[], None]) -> list[RolloutInfo]:
+        """Take the first rollouts that arrived, unless another would become too old by that. Wait for those that are
+        due, and for as many as the pace needs.
+
+        Args:
+            arrived: in order of arrival, each shard's in order of laps; those that are chosen are removed.
+            wait: waits until more have arrived, and adds them.
+        """
+        chosen: dict[LapId, RolloutInfo] = {}
+        shards, lag = self._schedule.shards, self._schedule.lag
+        even = iteration < self._pace.even
+        least, most = ((bound(iteration) - self._count) for bound in (self._pace.least, self._pace.most))
+        if even:
+            least = most = shards
+        in_flight = self._admission.in_flight()
+        while True:
+            pending = Counter(version + lag for lap_id, version in in_flight.items() if lap_id not in chosen)
+            served = {lap_id.shard for lap_id in chosen} if even else set()
+            for lap_id in arrived:
+                places, deadline = most - len(chosen), in_flight[lap_id] + lag
+                if lap_id.shard not in served and may_take(deadline, pending, iteration, places, shards):
+                    chosen[lap_id] = arrived.pop(lap_id)
+                    break
+            else:
+                if len(chosen) >= least and min(pending, default=iteration + 1) > iteration:
+                    break
+                wait()
+                in_flight = self._admission.in_flight()
+        self._count += len(chosen)
+        if self._schedule.by_shard:  # order is nothing that matters between shards: let the record not depend on it
+            return [chosen[lap_id] for lap_id in sorted(chosen)]
+        return list(chosen.values())

@@ -32,7 +32,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
 from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
-from lockstep.transport.free_running import Admission, Pace, may_take
+from lockstep.transport.free_running import Admission, Choice
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
 
 
@@ -101,9 +101,7 @@ class SharedMemoryRollouts:
         self._admission = admission(agent, channels) if free else None
         self._delivered: dict[LapId, RolloutInfo] = {}
         """By lap, in order of arrival: rollouts that were not taken yet."""
-        self._pace = Pace.of(agent.experiment)
-        self._count = 0
-        """Rollouts taken so far by iterations, if timing decides."""
+        self._choice: Choice | None = None
         self._taken: list[RolloutInfo] = []
         """In order of batch slots, of all learners if timing decides: what the present iteration takes."""
         self._last = dict.fromkeys(range(self._shards), -1)
@@ -114,11 +112,10 @@ class SharedMemoryRollouts:
         self.frames_per_step = 0
 
     def start(self, saved: Checkpoint | None) -> int:
-        if saved is not None:
-            self._pace = Pace.of(self._experiment, saved.iteration)
-            self._count = saved.meta["counts"]["samples"] // self._experiment.samples_per_rollout
-            if self._admission is None:
-                self._last = dict.fromkeys(self._last, saved.iteration - 1)
+        if self._admission is not None:
+            self._choice = Choice.of(self._experiment, self._schedule, self._admission, saved)
+        elif saved is not None:
+            self._last = dict.fromkeys(self._last, saved.iteration - 1)
         ready = self._ask() if self._speaks else {}
         self.frames_per_step = ready[0][1] if ready else 0
         held = list(self.versions.held().values())
@@ -127,8 +124,8 @@ class SharedMemoryRollouts:
         return sum(replayed for replayed, _ in ready.values())
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
-        if self._admission is not None:
-            self._taken = self._group.broadcast(self._choose(iteration, self._admission) if self._speaks else None)
+        if self._choice is not None:
+            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._speaks else None)
             taken = {slot: self._of_slot(slot) for slot in self._slots}
         else:
             rollout_ids = self._schedule.by_slot(iteration, self._slots)
@@ -173,34 +170,13 @@ class SharedMemoryRollouts:
             return [info for info in self._taken if info.shard == slot]
         return [self._taken[slot]]
 
-    def _choose(self, iteration: int, admission: Admission) -> list[RolloutInfo]:
-        """Take the first rollouts that arrived, unless another would become too old by that. Wait for those that are
-        due, and for as many as the pace needs."""
-        chosen: dict[LapId, RolloutInfo] = {}
-        even, lag = iteration < self._pace.even, self._schedule.lag
-        least, most = ((bound(iteration) - self._count) for bound in (self._pace.least, self._pace.most))
-        if even:
-            least = most = self._shards
+    def _choose(self, iteration: int, choice: Choice) -> list[RolloutInfo]:
         self._receive(block=False)
-        in_flight = admission.in_flight()
-        while True:
-            pending = Counter(version + lag for lap_id, version in in_flight.items() if lap_id not in chosen)
-            served = {lap_id.shard for lap_id in chosen} if even else set()
-            for lap_id in self._delivered:
-                places, deadline = most - len(chosen), in_flight[lap_id] + lag
-                if lap_id.shard not in served and may_take(deadline, pending, iteration, places, self._shards):
-                    chosen[lap_id] = self._delivered.pop(lap_id)
-                    break
-            else:
-                if len(chosen) >= least and min(pending, default=iteration + 1) > iteration:
-                    break
-                arrived = len(self._delivered)
-                self._await(lambda arrived=arrived: len(self._delivered) > arrived)
-                in_flight = admission.in_flight()
-        self._count += len(chosen)
-        if self._schedule.by_shard:  # order is nothing that matters between shards: let the record not depend on it
-            return [chosen[lap_id] for lap_id in sorted(chosen)]
-        return list(chosen.values())
+        return choice.choose(iteration, self._delivered, self._await_more)
+
+    def _await_more(self) -> None:
+        arrived = len(self._delivered)
+        self._await(lambda: len(self._delivered) > arrived)
 
     def _send_out(self, version: Version) -> None:
         if self._board is not None:

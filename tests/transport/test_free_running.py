@@ -16,8 +16,7 @@ from lockstep import recipes
 from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.shared_memory import SharedMemory
-from lockstep.transport.free_running import Admission, Pace, may_take
-from lockstep.transport.processes import SharedMemoryRollouts
+from lockstep.transport.free_running import Admission, Choice, Pace, may_take
 
 ITERATIONS = 12
 
@@ -173,7 +172,7 @@ class World:
         self.now = max(self.now, until)
 
 
-class Learner(SharedMemoryRollouts):
+class Learner:
     """Chooses among what arrives in a simulated world."""
 
     too_patient = 0
@@ -183,26 +182,25 @@ class Learner(SharedMemoryRollouts):
         self.world = world
         by_shard = world.pace is not None
         lag = world.max_lag + self.too_patient
-        self._schedule, self._shards = Schedule(lag, ITERATIONS, world.shards, by_shard), world.shards
-        self._pace, self._count = world.pace or Pace(world.shards), 0
-        self._delivered = {}
+        schedule, pace = Schedule(lag, ITERATIONS, world.shards, by_shard), world.pace or Pace(world.shards)
+        self._choice = Choice(schedule, pace, world.admission)
+        self._arrived: dict[LapId, RolloutInfo] = {}
 
     def choose(self, iteration: int) -> list[RolloutInfo]:
         self._receive()
-        return self._choose(iteration, self.world.admission)
+        return self._choice.choose(iteration, self._arrived, self._wait)
 
-    def _await(self, met: Callable[[], bool]) -> None:
+    def _wait(self) -> None:
         begin = self.world.now
-        while not met():
-            self.world.begin()
-            assert self.world.inbox or self.world.arriving, "deadlock: nobody collects, and the learner waits"
-            if not self.world.inbox:
-                self.world.advance(self.world.arriving[0][0])
-            self._receive()
+        self.world.begin()
+        assert self.world.inbox or self.world.arriving, "deadlock: nobody collects, and the learner waits"
+        if not self.world.inbox:
+            self.world.advance(self.world.arriving[0][0])
+        self._receive()
         self.world.waited += self.world.now - begin
 
-    def _receive(self, *, block: bool = True) -> None:
-        self._delivered |= {info.lap_id: info for info in self.world.inbox}
+    def _receive(self) -> None:
+        self._arrived |= {info.lap_id: info for info in self.world.inbox}
         self.world.inbox = []
 
 
@@ -323,7 +321,7 @@ def test_with_replay_a_slow_collector_is_waited_for_only_when_it_has_to_be() -> 
 
 
 def test_first_come_first_served_would_leave_no_place_for_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.transport.processes.may_take", lambda _, __, ___, places, ____: places > 0)
+    monkeypatch.setattr("lockstep.transport.free_running.may_take", lambda _, __, ___, places, ____: places > 0)
     with pytest.raises(AssertionError, match="deadlock"):
         run(*fast_and_slow(max_lag=2, slow=1000.0))
 
@@ -338,7 +336,7 @@ def test_what_is_checked_can_be_broken(wrong: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Learner, "too_patient", 1)
         match = "too old"
     else:
-        monkeypatch.setattr("lockstep.transport.processes.may_take", lambda deadline, *_: deadline > 3)
+        monkeypatch.setattr("lockstep.transport.free_running.may_take", lambda deadline, *_: deadline > 3)
         match = "deadlock"
     with pytest.raises(AssertionError, match=match):
         run(world, learning)
