@@ -33,7 +33,10 @@ class Launcher:
     one_machine: bool = True
     """Whether all processes run on this machine."""
     shares_memory: bool = True
-    """Whether processes share memory, which asynchronous schemes and preemption need."""
+    """Whether processes share memory, which asynchronous gradients, preemption and, unless runs_freely is set,
+    free-running collectors need."""
+    runs_freely: bool = False
+    """Whether collectors can run freely although they share no memory with learners."""
     options: tuple[str, ...] = ("device",)
     """Which of the layout's options `device`, `pin`, `restarts` and `compress` it supports."""
     package: str = ""
@@ -75,6 +78,7 @@ LAUNCHERS = {
         starts_processes=True,
         one_machine=False,
         shares_memory=False,
+        runs_freely=True,
         options=("restarts", "compress"),
         package="ray",
     ),

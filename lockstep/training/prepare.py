@@ -180,12 +180,17 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
         )
     shares_memory = layout.launcher.shares_memory
     free = experiment.scheme.free_running
-    if free and recorded is None and not (layout.split and shares_memory):
+    if free and recorded is None and not (layout.split and (shares_memory or layout.launcher.runs_freely)):
         raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes that "
-            "share memory with the learners. Use --layout auto, cpu:a1-l1 (one collector, one learner) or more of "
-            "each, or --scheme.lag 1, which also overlaps collecting and learning, and gives the same result on any "
-            "layout."
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes, on one "
+            "machine or on Ray. Use --layout auto, cpu:a1-l1 (one collector, one learner) or more of each, ray:a1-l1 "
+            "or more of each, or --scheme.lag 1, which also overlaps collecting and learning, and gives the same "
+            "result on any layout."
+        )
+    if free and recorded is None and not shares_memory and experiment.scheme.refresh == "step":
+        raise SettingsError(
+            f"--scheme.refresh step with --layout {layout}: collectors look for a newer version at every step in "
+            "memory that they share with learners. Use --scheme.refresh rollout, or --layout cpu:aC-lL on one machine."
         )
     if free and recorded is not None and not (shares_memory and (layout.split or layout.launcher.one_process)):
         raise SettingsError(

@@ -12,12 +12,15 @@ import traceback
 from typing import Any
 
 from lockstep.config.settings import SettingsError
+from lockstep.core.rollout import RolloutInfo
 from lockstep.distributed.groups import GlooGroup, Group, meeting_point
+from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import collector_service
+from lockstep.transport.free_running import Admission
 from lockstep.transport.messages import CollectorService, Inbox, RolloutMessage, State, VersionMessage
 
 
@@ -53,7 +56,11 @@ class RayLearner(_Process):
 
     def __init__(self, job: Job, directory: str, rank: int) -> None:
         super().__init__(job, directory)
-        self._rank, self._inbox, self._store = rank, Inbox(job.schedule.lag + 1), None
+        self._rank, self._store = rank, None
+        schedule, admission = job.schedule, None
+        if job.collects_freely:
+            admission = Admission(PrivateMemory(), schedule.shards, schedule.lag + 1)
+        self._inbox = Inbox(schedule.lag + 1, admission)
 
     def meeting(self) -> tuple[str, int]:
         """Host and port where learners find each other."""
@@ -83,11 +90,21 @@ class RayLearner(_Process):
         """End after this iteration, with a checkpoint."""
         self._stop.request()
 
-    def deliver(self, message: RolloutMessage) -> None:
+    def deliver(self, message: RolloutMessage) -> RolloutInfo | None:
+        """Receive a rollout. If collectors run freely, learner 0 is told about it with what this returns."""
         self._inbox.deliver(message)
+        return message.info if self._job.collects_freely else None
 
-    def states(self, shards: list[int], number: int) -> dict[int, State]:
-        return self._inbox.states(shards, number)
+    def announce(self, *infos: RolloutInfo) -> None:
+        self._inbox.announce(list(infos))
+
+    def admit(self, shards: list[int], lap: int, before: None) -> int:
+        """Called with the end of what the collector did before, so that it begins the lap at once."""
+        return self._inbox.admit(shards, lap)
+
+    def states(self, shards: list[int], lap: int) -> tuple[dict[int, State], dict[int, int]]:
+        """The states of shards before a lap, and their offsets."""
+        return self._inbox.states(shards, lap), {shard: self._inbox.offsets[shard] for shard in shards}
 
     def version(self, number: int) -> VersionMessage:
         return self._inbox.version(number)
@@ -104,13 +121,15 @@ class RayCollector(_Process):
         self._index = index
         self._service: CollectorService | None = None
 
-    def start(self, *states: dict[int, State]) -> tuple[int, int]:
+    def start(self, *held: tuple[dict[int, State], dict[int, int]]) -> tuple[int, int]:
+        """Start with what each learner holds of the collector's shards."""
         self._works()
         self._service = collector_service(self._job, self._index, self._stop.alive)
-        return self._service.start({shard: state for some in states for shard, state in some.items()})
+        states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
+        return self._service.start(states, offsets)
 
-    def collect(self, number: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
+    def collect(self, lap: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
         """A message for each shard, and None as a result that the next call can wait for."""
         assert self._service is not None
         self._works()
-        return [*self._service.collect(number, version), None]
+        return [*self._service.collect(lap, version), None]

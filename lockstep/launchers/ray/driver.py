@@ -9,8 +9,15 @@ The driver requests rollout i when the rollouts before i - lag have arrived, and
 version exists. So the store never holds more than lag + 1 rollouts of a shard. Learners exchange gradients by
 torch.distributed.
 
+If collectors run freely (lockstep.transport.free_running), learner 0 admits each lap of a collector's shards and says
+which version begins it. The learners that may need its rollouts receive them; then learner 0 is told that it can choose
+them.
+
+        learner 0: admit(lap) ──► collector: collect(lap, …) ──► learners: deliver(…) ──► learner 0: announce(…)
+
 The driver replaces a lost collector: the new one continues from the shards' states that came with their last rollouts,
-and collects again what had not arrived. If a learner is lost, all processes restart from the newest checkpoint.
+and collects again what had not arrived, with the same versions. If a learner is lost, all processes restart from the
+newest checkpoint.
 """
 
 from __future__ import annotations
@@ -91,12 +98,21 @@ class _Actor:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """A shard's rollout on its way from a collector to a learner."""
+    """Rollouts on their way from a collector to a learner or, if collectors run freely, to all that may need them."""
 
     collector: _Actor
     number: int
-    shard: int
-    answer: Any
+    answers: dict[int, Any]
+    """By shard: the reference to its rollout."""
+
+
+@dataclass(frozen=True)
+class _Admission:
+    """A lap that a free-running collector waits to begin."""
+
+    collector: _Actor
+    index: int
+    lap: int
 
 
 class RayDriver:
@@ -111,12 +127,13 @@ class RayDriver:
         self._ray, self._work, self._job, self._layout, self._stop = ray, work, job, layout, stop
         self.losses = losses
         self._schedule, self._shards = schedule, job.experiment.scheme.shards
-        begin = iteration_of(job.checkpoint)
+        self._free = job.collects_freely
+        begin = 0 if self._free else iteration_of(job.checkpoint)
         numbers = schedule.ticks(begin, job.stop_after)
         self._requested, self._end = numbers.start, numbers.stop
-        """The rollout that is requested next, and the first that is not needed."""
+        """The rollout that is requested next, and the first that is not needed, unless collectors run freely."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
-        """By shard: the last rollout that a learner has."""
+        """By shard: the last rollout that a learner has; by its lap, if collectors run freely."""
         self._learners: list[_Actor] = []
         self._collectors: list[_Actor] = []
         self._runs: dict[Any, int] = {}
@@ -124,7 +141,8 @@ class RayDriver:
         self._starts: dict[Any, int] = {}
         """By reference: the collector that is starting."""
         self._deliveries: dict[Any, _Delivery] = {}
-        self._again: list[tuple[float, _Delivery]] = []
+        self._admissions: dict[Any, _Admission] = {}
+        self._again: list[tuple[float, _Delivery | _Admission]] = []
         self._versions: dict[int, Any] = {}
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
@@ -167,8 +185,8 @@ class RayDriver:
             num_cpus=cpus(self._job),
             max_restarts=0,
             max_task_retries=0,
-            # Versions that are waited for may occupy lag + 1 threads; earlier requests are not waited for.
-            concurrency_groups={_WHILE_BUSY: self._schedule.lag + 8},
+            # Versions that are waited for may occupy lag + 1 threads, and admissions one for each collector.
+            concurrency_groups={_WHILE_BUSY: self._schedule.lag + 8 + len(self._layout.collectors)},
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
@@ -194,29 +212,55 @@ class RayDriver:
         collector.last = collector.handle.start.remote(*states)
         self._starts[collector.last] = index
         self._call(self._learners[0], "started", index, collector.last)
+        if self._free:
+            self._admit(_Admission(collector, index, next_one))
+            return
         for number in range(next_one, self._requested):
-            self._collect(index, number)
+            self._collect(index, number, self._schedule.collects_with(number))
 
-    def _collect(self, index: int, number: int) -> None:
-        """Request a rollout of all shards of a collector, and have it delivered."""
-        collector, wanted = self._collectors[index], self._schedule.collects_with(number)
-        shards = block(self._shards, len(self._collectors), index)
+    def _collect(self, index: int, number: int, wanted: int) -> None:
+        """Request a rollout of all shards of a collector with the wanted version, and have it delivered."""
+        collector, shards = self._collectors[index], block(self._shards, len(self._layout.collectors), index)
         if wanted not in self._versions:
             self._versions[wanted] = self._call(self._learners[0], "version", wanted)
         collect = collector.handle.collect.options(num_returns=len(shards) + 1)
         *answers, collector.last = collect.remote(number, self._versions[wanted], collector.last)
-        for shard, answer in zip(shards, answers, strict=True):
-            self._deliver(_Delivery(collector, number, shard, answer))
+        by_shard = dict(zip(shards, answers, strict=True))
+        for each in [by_shard] if self._free else [{shard: answer} for shard, answer in by_shard.items()]:
+            self._deliver(_Delivery(collector, number, each))
 
     def _deliver(self, delivery: _Delivery) -> None:
-        learner = self._learners[holder(self._shards, len(self._learners), delivery.shard)]
-        self._deliveries[self._call(learner, "deliver", delivery.answer)] = delivery
+        received = []
+        for shard, answer in delivery.answers.items():
+            learners = [self._learners[holder(self._shards, len(self._learners), shard)]]
+            if self._free and not self._schedule.by_shard:
+                learners = self._learners  # any of them may learn from it
+            received += [self._call(learner, "deliver", answer) for learner in learners]
+        if self._free:
+            received = [self._call(self._learners[0], "announce", *received)]
+        self._deliveries[received[0]] = delivery
+
+    def _admit(self, admission: _Admission) -> None:
+        shards = list(block(self._shards, len(self._layout.collectors), admission.index))
+        ref = self._call(self._learners[0], "admit", shards, admission.lap, admission.collector.last)
+        self._admissions[ref] = admission
+
+    def _admitted(self, ref: Any) -> None:
+        """Request the lap, and the admission of the next one."""
+        admission = self._admissions.pop(ref)
+        version, error = self._outcome(ref)
+        if error is not None:
+            self._failed(admission, error)
+            return
+        self._versions = {number: each for number, each in self._versions.items() if number >= version}
+        self._collect(admission.index, admission.lap, version)
+        self._admit(dataclasses.replace(admission, lap=admission.lap + 1))
 
     def _step(self) -> None:
         """Wait for the next event, and handle it."""
         self._poll()
         polls = {actor.poll: actor for actor in (*self._learners, *self._collectors) if actor.poll is not None}
-        refs = [*self._starts, *self._runs, *polls, *self._deliveries]
+        refs = [*self._starts, *self._runs, *polls, *self._admissions, *self._deliveries]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
             if ref in self._starts:
                 self._started(ref)
@@ -224,13 +268,15 @@ class RayDriver:
                 self._ended(ref)
             elif ref in polls:
                 self._polled_one(polls[ref])
+            elif ref in self._admissions:
+                self._admitted(ref)
             else:
                 self._delivered(ref)
         now = time.monotonic()
         due, self._again = [f for at, f in self._again if at <= now], [(at, f) for at, f in self._again if at > now]
-        for delivery in due:
-            if delivery.collector in self._collectors:
-                self._deliver(delivery)
+        for each in due:
+            if each.collector in self._collectors:
+                self._deliver(each) if isinstance(each, _Delivery) else self._admit(each)
         if self._broken is not None and now > self._broken[0] + _NOTICING:
             raise ProcessLost(self._broken[1])
         if self._stop.requested() and not self._told:
@@ -241,11 +287,11 @@ class RayDriver:
 
     def _request_rollouts(self) -> None:
         """Request further rollouts while there is room for them."""
-        while self._collectors and self._requested < self._end:
+        while self._collectors and self._requested < self._end and not self._free:
             if min(self._arrived.values()) < self._requested - self._schedule.lag - 1:
                 break
             for index in range(len(self._collectors)):
-                self._collect(index, self._requested)
+                self._collect(index, self._requested, self._schedule.collects_with(self._requested))
             self._requested += 1
 
     def _outcome(self, ref: Any) -> tuple[Any, Exception | None]:
@@ -292,14 +338,20 @@ class RayDriver:
     def _delivered(self, ref: Any) -> None:
         delivery = self._deliveries.pop(ref)
         _, error = self._outcome(ref)
-        if error is None:
-            self._arrived[delivery.shard] = max(self._arrived[delivery.shard], delivery.number)
+        if error is not None:
+            self._failed(delivery, error)
+            return
+        for shard in delivery.answers:
+            self._arrived[shard] = max(self._arrived[shard], delivery.number)
+        if not self._free:
             oldest = self._schedule.collects_with(min(self._arrived.values()) + 1)
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
-        elif (raised := self._raised(error)) is not None:
-            self._fail(delivery.collector.name, raised)
-        else:  # one of the two is lost, which the next poll will show, or was unreachable
-            self._again.append((time.monotonic() + _AGAIN, delivery))
+
+    def _failed(self, what: _Delivery | _Admission, error: Exception) -> None:
+        if (raised := self._raised(error)) is not None:
+            self._fail(what.collector.name, raised)
+        # One of the two processes is lost, which the next poll will show, or was unreachable.
+        self._again.append((time.monotonic() + _AGAIN, what))
 
     def _polled_one(self, actor: _Actor) -> None:
         steps, error = self._outcome(actor.poll)
@@ -320,6 +372,7 @@ class RayDriver:
         self._deliveries = {
             ref: delivery for ref, delivery in self._deliveries.items() if delivery.collector is not lost
         }
+        self._admissions = {ref: each for ref, each in self._admissions.items() if each.collector is not lost}
         self._starts = {ref: of for ref, of in self._starts.items() if of != index}
         self._start(index)
 
