@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import Child, until
+from free_running import free, remembering
 from tiny import EXPERIMENTS, cut, options
 from workers import Ran, ran_of
 
@@ -20,8 +22,11 @@ from lockstep import recipes
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.launchers.launch import train
+from lockstep.launchers.launch import resume, train
 from lockstep.launchers.ray.launcher import _answering, temporary_folder
+from lockstep.reproducibility.replay import replay
+from lockstep.run import ledger
+from lockstep.run.folder import RunFolder
 from lockstep.system.supervision import WorkerError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -95,6 +100,62 @@ def test_the_digest_of_every_other_layout(name: str, layout: str, cluster: None)
     until(lambda: not actors(), "all actors to end")
 
 
+def repeated(ran: Ran) -> None:
+    """Check the record of a free-running run: no rollout was too old, none was left out, and one process that repeats
+    the decisions ends with the same bits."""
+    experiment = RunFolder(ran.run).experiment()
+    _, lines = ledger.read(ran.run / "ledger.jsonl")
+    assert len(lines) == experiment.iterations
+    numbers = dict.fromkeys(range(experiment.scheme.shards), 0)
+    for iteration, line in enumerate(lines):
+        for event in line["events"]:
+            ((_, version),) = event["versions"]
+            assert iteration - experiment.scheme.max_lag <= version <= iteration
+            assert event["rollout"] == numbers[event["shard"]]
+            numbers[event["shard"]] += 1
+    again = replay(ran.run, "inline", options(Path("again")))
+    assert again.ok and again.digest == ran.digest, again
+
+
+@pytest.mark.parametrize(
+    ("experiment", "layout"),
+    [
+        (free(9), "ray:a2-l1,jitter=0.003"),
+        (free(9, appo=True, lstm=True, normalize=True), "ray:a2-l2,compress=1,jitter=0.003"),
+        (remembering(9), "ray:a2-l2"),
+        (free(9, max_lag=0), "ray:a2-l1"),
+        (free(9), "ray:a2-l1,learner_delay=0.05"),
+    ],
+)
+def test_what_timing_decided_can_be_repeated(experiment: Experiment, layout: str, cluster: None) -> None:
+    repeated(on_ray(experiment, layout))
+    until(lambda: not actors(), "all actors to end")
+
+
+@pytest.mark.parametrize("experiment", [free(9), remembering(9)])
+@pytest.mark.parametrize("then", ["ray:a2-l2", "cpu:a1-l1"])
+def test_a_free_running_run_is_resumed(experiment: Experiment, then: str, cluster: None) -> None:
+    train(experiment, Layout.parse("ray:a2-l1,jitter=0.003"), options(Path("run")), stop_after=4)
+    repeated(ran_of(resume("run", Layout.parse(then), options(Path("run")))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Collector", r"Collector \d of 2 was lost .*A new one continues \(1 of res"),
+        ("Learner", r"Learner 0 of 1 .*restart from the newest checkpoint \(1 of restarts=3"),
+    ],
+)
+def test_a_process_of_a_free_running_run_that_is_lost(
+    kind: str, said: str, cluster: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    killer = Killer(kind, 13)
+    ran = on_ray(free(60), "ray:a2-l1,jitter=0.005", every=5)
+    killer.join()
+    assert re.search(said, capfd.readouterr().err)
+    repeated(ran)
+
+
 class Killer(threading.Thread):
     """Kills an actor once the ledger has some lines."""
 
@@ -160,10 +221,18 @@ def test_an_address_where_no_cluster_answers(address: str) -> None:
         pytest.fail("Ray was asked, which tries for minutes")
 
 
-def test_timing_cannot_decide_there() -> None:
-    experiment = recipes.impala_atari()
-    with pytest.raises(SettingsError, match=r"--scheme\.lag async .*ray:a1-l1"):
-        on_ray(experiment.replace(scheme=experiment.scheme.__class__(lag="async")), "ray:a1-l1")
+@pytest.mark.parametrize(
+    ("scheme", "layout", "said"),
+    [
+        ({"lag": "async"}, "ray:2", r"--scheme\.lag async .*ray:2.*ray:a1-l1"),
+        ({"lag": "async", "refresh": "step"}, "ray:a1-l1", r"--scheme\.refresh step .*ray:a1-l1.*refresh rollout"),
+        ({"gradient_lag": "async"}, "ray:a1-l1", r"--scheme\.gradient-lag async .*ray:a1-l1"),
+        ({"preempt": 0.5}, "ray:2", r"--scheme\.preempt 0.5 .*ray:2"),
+    ],
+)
+def test_what_timing_cannot_decide_there(scheme: dict[str, Any], layout: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        on_ray(cut(recipes.impala_atari, epochs=1, scheme=scheme), layout)
 
 
 def test_what_killed_processes_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:

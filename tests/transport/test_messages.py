@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,15 +21,16 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import RolloutInfo
-from lockstep.core.schedule import RolloutId, Schedule
+from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.groups import Group
-from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.distributed.shared_memory import PrivateArena, PrivateMemory
 from lockstep.launchers.launch import train
 from lockstep.models.versions import Version, Versions
 from lockstep.run.folder import RunFolder
 from lockstep.training.job import Job
 from lockstep.training.loops import collector_service
 from lockstep.training.prepare import prepare
+from lockstep.transport.free_running import Admission
 from lockstep.transport.messages import CollectorService, Inbox, MessageRollouts, RolloutMessage, VersionMessage
 
 SHARDS = [0, 1, 2, 3]
@@ -116,6 +118,40 @@ def message(shard: int, number: int, state: dict[str, np.ndarray]) -> RolloutMes
     return RolloutMessage(RolloutInfo(shard, number, number, ((0, 0),), np.zeros(0), {}, []), [], state, {})
 
 
+def test_announcements_may_come_in_any_order_and_twice() -> None:
+    inbox = Inbox(2, Admission(PrivateMemory(), 2, 2))
+
+    def announce(*laps: tuple[int, int]) -> list[LapId]:
+        inbox.announce([message(shard, lap, {}).info for shard, lap in laps])
+        return list(inbox.announced(block=False))
+
+    assert announce((1, 1)) == [], "lap 0 comes first"
+    assert announce((0, 0)) == [(0, 0)]
+    assert announce((1, 0), (0, 0)) == [(1, 0), (1, 1)]
+    assert announce((1, 1), (1, 0)) == []
+
+
+def test_whoever_replaces_a_free_running_collector_begins_its_laps_with_the_same_versions() -> None:
+    inbox = Inbox(2, Admission(PrivateMemory(), 2, 2))
+    nothing: Any = SimpleNamespace(state=lambda: {})
+
+    def publish(number: int, learned: list[int]) -> None:
+        inbox.publish(Version(number, torch.zeros(1), nothing), 0, learned)
+
+    publish(0, [])
+    assert inbox.admit([0, 1], 0) == 0
+    publish(1, [])
+    assert inbox.admit([0, 1], 1) == 1
+    assert [inbox.admit([0, 1], lap) for lap in (0, 1)] == [0, 1]
+    publish(2, [0])
+    with ThreadPoolExecutor() as pool:
+        later = pool.submit(inbox.admit, [0, 1], 2)
+        assert [inbox.admit([0, 1], lap) for lap in (0, 1)] == [0, 1]
+        assert not later.done(), "shard 1 has no free buffer"
+        publish(3, [1])
+        assert later.result(timeout=60) == 3
+
+
 class Noted(np.ndarray):
     """An array that can be told to be alive, and so can its copies."""
 
@@ -136,7 +172,7 @@ def test_a_mailbox_keeps_what_is_still_needed_alone() -> None:
 
     for number in range(9):
         deliver(number)
-        inbox.take([RolloutId(0, number)])
+        inbox.take([LapId(0, number)])
         deliver(number)
     assert not any(each() for each in messages), "what was learned from and came twice"
     kept = {int(array[0]) for each in Noted.references if (array := each()) is not None}
