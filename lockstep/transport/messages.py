@@ -165,6 +165,8 @@ class Inbox:
         """What was announced before an earlier lap of its shard."""
         self._listed: dict[int, int] = defaultdict(int)
         """By shard: the lap that is announced next."""
+        self._generation: dict[int, int] = defaultdict(int)
+        """By shard: increases with each new collector."""
         self.offsets: dict[int, int] = {}
         """By shard: the number of the rollout that lap 0 collects. Known as soon as a state of the shard is."""
         self._states: dict[int, dict[int, State]] = defaultdict(dict)
@@ -190,10 +192,19 @@ class Inbox:
             self._next.update({shard: max(self._next[shard], lap + 1) for shard, lap in lap_ids})
             return [self._messages.pop(lap_id) for lap_id in lap_ids]
 
-    def announce(self, infos: list[RolloutInfo]) -> None:
-        """Learn of rollouts that every learner that may need them has received."""
+    def take_over(self, shards: list[int], generation: int) -> int:
+        """Begin to listen to a new collector of these shards, and no longer to the one before it; returns the lap that
+        it continues with. That lap, if it was begun, was not learned from, so its version and state are still there."""
+        with self._changed:
+            self._generation.update(dict.fromkeys(shards, generation))
+            return self._listed[shards[0]]
+
+    def announce(self, infos: list[RolloutInfo], generation: int = 0) -> None:
+        """Learn of a lap of all shards of a collector, which every learner that may need it has received."""
         with self._changed:
             for info in infos:
+                if generation < self._generation[info.shard]:
+                    continue  # its collector is lost, and another one collects the lap again
                 if info.lap >= self._listed[info.shard]:  # or it is a duplicate
                     self._early[info.lap_id] = info
                 while (lap_id := LapId(info.shard, self._listed[info.shard])) in self._early:

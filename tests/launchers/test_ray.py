@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -194,9 +195,11 @@ def test_losses_have_a_bound(cluster: None) -> None:
     until(lambda: not actors(), "all actors to end")
 
 
-def test_an_environment_that_raises(tmp_path: Path, cluster: None) -> None:
+@pytest.mark.parametrize("experiment", [cut(recipes.ppo_cartpole), free(9)])
+def test_an_environment_that_raises(experiment: Experiment, tmp_path: Path, cluster: None) -> None:
     (tmp_path / "env.py").write_text(FAILING)
-    experiment = cut(recipes.ppo_cartpole, env={"id": f"{tmp_path}/env.py:make", "adapter": "auto"})
+    env = dataclasses.replace(experiment.env, id=f"{tmp_path}/env.py:make", adapter="auto")
+    experiment = experiment.replace(env=env)
     with pytest.raises(WorkerError, match=r"Collector 0 of 1 failed:(.|\n)*env.py(.|\n)*OverflowError: it fell off"):
         on_ray(experiment, "ray:a1-l1")
     until(lambda: not actors(), "all actors to end")

@@ -129,6 +129,10 @@ def test_announcements_may_come_in_any_order_and_twice() -> None:
     assert announce((0, 0)) == [(0, 0)]
     assert announce((1, 0), (0, 0)) == [(1, 0), (1, 1)]
     assert announce((1, 1), (1, 0)) == []
+    assert inbox.take_over([1], 1) == 2
+    assert announce((1, 2)) == [], "of a lost collector"
+    inbox.announce([message(1, 2, {}).info], 1)
+    assert list(inbox.announced(block=True)) == [(1, 2)]
 
 
 def test_whoever_replaces_a_free_running_collector_begins_its_laps_with_the_same_versions() -> None:

@@ -95,12 +95,16 @@ class RayLearner(_Process):
         self._inbox.deliver(message)
         return message.info if self._job.collects_freely else None
 
-    def announce(self, *infos: RolloutInfo) -> None:
-        self._inbox.announce(list(infos))
+    def take_over(self, shards: list[int], generation: int) -> int:
+        return self._inbox.take_over(shards, generation)
 
-    def admit(self, shards: list[int], lap: int, before: None) -> int:
-        """Called with the end of what the collector did before, so that it begins the lap at once."""
-        return self._inbox.admit(shards, lap)
+    def announce(self, generation: int, *infos: RolloutInfo) -> None:
+        self._inbox.announce(list(infos), generation)
+
+    def admit(self, shards: list[int], lap: int, before: None) -> tuple[int, int]:
+        """Called with the end of what the collector did before, so that it begins the lap at once; returns the lap and
+        the version."""
+        return lap, self._inbox.admit(shards, lap)
 
     def states(self, shards: list[int], lap: int) -> tuple[dict[int, State], dict[int, int]]:
         """The states of shards before a lap, and their offsets."""

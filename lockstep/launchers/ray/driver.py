@@ -25,17 +25,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config.layout import Layout
-from lockstep.config.settings import SettingsError
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import RayCollector, RayLearner
+from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.output import tell
 from lockstep.system.supervision import StallDetector, WorkerError
@@ -52,9 +51,6 @@ _ENDING = 10.0
 """Seconds that processes have to end."""
 _WHILE_BUSY = "while-busy"
 """The concurrency group of the calls that actors answer while they work."""
-
-_COLOR = re.compile(r"\x1b\[\d*m")
-"""A terminal color in Ray's texts of exceptions."""
 
 
 class ProcessLost(Exception):
@@ -94,6 +90,8 @@ class _Actor:
     """The reference to its answer while a poll is open."""
     last: Any = None
     """The reference to a collector's last task, which must end before the next one begins."""
+    generation: int = 0
+    """Of a collector: greater than that of those that it replaces."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,8 @@ class _Admission:
 
     collector: _Actor
     index: int
-    lap: int
+    lap: Any
+    """Its number, or the reference to it."""
 
 
 class RayDriver:
@@ -201,8 +200,11 @@ class RayDriver:
         layout, learning = self._layout, len(self._learners)
         collectors = len(layout.collectors)
         shards = block(self._shards, collectors, index)
-        next_one = min(self._arrived[shard] for shard in shards) + 1
         collector = self._actor(f"Collector {index} of {collectors}", RayCollector, learning + index, index)
+        collector.generation = self.losses
+        next_one: Any = min(self._arrived[shard] for shard in shards) + 1
+        if self._free:  # learner 0 knows more about what has arrived
+            next_one = self._call(self._learners[0], "take_over", list(shards), collector.generation)
         self._collectors[index : index + 1] = [collector]
         states = [
             self._call(learner, "states", mine, next_one)
@@ -237,7 +239,7 @@ class RayDriver:
                 learners = self._learners  # any of them may learn from it
             received += [self._call(learner, "deliver", answer) for learner in learners]
         if self._free:
-            received = [self._call(self._learners[0], "announce", *received)]
+            received = [self._call(self._learners[0], "announce", delivery.collector.generation, *received)]
         self._deliveries[received[0]] = delivery
 
     def _admit(self, admission: _Admission) -> None:
@@ -248,19 +250,21 @@ class RayDriver:
     def _admitted(self, ref: Any) -> None:
         """Request the lap, and the admission of the next one."""
         admission = self._admissions.pop(ref)
-        version, error = self._outcome(ref)
+        admitted, error = outcome(self._ray, ref)
         if error is not None:
             self._failed(admission, error)
             return
+        lap, version = admitted
         self._versions = {number: each for number, each in self._versions.items() if number >= version}
-        self._collect(admission.index, admission.lap, version)
-        self._admit(dataclasses.replace(admission, lap=admission.lap + 1))
+        self._collect(admission.index, lap, version)
+        self._admit(dataclasses.replace(admission, lap=lap + 1))
 
     def _step(self) -> None:
         """Wait for the next event, and handle it."""
         self._poll()
         polls = {actor.poll: actor for actor in (*self._learners, *self._collectors) if actor.poll is not None}
-        refs = [*self._starts, *self._runs, *polls, *self._admissions, *self._deliveries]
+        # Deliveries first: what has arrived is freed before more is requested.
+        refs = [*self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
             if ref in self._starts:
                 self._started(ref)
@@ -294,50 +298,30 @@ class RayDriver:
                 self._collect(index, self._requested, self._schedule.collects_with(self._requested))
             self._requested += 1
 
-    def _outcome(self, ref: Any) -> tuple[Any, Exception | None]:
-        try:
-            return self._ray.get(ref), None
-        except self._ray.exceptions.RayError as error:
-            return None, error
-
-    def _raised(self, error: Exception | None) -> Exception | None:
-        """The error that another process raised; None if the process was lost instead."""
-        while isinstance(error, self._ray.exceptions.RayTaskError):
-            cause = error.cause  # type: ignore[attr-defined]
-            if not isinstance(cause, self._ray.exceptions.RayError):
-                return error
-            error = cause
-        return None
-
-    def _fail(self, name: str, error: Any) -> None:
-        if isinstance(error.cause, SettingsError):
-            raise error.cause.bare()
-        raise WorkerError(f"{name} failed:\n{_COLOR.sub('', str(error))}")
-
     def _started(self, ref: Any) -> None:
         collector = self._collectors[self._starts.pop(ref)]
-        _, error = self._outcome(ref)
-        if (raised := self._raised(error)) is not None:
-            self._fail(collector.name, raised)
+        _, error = outcome(self._ray, ref)
+        if (cause := raised(self._ray, error)) is not None:
+            fail(collector.name, cause)
 
     def _ended(self, ref: Any) -> None:
         rank = self._runs.pop(ref)
         name = self._learners[rank].name
-        result, error = self._outcome(ref)
+        result, error = outcome(self._ray, ref)
         if error is None:
             self._results[rank] = result
             return
-        raised = self._raised(error)
-        if raised is None:
-            raise ProcessLost(f"{name} was lost ({_short(error)})")
-        if not isinstance(getattr(raised, "cause", None), PeerGone):
-            self._fail(name, raised)
+        cause = raised(self._ray, error)
+        if cause is None:
+            raise ProcessLost(f"{name} was lost ({short(error)})")
+        if not isinstance(getattr(cause, "cause", None), PeerGone):
+            fail(name, cause)
         if self._broken is None:  # another process that raised, or Ray, will report the cause
             self._broken = time.monotonic(), f"{name} has lost its connection to another one"
 
     def _delivered(self, ref: Any) -> None:
         delivery = self._deliveries.pop(ref)
-        _, error = self._outcome(ref)
+        _, error = outcome(self._ray, ref)
         if error is not None:
             self._failed(delivery, error)
             return
@@ -348,21 +332,21 @@ class RayDriver:
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
 
     def _failed(self, what: _Delivery | _Admission, error: Exception) -> None:
-        if (raised := self._raised(error)) is not None:
-            self._fail(what.collector.name, raised)
+        if (cause := raised(self._ray, error)) is not None:
+            fail(what.collector.name, cause)
         # One of the two processes is lost, which the next poll will show, or was unreachable.
         self._again.append((time.monotonic() + _AGAIN, what))
 
     def _polled_one(self, actor: _Actor) -> None:
-        steps, error = self._outcome(actor.poll)
+        steps, error = outcome(self._ray, actor.poll)
         actor.poll = None
         if error is None:
             actor.steps = steps
         elif not isinstance(error, self._ray.exceptions.ActorUnavailableError):
             if actor in self._collectors:
-                self._replace(self._collectors.index(actor), _short(error))
+                self._replace(self._collectors.index(actor), short(error))
             elif self._learners.index(actor) not in self._results:
-                raise ProcessLost(f"{actor.name} was lost ({_short(error)})")
+                raise ProcessLost(f"{actor.name} was lost ({short(error)})")
 
     def _replace(self, index: int, why: str) -> None:
         lost = self._collectors[index]
@@ -420,10 +404,3 @@ class RayDriver:
         if self._places is not None:
             with contextlib.suppress(Exception):
                 self._ray.util.remove_placement_group(self._places)
-
-
-def _short(error: Exception) -> str:
-    """The most informative line of Ray's report."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if "died" in line.lower() or "dead" in line.lower() or "lost" in line.lower()]
-    return ((said or lines or [type(error).__name__])[-1])[:300].rstrip(".")
