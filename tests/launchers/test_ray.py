@@ -133,8 +133,7 @@ def test_what_timing_decided_can_be_repeated(experiment: Experiment, layout: str
     until(lambda: not actors(), "all actors to end")
 
 
-@pytest.mark.parametrize("experiment", [free(9), remembering(9)])
-@pytest.mark.parametrize("then", ["ray:a2-l2", "cpu:a1-l1"])
+@pytest.mark.parametrize(("experiment", "then"), [(free(9), "ray:a2-l2"), (remembering(9), "cpu:a1-l1")])
 def test_a_free_running_run_is_resumed(experiment: Experiment, then: str, cluster: None) -> None:
     train(experiment, Layout.parse("ray:a2-l1,jitter=0.003"), options(Path("run")), stop_after=4)
     repeated(ran_of(resume("run", Layout.parse(then), options(Path("run")))))
