@@ -158,8 +158,11 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if a run's rollouts and replay memory do not fit into this machine's memory."""
-    shards = _shards_here(experiment, layout)
-    ahead = layout.split and layout.launcher.shares_memory  # then collectors and learners share several buffers
+    shards, shares_memory = _shards_here(experiment, layout), layout.launcher.shares_memory
+    free = experiment.scheme.free_running and not shares_memory
+    ahead = free or (layout.split and shares_memory)  # then there are several buffers of each shard
+    if free and not experiment.algorithm.replays:
+        shards = experiment.scheme.shards  # every learner receives all rollouts
     memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     memory.require(experiment, shards)
 

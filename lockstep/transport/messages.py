@@ -119,6 +119,11 @@ class CollectorService:
         self._since = time.perf_counter()
         return replayed, self._collectors.frames_per_step
 
+    def states(self) -> list[State]:
+        """The present state of each shard."""
+        states = self._collectors.state(self._collectors.shards)
+        return [_arrays(states[shard]) for shard in self._collectors.shards]
+
     def collect(self, lap: int, published: VersionMessage) -> list[RolloutMessage]:
         """Collect a rollout of each shard. The next one may be written into the same arrays, so send them first."""
         begin = time.perf_counter()
@@ -194,9 +199,12 @@ class Inbox:
 
     def take_over(self, shards: list[int], generation: int) -> int:
         """Begin to listen to a new collector of these shards, and no longer to the one before it; returns the lap that
-        it continues with. That lap, if it was begun, was not learned from, so its version and state are still there."""
+        it continues with. Neither that lap nor a later one was learned from, so its version and state are still there.
+        """
         with self._changed:
             self._generation.update(dict.fromkeys(shards, generation))
+            # Or these laps could be learned from before the new collector collects them again.
+            self._early = {lap_id: info for lap_id, info in self._early.items() if lap_id.shard not in shards}
             return self._listed[shards[0]]
 
     def announce(self, infos: list[RolloutInfo], generation: int = 0) -> None:
@@ -236,10 +244,15 @@ class Inbox:
             self._states[shard].pop(lap - self._kept - 1, None)
             self._changed.notify_all()
 
-    def states(self, shards: list[int], lap: int) -> dict[int, State]:
-        """Wait for the states of shards before one of their laps."""
+    def states(self, shards: list[int], lap: int, *, begun: bool = False) -> dict[int, State]:
+        """Wait for the states of shards before one of their laps; begun: wait until their environments have started,
+        and their states are not empty any more."""
+
+        def known(shard: int) -> bool:
+            return lap in self._states[shard] and not (begun and not self._states[shard][lap])
+
         with self._changed:
-            self._changed.wait_for(lambda: all(lap in self._states[shard] for shard in shards))
+            self._changed.wait_for(lambda: all(map(known, shards)))
             return {shard: self._states[shard][lap] for shard in shards}
 
     def publish(self, version: Version, oldest: int, learned: list[int]) -> None:
@@ -325,7 +338,6 @@ class MessageRollouts:
         return sum(replayed for replayed, _ in ready)
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
-        begin = time.perf_counter()
         if self._choice is None:
             laps = {slot: [LapId(slot, iteration)] for slot in self._slots}
             self._last.update(dict.fromkeys(self._slots, iteration))
@@ -336,6 +348,7 @@ class MessageRollouts:
         wanted = {lap_id for of_slot in laps.values() for lap_id in of_slot}
         if self._any_shard:  # all learners received them: each drops what others learn from
             wanted |= {info.lap_id for info in self._taken}
+        begin = time.perf_counter()
         messages = {message.info.lap_id: message for message in self._inbox.take(sorted(wanted))}
         self.waited += time.perf_counter() - begin
         self._times = {}
@@ -351,7 +364,10 @@ class MessageRollouts:
             self._arrived |= self._inbox.announced(block=block)
 
         receive(block=False)
-        return choice.choose(iteration, self._arrived, receive)
+        begin = time.perf_counter()
+        chosen = choice.choose(iteration, self._arrived, receive)
+        self.waited += time.perf_counter() - begin
+        return chosen
 
     def _of_slot(self, slot: int) -> list[LapId]:
         """What a batch slot takes of what all take."""
@@ -382,7 +398,7 @@ class MessageRollouts:
         tensors, numbers = {}, {}
         for shard in self._slots:
             lap = self._last[shard] + 1
-            state = self._inbox.states([shard], lap)[shard]
+            state = self._inbox.states([shard], lap, begun=True)[shard]
             tensors[shard] = {name: torch.from_numpy(array) for name, array in state.items()}
             numbers[shard] = self._inbox.offsets[shard] + lap
         return save_shards(directory, iterations, tensors, numbers)

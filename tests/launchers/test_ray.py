@@ -129,13 +129,25 @@ def repeated(ran: Ran) -> None:
     ],
 )
 def test_what_timing_decided_can_be_repeated(experiment: Experiment, layout: str, cluster: None) -> None:
-    repeated(on_ray(experiment, layout))
+    ran = on_ray(experiment, layout)
+    repeated(ran)
     until(lambda: not actors(), "all actors to end")
+    if "learner_delay" in layout:  # then collectors begin rollouts with versions that become old
+        _, lines = ledger.read(ran.run / "ledger.jsonl")
+        begun = [{event["versions"][0][1] for event in line["events"]} for line in lines]
+        assert any(min(versions) < iteration for iteration, versions in enumerate(begun))
 
 
-@pytest.mark.parametrize(("experiment", "then"), [(free(9), "ray:a2-l2"), (remembering(9), "cpu:a1-l1")])
-def test_a_free_running_run_is_resumed(experiment: Experiment, then: str, cluster: None) -> None:
-    train(experiment, Layout.parse("ray:a2-l1,jitter=0.003"), options(Path("run")), stop_after=4)
+@pytest.mark.parametrize(
+    ("experiment", "stop_after", "then"),
+    [
+        (free(9), 4, "ray:a2-l2"),
+        (remembering(9), 4, "cpu:a1-l1"),
+        (free(9, max_lag=4), 1, "ray:a2-l1"),  # perhaps before a shard's first rollout was learned from
+    ],
+)
+def test_a_free_running_run_is_resumed(experiment: Experiment, stop_after: int, then: str, cluster: None) -> None:
+    train(experiment, Layout.parse("ray:a2-l1,jitter=0.003"), options(Path("run")), stop_after=stop_after)
     repeated(ran_of(resume("run", Layout.parse(then), options(Path("run")))))
 
 

@@ -118,6 +118,16 @@ def message(shard: int, number: int, state: dict[str, np.ndarray]) -> RolloutMes
     return RolloutMessage(RolloutInfo(shard, number, number, ((0, 0),), np.zeros(0), {}, []), [], state, {})
 
 
+def test_a_checkpoint_waits_for_the_first_state_of_a_shard_that_was_not_learned_from() -> None:
+    inbox = Inbox(2)
+    inbox.remember(0, 0, {})
+    assert inbox.states([0], 0) == {0: {}}, "a collector begins with it"
+    with ThreadPoolExecutor() as pool:
+        state = pool.submit(inbox.states, [0], 0, begun=True)
+        inbox.remember(0, 0, {"episode": np.ones(1)})
+        assert state.result(timeout=60)[0]["episode"] == 1
+
+
 def test_announcements_may_come_in_any_order_and_twice() -> None:
     inbox = Inbox(2, Admission(PrivateMemory(), 2, 2))
 
@@ -129,6 +139,7 @@ def test_announcements_may_come_in_any_order_and_twice() -> None:
     assert announce((0, 0)) == [(0, 0)]
     assert announce((1, 0), (0, 0)) == [(1, 0), (1, 1)]
     assert announce((1, 1), (1, 0)) == []
+    assert announce((1, 3)) == [], "lap 2 did not arrive"
     assert inbox.take_over([1], 1) == 2
     assert announce((1, 2)) == [], "of a lost collector"
     inbox.announce([message(1, 2, {}).info], 1)

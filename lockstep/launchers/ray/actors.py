@@ -102,9 +102,16 @@ class RayLearner(_Process):
         self._inbox.announce(list(infos), generation)
 
     def admit(self, shards: list[int], lap: int, before: None) -> tuple[int, int]:
-        """Called with the end of what the collector did before, so that it begins the lap at once; returns the lap and
-        the version."""
+        """Returns the lap and the version to begin it with.
+
+        Args:
+            before: the end of the collector's previous task, so that a lap is admitted when the collector can begin it.
+        """
         return lap, self._inbox.admit(shards, lap)
+
+    def remember(self, shard: int, lap: int, state: State) -> None:
+        """Keep the state with which a shard begins."""
+        self._inbox.remember(shard, lap, {name: array.copy() for name, array in state.items()})
 
     def states(self, shards: list[int], lap: int) -> tuple[dict[int, State], dict[int, int]]:
         """The states of shards before a lap, and their offsets."""
@@ -125,12 +132,14 @@ class RayCollector(_Process):
         self._index = index
         self._service: CollectorService | None = None
 
-    def start(self, *held: tuple[dict[int, State], dict[int, int]]) -> tuple[int, int]:
-        """Start with what each learner holds of the collector's shards."""
+    def start(self, *held: tuple[dict[int, State], dict[int, int]]) -> list[Any]:
+        """Start with what each learner holds of the collector's shards. Returns the state of each shard, and what
+        CollectorService.start does."""
         self._works()
         self._service = collector_service(self._job, self._index, self._stop.alive)
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
-        return self._service.start(states, offsets)
+        ready = self._service.start(states, offsets)
+        return [*self._service.states(), ready]
 
     def collect(self, lap: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
         """A message for each shard, and None as a result that the next call can wait for."""

@@ -91,7 +91,7 @@ class _Actor:
     last: Any = None
     """The reference to a collector's last task, which must end before the next one begins."""
     generation: int = 0
-    """Of a collector: greater than that of those that it replaces."""
+    """Of a collector: higher than those of its predecessors."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,12 @@ class RayDriver:
             for rank, learner in enumerate(self._learners)
             if (mine := [shard for shard in shards if shard in block(self._shards, learning, rank)])
         ]
-        collector.last = collector.handle.start.remote(*states)
+        *begun, collector.last = collector.handle.start.options(num_returns=len(shards) + 1).remote(*states)
         self._starts[collector.last] = index
         self._call(self._learners[0], "started", index, collector.last)
         if self._free:
+            for shard, state in zip(shards, begun, strict=True):  # a checkpoint may come before its first rollout
+                self._call(self._learners[holder(self._shards, learning, shard)], "remember", shard, next_one, state)
             self._admit(_Admission(collector, index, next_one))
             return
         for number in range(next_one, self._requested):
