@@ -119,10 +119,9 @@ class CollectorService:
         self._since = time.perf_counter()
         return replayed, self._collectors.frames_per_step
 
-    def states(self) -> list[State]:
+    def states(self) -> dict[int, State]:
         """The present state of each shard."""
-        states = self._collectors.state(self._collectors.shards)
-        return [_arrays(states[shard]) for shard in self._collectors.shards]
+        return {shard: _arrays(state) for shard, state in self._collectors.state(self._collectors.shards).items()}
 
     def collect(self, lap: int, published: VersionMessage) -> list[RolloutMessage]:
         """Collect a rollout of each shard. The next one may be written into the same arrays, so send them first."""
@@ -131,13 +130,13 @@ class CollectorService:
         parameters = torch.from_numpy(published.parameters.copy())  # arrays of a message may be read-only
         version = Version(published.number, parameters, self._initial.loaded(normalizers))
         collected = self._collectors.collect(LapId(self._collectors.shards[0], lap), lambda _: version)
-        states = self._collectors.state(self._collectors.shards)
+        states = self.states()
         packed = [_packed(each.rollout, compress=self._compress) for each in collected]
         spent, end = self._collectors.take_times(), time.perf_counter()
         spent |= {"waiting": begin - self._since, "other": max(0.0, end - begin - sum(spent.values()))}
         self._since = end
         return [
-            RolloutMessage(each.info, fields, _arrays(states[each.info.shard]), {} if index else spent)
+            RolloutMessage(each.info, fields, states[each.info.shard], {} if index else spent)
             for index, (each, fields) in enumerate(zip(collected, packed, strict=True))
         ]
 
@@ -187,8 +186,7 @@ class Inbox:
             if lap < self._next[shard]:
                 return  # a duplicate
             self._messages[message.info.lap_id] = message
-            # A view would keep all of the message in memory.
-            self.remember(shard, lap + 1, {name: array.copy() for name, array in message.state.items()})
+            self.remember(shard, lap + 1, message.state)
 
     def take(self, lap_ids: list[LapId]) -> list[RolloutMessage]:
         """Wait for rollouts."""
@@ -240,7 +238,8 @@ class Inbox:
     def remember(self, shard: int, lap: int, state: State) -> None:
         """Keep a shard's state before one of its laps, and forget old ones."""
         with self._changed:
-            self._states[shard][lap] = state
+            # A view would keep all of the message that it came with in memory.
+            self._states[shard][lap] = {name: array.copy() for name, array in state.items()}
             self._states[shard].pop(lap - self._kept - 1, None)
             self._changed.notify_all()
 
@@ -327,7 +326,7 @@ class MessageRollouts:
         for shard in self._slots:
             tensors, meta = ({}, {"rollouts": 0}) if saved is None else saved.part(f"shard-{shard:03d}")
             self._inbox.offsets[shard] = meta["rollouts"] - lap
-            self._inbox.remember(shard, lap, _arrays(tensors))
+            self._inbox.remember(shard, lap, {name: tensor.numpy() for name, tensor in tensors.items()})
         if not self._speaks:
             return 0
         held = list(self.versions.held().values())

@@ -101,9 +101,9 @@ def test_the_digest_of_every_other_layout(name: str, layout: str, cluster: None)
     until(lambda: not actors(), "all actors to end")
 
 
-def repeated(ran: Ran) -> None:
+def repeated(ran: Ran) -> list[dict[str, Any]]:
     """Check the record of a free-running run: no rollout was too old, none was left out, and one process that repeats
-    the decisions ends with the same bits."""
+    the decisions ends with the same bits. Returns the record."""
     experiment = RunFolder(ran.run).experiment()
     _, lines = ledger.read(ran.run / "ledger.jsonl")
     assert len(lines) == experiment.iterations
@@ -116,6 +116,7 @@ def repeated(ran: Ran) -> None:
             numbers[event["shard"]] += 1
     again = replay(ran.run, "inline", options(Path("again")))
     assert again.ok and again.digest == ran.digest, again
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -129,11 +130,9 @@ def repeated(ran: Ran) -> None:
     ],
 )
 def test_what_timing_decided_can_be_repeated(experiment: Experiment, layout: str, cluster: None) -> None:
-    ran = on_ray(experiment, layout)
-    repeated(ran)
+    lines = repeated(on_ray(experiment, layout))
     until(lambda: not actors(), "all actors to end")
     if "learner_delay" in layout:  # then collectors begin rollouts with versions that become old
-        _, lines = ledger.read(ran.run / "ledger.jsonl")
         begun = [{event["versions"][0][1] for event in line["events"]} for line in lines]
         assert any(min(versions) < iteration for iteration, versions in enumerate(begun))
 

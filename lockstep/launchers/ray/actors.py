@@ -111,7 +111,7 @@ class RayLearner(_Process):
 
     def remember(self, shard: int, lap: int, state: State) -> None:
         """Keep the state with which a shard begins."""
-        self._inbox.remember(shard, lap, {name: array.copy() for name, array in state.items()})
+        self._inbox.remember(shard, lap, state)
 
     def states(self, shards: list[int], lap: int) -> tuple[dict[int, State], dict[int, int]]:
         """The states of shards before a lap, and their offsets."""
@@ -139,7 +139,7 @@ class RayCollector(_Process):
         self._service = collector_service(self._job, self._index, self._stop.alive)
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
         ready = self._service.start(states, offsets)
-        return [*self._service.states(), ready]
+        return [*self._service.states().values(), ready]
 
     def collect(self, lap: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
         """A message for each shard, and None as a result that the next call can wait for."""
