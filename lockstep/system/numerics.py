@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 
+class _Setting(NamedTuple):
+    """One of torch's process-wide settings, and the value that runs need."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    wanted: Any
+
+
 def settle(threads: int, device: str = "cpu") -> None:
     """Compute with this many threads, and otherwise with torch's defaults, whatever this process has set; on a GPU with
-    deterministic kernels."""
+    deterministic kernels that keep all bits of fp32."""
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("highest")
-    torch.set_default_dtype(torch.float32)
-    torch.set_flush_denormal(False)
+    for setting in _settings(device):
+        setting.write(setting.wanted)
     torch.set_grad_enabled(True)
     if torch.get_default_device().type != "cpu":
         torch.set_default_device(None)
@@ -29,22 +37,53 @@ def settle(threads: int, device: str = "cpu") -> None:
 @contextlib.contextmanager
 def settled(threads: int, device: str = "cpu") -> Iterator[None]:
     """Like settle, but temporary and without autocast. The current GPU stays."""
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    before = [(setting, setting.read()) for setting in _settings(device)]
+    had = torch.get_num_threads()
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     where, errors = torch.get_default_device(), np.errstate(all="warn", under="ignore")
-    flushed = bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0)
     try:
         with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             settle(threads, device)
             with errors:
                 yield
     finally:
-        torch.set_num_threads(before[0])
-        torch.set_float32_matmul_precision(before[1])
-        torch.set_default_dtype(before[2])
-        torch.set_flush_denormal(flushed)
+        torch.set_num_threads(had)
+        for setting, value in before:
+            setting.write(value)
         if where.type != "cpu":
             torch.set_default_device(where)
         now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         if now != (strict, warns):  # changing them imports torch's compiler, which takes a second
             torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def _settings(device: str) -> list[_Setting]:
+    """Settings that matter on a device, without those that are not plain values."""
+    everywhere = [
+        _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        _Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        _Setting(_flushes_denormal_numbers, torch.set_flush_denormal, False),
+    ]
+    if device == "cpu":
+        return everywhere
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    # Convolutions and recurrent cores use TF32 by default, which keeps 10 of fp32's 23 bits.
+    new = hasattr(cudnn, "conv")  # torch 2.9 and later
+    tf32 = [_of(cudnn.conv, "fp32_precision", "ieee"), _of(cudnn.rnn, "fp32_precision", "ieee")] if new else []
+    return [
+        *everywhere,
+        *(tf32 or [_of(cudnn, "allow_tf32", False)]),
+        _of(matmul, "allow_bf16_reduced_precision_reduction", False),
+        _of(matmul, "allow_fp16_reduced_precision_reduction", False),
+        _of(cudnn, "benchmark", False),  # it would choose kernels by timing them
+        # Deterministic mode would fill every new tensor with NaN, which costs a kernel each and finds no fault here.
+        _of(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    ]
+
+
+def _of(owner: Any, name: str, wanted: Any) -> _Setting:
+    return _Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value), wanted)
+
+
+def _flushes_denormal_numbers() -> bool:
+    return bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0)
