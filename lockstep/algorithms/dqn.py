@@ -25,6 +25,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.q import QModel, QModelConfig
+from lockstep.models.selection import numbers_of_action
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class DQN(OffPolicy[DQNConfigT]):
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel)
         tau, target_tau = self._draw(online, target, batch)
-        dist_tm1 = _of_action(distribution_of(online, batch.obs, tau), batch.action)
+        dist_tm1 = numbers_of_action(distribution_of(online, batch.obs, tau), batch.action)
         with torch.no_grad():
             features = _features(target, batch.next_obs)
             dist_t = _numbers(target, features, target_tau)
@@ -131,7 +132,7 @@ class DQN(OffPolicy[DQNConfigT]):
                 q_selector = online.expected(distribution_of(online, batch.next_obs))
             else:
                 q_selector = target.expected(dist_t if target_tau is None else target.head(features))
-            dist_t = _of_action(dist_t, q_selector.argmax(-1))
+            dist_t = numbers_of_action(dist_t, q_selector.argmax(-1))
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:
             target_dist = project(dist_t.softmax(-1), reward + discount * online.atoms, online.atoms)
@@ -262,9 +263,3 @@ def _numbers(model: QModel, features: Tensor, tau: Tensor | None) -> Tensor:
 def distribution_of(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
     """[1, n, ...], fractions of implicit quantiles [1, n, K] -> the head's numbers [1, n, A, K]"""
     return _numbers(model, _features(model, obs), tau)
-
-
-def _of_action(numbers: Tensor, action: Tensor) -> Tensor:
-    """[1, n, A, K], [1, n] -> [1, n, K]"""
-    index = action.long()[..., None, None].expand(*action.shape, 1, numbers.shape[-1])
-    return numbers.gather(-2, index).squeeze(-2)

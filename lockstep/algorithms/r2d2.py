@@ -21,6 +21,7 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.transitions import Sequences
 from lockstep.models.base import Networks
 from lockstep.models.q import QModel, QModelConfig
+from lockstep.models.selection import of_action
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,9 @@ class R2D2(DQN[R2D2Config]):
             target_q = _unroll(target, batch, config.burn_in)
             best = (q if config.double else target_q).argmax(-1)
             index = torch.arange(steps, device=best.device).unsqueeze(1) + batch.ahead
-            q_t = unscale(_of_action(target_q, best).gather(0, index), config.rescaling)
+            q_t = unscale(of_action(target_q, best).gather(0, index), config.rescaling)
             target_tm1 = rescale(batch.reward + batch.discount * q_t, config.rescaling)
-        q_tm1 = _of_action(q[:steps], batch.action)
+        q_tm1 = of_action(q[:steps], batch.action)
         valid = batch.valid.to(q_tm1.dtype)
         error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none") * valid
         loss = (batch.weight * error.sum(0)).sum()
@@ -174,8 +175,3 @@ def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
             _, state = model.features(*inputs(slice(0, burn_in), state))
     numbers, _ = model.describe(*inputs(slice(burn_in, None), state))
     return model.expected(numbers)
-
-
-def _of_action(q: Tensor, action: Tensor) -> Tensor:
-    """[T, n, A], [T, n] -> [T, n]"""
-    return q.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)

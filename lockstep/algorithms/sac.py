@@ -21,6 +21,7 @@ from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import SquashedGaussian
 from lockstep.models.distributions import Categorical
+from lockstep.models.selection import of_action
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,7 @@ class SAC(QPG[SACConfig]):
         with torch.no_grad():
             next_log_p = online.actor(batch.next_obs).log_softmax(-1)
             v_t = (next_log_p.exp() * (target.q_all(batch.next_obs).amin(0) - alpha * next_log_p)).sum(-1)
-        chosen = batch.action.long().expand(len(all_values), *batch.action.shape).unsqueeze(-1)
-        return all_values.gather(-1, chosen).squeeze(-1), v_t, climb, -(log_p.exp() * log_p).sum(-1)
+        return of_action(all_values, batch.action), v_t, climb, -(log_p.exp() * log_p).sum(-1)
 
     def target_entropy(self, model: PolicyModel) -> float:
         """The entropy in nats that the temperature is learned for."""

@@ -64,7 +64,7 @@ class Collector:
         self._preemption = preemption
         self._model = agent.model.for_acting()
         self._actor = inference_of(experiment, self._model, capture)
-        self._flat = agent.flat
+        self._flat, self._device = agent.flat, agent.device
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
@@ -209,7 +209,7 @@ class Collector:
         model = self._model
         rows = (steps if model.noise_at_every_step else 1) if model.noise_numbers else 0
         draw = stream(self._experiment.seed, "noisy", number)
-        return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32))
+        return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32)).to(self._device)
 
     def _info(
         self, member: ActingShard, rollout: Rollout, lap: int, acted: Acting, version: Version, drawn_by: int

@@ -5,6 +5,7 @@ Shape legend: P parameters, N noise numbers, D dimensions, K numbers of an actio
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.selection import of_action
 from lockstep.portable.numbers import tanh
 
 _FORBIDDEN = -1e9
@@ -114,7 +116,7 @@ class Categorical(Distribution):
         return params.argmax(-1)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        return F.log_softmax(params, -1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+        return of_action(F.log_softmax(params, -1), action)
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
         """A sample: the policy itself explores."""
@@ -446,10 +448,18 @@ def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:
     Uses the trapezoidal rule, which handles the slope's bend near 0 even for wide distributions, where Gaussian
     quadrature fails: accurate to 0.001 up to 7.4, the largest deviation.
     """
+    nodes, weights = _trapezoids(mean.device, mean.dtype)
+    u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
+    return (_log_slope(u) * weights).sum(-1)
+
+
+@functools.cache
+def _trapezoids(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The nodes and weights of the trapezoidal rule. Made once, since copying numbers to a GPU waits for it."""
     nodes = np.linspace(-5, 5, 48)
     weights = np.exp(-(nodes**2) / 2)
-    u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * mean.new_tensor(nodes)
-    return (_log_slope(u) * mean.new_tensor(weights / weights.sum())).sum(-1)
+    with torch.inference_mode(False):
+        return tuple(torch.tensor(x, dtype=dtype, device=device) for x in (nodes, weights / weights.sum()))  # type: ignore[return-value]
 
 
 def _log_slope(u: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from lockstep.models.layers import (
     initialize_orthogonal,
 )
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
+from lockstep.models.pooling import max_pool
 
 Initialization = Literal["orthogonal", "impala"]
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -179,7 +180,7 @@ class ImpalaResNet(nn.Module):
         x = image
         for index, (convolution, blocks) in enumerate(zip(self.convolutions, self.blocks, strict=True)):
             x = convolution(x, dtype) if index == 0 else convolution(x)
-            x = blocks(F.max_pool2d(x, 3, stride=2, padding=1))
+            x = blocks(max_pool(x))
         return F.relu(self.dense(_flatten(F.relu(x, inplace=True))), inplace=True)
 
 
