@@ -20,7 +20,7 @@ from lockstep.core.arrays import map_structure, read
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.tree import TreeSum
-from lockstep.models.normalize import RunningMoments, batch_sums, discounted_returns
+from lockstep.models.normalize import Normalizers, RunningMoments, batch_sums, discounted_returns
 from lockstep.run.checkpoint import Checkpoint, write_part
 
 
@@ -79,8 +79,8 @@ class CuriousBatches(FreshBatches):
         returns, self._carry[slot] = discounted_returns(reward, never, carry, self._rnd.discount)
         return batch_sums(returns.unsqueeze(-1), ~never)
 
-    def _prepare(self, slot: int, collected: CollectedRollout, hyper: dict[str, float]) -> Batch:
-        batch = super()._prepare(slot, collected, hyper)
+    def _prepare(self, slot: int, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:
+        batch = super()._prepare(slot, rollout, normalizers, hyper)
         novelty, value = self._novelty[slot]
         targets = intrinsic_targets(novelty / self._returns.std, value, self._rnd)
         draw = stream(self._experiment.seed, "rnd", slot, self._iteration)

@@ -9,14 +9,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.buffers.slabs import to_device
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
+from lockstep.core.rollout import Rollout
 from lockstep.distributed.tree import TreeSum
 from lockstep.models.normalize import Normalizers
 from lockstep.run.checkpoint import Checkpoint
@@ -39,7 +42,11 @@ class FreshBatches:
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
         alone = {slot: only for slot in self._slots for only in rollouts[slot]}
-        self._whole = {slot: self._prepare(slot, only, hyper) for slot, only in alone.items()}
+        self._whole.clear()  # frees its memory, which is needed now
+        held = {slot: only.rollout for slot, only in alone.items()}
+        if self._device.type != "cpu":
+            held = to_device(held, self._device)
+        self._whole = {slot: self._prepare(slot, held[slot], only.normalizers, hyper) for slot, only in alone.items()}
         self._normalizers = {slot: only.normalizers for slot, only in alone.items()}
         self._plans = {slot: self._plan(slot, iteration) for slot in self._slots}
         self._moments = self._advantage_moments() if self._algorithm.normalize_advantages else None
@@ -63,12 +70,9 @@ class FreshBatches:
     def restore(self, slot: int, saved: Checkpoint) -> None:
         pass
 
-    def _prepare(self, slot: int, collected: CollectedRollout, hyper: dict[str, float]) -> Batch:
+    def _prepare(self, slot: int, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:
         """A slot's whole rollout as one batch, with its advantages."""
-        rollout = collected.rollout
-        reward = collected.normalizers.scale_rewards(rollout.reward).to(self._device)
-        if self._device.type != "cpu":
-            rollout = rollout.map(lambda leaf: leaf.to(self._device, non_blocking=True))
+        reward = normalizers.scale_rewards(rollout.reward)
         steps = rollout.reward.shape[0]
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
@@ -101,10 +105,11 @@ class FreshBatches:
             return [None] * config.epochs
         items = self._experiment.envs_per_shard * (1 if self._sequences else config.rollout)
         draw = stream(self._experiment.seed, "minibatch", slot, iteration)
+        orders = np.stack([draw.permutation(items) for _ in range(config.epochs)])
         return [
             part
-            for _ in range(config.epochs)
-            for part in torch.from_numpy(draw.permutation(items)).to(self._device).chunk(config.minibatches)
+            for order in torch.from_numpy(orders).to(self._device, non_blocking=True)
+            for part in order.chunk(config.minibatches)
         ]
 
     def _cut(self, whole: Batch, index: Tensor | None) -> Batch:

@@ -17,6 +17,7 @@ from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.at_once import CompiledActing, ShardRollout
+from lockstep.collectors.on_device import DeviceActing
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
 from lockstep.core.arrays import map_structure
@@ -26,9 +27,10 @@ from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.base import Exploring, ModelOutput, PolicyModel
-from lockstep.models.capture import Inference
+from lockstep.models.base import Exploring, PolicyModel
+from lockstep.models.capture import Inference, Inputs
 from lockstep.models.distributions import standard_normal
+from lockstep.system.graphs import Capture
 
 _FIELDS = ("start", "action", "reward", "log_prob", "value", "terminated", "truncated", "valid")
 
@@ -61,6 +63,7 @@ class ActingBatch:
         buffers: list[RolloutBuffer],
         environments: BatchEnvs,
         finite_check: FiniteCheck,
+        capture: Capture | None = None,
     ) -> None:
         self._finite_check = finite_check
         steps, size = agent.experiment.algorithm.rollout, group.size
@@ -74,9 +77,13 @@ class ActingBatch:
         self.rollouts: dict[int, Rollout] = self._open.buffer.shards
         """By shard: the rollout in it, until its turn comes again."""
         self._device = agent.device
-        self._noise = torch.zeros(steps, size, self._distribution.noise_size)
-        self._policy = torch.zeros(steps, size, self._distribution.num_params, device=self._device)
+        on_gpu = self._device.type != "cpu"
+        self._noise = torch.zeros(steps, size, self._distribution.noise_size, pin_memory=on_gpu)
         self._state = torch.zeros(size, agent.model.state_size, device=self._device)
+        self._on_device = None
+        if on_gpu or capture is not None:
+            self._on_device = DeviceActing(self._distribution, self._noise, self._state, self._choose, capture)
+        self._policy = torch.zeros(0 if self._on_device else steps, size, self._distribution.num_params)
         self._raw_rewards = np.zeros((steps, size), np.float32)
         self.received = 0
         """Steps of the present rollout that environments have completed."""
@@ -142,6 +149,8 @@ class ActingBatch:
                 drawn, member.drift = drifting(drawn, member.drift, self._theta)
             noise.copy_(drawn)
         buffer.whole.core_state.copy_(self._state)
+        if self._on_device is not None:
+            self._on_device.begin()
 
     def _explore(self, member: ActingShard, rollout: int) -> None:
         """Set how a shard's environments explore in a rollout."""
@@ -207,21 +216,27 @@ class ActingBatch:
             for each, compiled in zip(self.envs.stepped, self._compiled, strict=True):
                 each.env.send(compiled.act(t, noise, opened.obs, opened.fields))
             return
-        buffer, now = self._open.buffer, slice(t, t + 1)
-        rollout = buffer.whole
-        out, self._state = self._evaluate(buffer, now, actor)
-        policy = out.policy[0]
-        noise = self._to_device(self._noise[t])
-        if self._exploring is None:
-            action = self._distribution.sample(policy, noise)
+        inputs, rollout = self._inputs(slice(t, t + 1)), self._open.buffer.whole
+        if self._on_device is not None:
+            way = self._random, self._exploring is None
+            rollout.action[t], rollout.log_prob[t], rollout.value[t] = self._on_device.act(actor, inputs, way)
         else:
-            assert isinstance(self._distribution, Exploring)
-            uniform, explore = self._distribution.uniform, self._distribution.explore
-            action = uniform(noise) if self._random else explore(policy, noise, self._exploring)
-        self._policy[t], rollout.action[t], rollout.value[t] = policy, action, out.value[0]
+            out, self._state = actor.evaluate(inputs)
+            policy = out.policy[0]
+            self._policy[t], rollout.action[t] = policy, self._choose(policy, self._noise[t])
+            rollout.value[t] = out.value[0]
         sent = self._distribution.to_env(rollout.action[t].numpy())
         for each in self._uncut:
             each.env.send(each.of(sent) if self._composite else sent[each.rows])
+
+    def _choose(self, policy: Tensor, noise: Tensor) -> Tensor:
+        """Parameters [A, P], noise [A, N] -> actions [A, *action_shape]"""
+        if self._exploring is None:
+            return self._distribution.sample(policy, noise)
+        assert isinstance(self._distribution, Exploring)
+        if self._random:
+            return self._distribution.uniform(noise)
+        return self._distribution.explore(policy, noise, self._exploring)
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
@@ -264,16 +279,18 @@ class ActingBatch:
 
     def finish(self, actor: Inference, *, bootstrap: bool) -> None:
         """Complete the rollout after its last step: bootstrap value and log-probabilities."""
-        buffer = self._open.buffer
-        rollout = buffer.whole
+        rollout = self._open.buffer.whole
         if bootstrap and self.going:
-            out, _ = self._evaluate(buffer, slice(-1, None), actor)
-            rollout.value[-1] = out.value[0]
+            inputs = self._inputs(slice(-1, None))
+            if self._on_device is not None:
+                rollout.value[-1] = self._on_device.value(actor, inputs)
+            else:
+                rollout.value[-1] = actor.evaluate(inputs)[0].value[0]
         for member in self.members:
             if member.last >= 0:
                 self._fill_up(member)
-        if not self._compiled:
-            rollout.log_prob.copy_(self._distribution.log_prob(self._policy, self._to_device(rollout.action)))
+        if self._on_device is None and not self._compiled:
+            rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation
@@ -284,28 +301,27 @@ class ActingBatch:
             leaf[last + 1 :, rows] = leaf[last, rows]
 
         map_structure(repeat, rollout.obs)
-        for leaf in (rollout.action, self._policy):
+        for leaf in (rollout.action, self._policy if self._on_device is None else rollout.log_prob):
             repeat(leaf)
         rollout.start[last + 1 :, rows] = False
         rollout.value[last + 1 :, rows] = 0
         for field in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid):
             field[last:, rows] = 0
         self._raw_rewards[last:, rows], self._ended[last:, rows] = 0, False
-        self._state = self._state.clone()
+        if self._on_device is None:
+            self._state = self._state.clone()
         self._state[rows] = member.core_state
 
-    def _evaluate(self, buffer: RolloutBuffer, at: slice, actor: Inference) -> tuple[ModelOutput, Tensor]:
-        """The model's output for the observations of one step, and the next core state."""
-        return actor(
-            map_structure(lambda leaf: self._to_device(leaf[at]), buffer.whole.obs),
-            self._to_device(buffer.whole.start[at]),
+    def _inputs(self, at: slice) -> Inputs:
+        """What the model sees at one step."""
+        buffer = self._open.buffer
+        return Inputs(
+            map_structure(lambda leaf: leaf[at], buffer.whole.obs),
+            buffer.whole.start[at],
             self._state,
-            self._to_device(buffer.actions[at]) if self._previous else None,
-            self._to_device(buffer.rewards[at]) if self._previous else None,
+            buffer.actions[at] if self._previous else None,
+            buffer.rewards[at] if self._previous else None,
         )
-
-    def _to_device(self, x: Tensor) -> Tensor:
-        return x if self._device.type == "cpu" else x.to(self._device, non_blocking=True)
 
     def state(self, member: ActingShard) -> dict[str, Tensor]:
         """A shard's state between two rollouts."""

@@ -63,7 +63,7 @@ class Collector:
         self._finite_check = finite_check = finite_check or FiniteCheck(experiment.env.id)
         self._preemption = preemption
         self._model = agent.model.for_acting()
-        self._actor = inference_of(experiment, self._model, capture)
+        self._actor = inference_of(experiment, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
@@ -71,7 +71,7 @@ class Collector:
         self._loaded: int | None = None
         stepping = Stepping(env_threads, pool, apart=preemption is not None)
         self._batches = [
-            ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check)
+            ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check, capture)
             for group, of_group in buffers.groups
         ]
         self._at_once: list[list[ShardRollout]] | None = None
@@ -352,11 +352,11 @@ class Collectors:
             self._pool.close()
 
 
-def inference_of(experiment: Experiment, model: PolicyModel, capture: Capture | None) -> Inference:
-    """What evaluates an acting copy of an experiment's model."""
+def inference_of(experiment: Experiment, model: PolicyModel, *, fixed: bool = False) -> Inference:
+    """What evaluates an acting copy of an experiment's model; fixed as for Inference."""
     if experiment.has_kernels and model.portable_operations:
         from lockstep.models.portable_inference import kernel_inference  # which needs Numba
 
         if (found := kernel_inference(model)) is not None:
             return found
-    return Inference(model, capture)
+    return Inference(model, fixed=fixed)

@@ -259,7 +259,7 @@ class AsyncLearner(Learner):
             gradient, added = self._split(gradient)
 
             def move(place: int, gradient: Tensor = gradient, number: int = number) -> float:
-                norm = self.optimizer.step(gradient, algorithm.groups(number, hyper))
+                norm = float(self.optimizer.step(gradient, algorithm.groups(number, hyper)))
                 self._agent.follow(before * experiment.scheme.shards + place + 1)
                 return norm
 

@@ -92,6 +92,9 @@ class Learner:
         self._capture = capture if capture is not None and _fixed(agent) else None
         self._graphs: dict[Any, Graph] = {}
         """By the shapes of their inputs."""
+        self._numbers = torch.empty(0)
+        """float64 [H]: the hyperparameters that graphs read."""
+        self._numbers_set: list[float] = []
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
         self._applied: Normalizers | None = None
@@ -110,7 +113,8 @@ class Learner:
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
-        sums, updates, norms, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0.0, 0
+        sums, updates, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0
+        norms: float | Tensor = 0.0
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
             self._push(step, numbered, digests)
@@ -124,7 +128,7 @@ class Learner:
             sums += added
             if self._stops(added):
                 break
-        metrics = self._metrics(hyper, sums, updates, norms, moved)
+        metrics = self._metrics(hyper, sums, updates, float(norms), moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
 
@@ -141,7 +145,7 @@ class Learner:
         for slot in self._slots:
             yield slot, self._gradient(slot, self.batches.slice(slot, step), hyper)
 
-    def _apply(self, computed: Computed) -> float:
+    def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
         norm = self.optimizer.step(computed.gradient, computed.groups)
         self._agent.follow(computed.step)
@@ -238,20 +242,30 @@ class Learner:
     def _from_graph(self, batch: Any, hyper: dict[str, float], capture: Capture) -> Tensor:
         leaves: list[Tensor] = []
         batch.map(lambda leaf: leaves.append(leaf) or leaf)
-        # As tensors, since a graph would keep numbers as constants. float64 like the numbers that they replace.
-        numbers = [torch.tensor(value, dtype=torch.float64, device=self._agent.device) for value in hyper.values()]
+        self._set_numbers(list(hyper.values()))
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if shapes not in self._graphs:
 
             def gradient(*inputs: Tensor) -> tuple[Tensor]:
                 given = iter(inputs)
-                named = {name: next(given) for name in hyper}
+                named = dict(zip(hyper, self._numbers.unbind(), strict=True))
                 held = batch.map(lambda leaf: next(given))
                 _, tail = self._differentiate(held, named)
                 return (self._flat.gather_gradient(tail),)
 
-            self._graphs[shapes] = Graph(gradient, [*numbers, *leaves], capture)
-        return self._graphs[shapes](*numbers, *leaves)[0]
+            self._graphs[shapes] = Graph(gradient, leaves, capture)
+        return self._graphs[shapes](*leaves)[0]
+
+    def _set_numbers(self, numbers: list[float]) -> None:
+        """Put hyperparameters where graphs read them, which would keep plain numbers as constants."""
+        if numbers == self._numbers_set:
+            return
+        on_gpu = self._agent.device.type != "cpu"
+        given = torch.tensor(numbers, dtype=torch.float64, pin_memory=on_gpu)  # float64 like the numbers before
+        if not self._numbers_set:
+            self._numbers = torch.empty_like(given, device=self._agent.device)
+        self._numbers.copy_(given, non_blocking=True)
+        self._numbers_set = numbers
 
 
 def _fixed(agent: Agent) -> bool:

@@ -34,14 +34,17 @@ class Optimizer:
         """Steps of each group that has moved."""
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float:
+    def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float | Tensor:
         """Go down the global gradient, each group's clipped to the largest norm; returns the norm before
-        clipping. Parameters that are in no group stay where they are, and so does what is remembered of them."""
+        clipping, on a GPU as a tensor there. Parameters that are in no group stay where they are, and so does what is
+        remembered of them."""
         norms = [self._move(gradient, group) for group in groups]
         self._flat.round()
-        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+        if len(norms) == 1:
+            return norms[0]
+        return torch.stack(norms).norm() if isinstance(norms[0], Tensor) else math.hypot(*norms)  # type: ignore[arg-type]
 
-    def _move(self, gradient: Tensor, group: ParameterGroup) -> float:
+    def _move(self, gradient: Tensor, group: ParameterGroup) -> float | Tensor:
         span = self._flat.span(group.prefix) if group.prefix else None
 
         def of(x: Tensor) -> Tensor:
@@ -54,12 +57,12 @@ class Optimizer:
         moments = [of(moment) for moment in self.moments.values()]
         return self._descend(vector, gradient, moments, self.counts[name], group.learning_rate)
 
-    def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> float:
+    def _descend(
+        self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float
+    ) -> float | Tensor:
         """Scale a gradient down to the largest norm, move parameters and what is remembered of their gradients, all in
         place, and count the step. Returns the norm before."""
-        config, norm = self._config, float(gradient.norm())
-        if norm > self._max_norm:
-            gradient.mul_(self._max_norm / (norm + 1e-6))
+        config, norm = self._config, self._clip(gradient)
         if config.name == "adam":
             first, second = moments
             adam(
@@ -94,6 +97,17 @@ class Optimizer:
                 centered=False,
             )
         return norm
+
+    def _clip(self, gradient: Tensor) -> float | Tensor:
+        """Scale a gradient down to the largest norm, in place. Returns the norm before."""
+        if gradient.device.type != "cpu":  # without waiting for the device
+            norm = gradient.norm()
+            gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
+            return norm
+        length = float(gradient.norm())
+        if length > self._max_norm:
+            gradient.mul_(self._max_norm / (length + 1e-6))
+        return length
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by name; empty before the first step."""

@@ -15,7 +15,27 @@ from torch.overrides import TorchFunctionMode
 
 from lockstep.core.arrays import map_structure
 from lockstep.models.base import ModelOutput, PolicyModel
-from lockstep.system.graphs import Capture, Graph
+
+
+class Inputs(NamedTuple):
+    """The arguments of PolicyModel.forward."""
+
+    obs: Any
+    start: Tensor
+    state: Tensor
+    prev_action: Tensor | None
+    prev_reward: Tensor | None
+
+    def leaves(self) -> list[Tensor]:
+        """All tensors."""
+        leaves = [self.start, self.state, *(self.obs.values() if isinstance(self.obs, dict) else (self.obs,))]
+        if self.prev_action is not None and self.prev_reward is not None:
+            leaves += self.prev_action, self.prev_reward
+        return leaves
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Inputs:
+        """With a function of each tensor."""
+        return Inputs(*(map_structure(fn, x) for x in self))
 
 
 class Inference:
@@ -24,16 +44,15 @@ class Inference:
 
     Args:
         model: made by for_acting. Call refresh after its weights or statistics have changed.
-        capture: makes a CUDA graph of the recorded calls.
+        fixed: keep results that depend on the weights alone at their places in memory, as graphs of calls need it.
     """
 
     exact = False
     """Whether it and the model's distribution have the same bits on every CPU without replaced operations."""
 
-    def __init__(self, model: PolicyModel, capture: Capture | None = None) -> None:
-        self._model, self._capture = model, capture
-        self._recorded: _Program | None = None
-        self._run: Callable[..., tuple[Tensor, ...]] | None = None
+    def __init__(self, model: PolicyModel, *, fixed: bool = False) -> None:
+        self._model, self._fixed = model, fixed
+        self._recorded: Program | None = None
         self._layout: list[Any] | None = None
         """Shapes and strides of the inputs that were recorded."""
         self._stale = False
@@ -42,43 +61,49 @@ class Inference:
         self, obs: Any, start: Tensor, state: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None
     ) -> tuple[ModelOutput, Tensor]:
         """As PolicyModel.forward, in inference mode."""
-        inputs = [start, state, *(obs.values() if isinstance(obs, dict) else (obs,))]
-        if prev_action is not None and prev_reward is not None:
-            inputs += prev_action, prev_reward
-        layout = [(x.shape, x.stride()) for x in inputs]
+        return self.evaluate(Inputs(obs, start, state, prev_action, prev_reward))
+
+    def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
+        """The same."""
+        leaves = inputs.leaves()
+        program = self._prepared(inputs, leaves)
+        if program is None:
+            return self._model(*inputs)
+        policy, value, state = program.run(*leaves)
+        return ModelOutput(policy, value), state
+
+    def prepared(self, inputs: Inputs) -> Program | None:
+        """The recorded calls, up to date, for inputs of these shapes; None if the model itself is called. Nothing needs
+        to be computed before the next evaluation then, so that a graph can be made of it."""
+        return self._prepared(inputs, inputs.leaves())
+
+    def _prepared(self, inputs: Inputs, leaves: list[Tensor]) -> Program | None:
+        layout = [(x.shape, x.stride()) for x in leaves]
         if layout != self._layout:
             self._layout, self._stale = layout, False
             self._model.weights_changed()
-            self._recorded, self._run = self._record(obs, start, state, prev_action, prev_reward), None
-        if self._recorded is None:
-            if self._stale:
-                self._model.weights_changed()
-                self._stale = False
-            return self._model(obs, start, state, prev_action, prev_reward)
+            self._recorded = self._record(inputs)
         if self._stale:
-            self._recorded.refresh(in_place=self._capture is not None)
             self._stale = False
-        if self._run is None:
-            run = self._recorded.run
-            self._run = run if self._capture is None else Graph(run, inputs, self._capture)
-        policy, value, state = self._run(*inputs)
-        return ModelOutput(policy, value), state
+            if self._recorded is None:
+                self._model.weights_changed()
+            else:
+                self._recorded.refresh(in_place=self._fixed)
+        return self._recorded
 
     def refresh(self) -> None:
         """Use the model's present weights and statistics from the next call on."""
         self._stale = True
 
-    def _record(self, *arguments: Any) -> _Program | None:
+    def _record(self, inputs: Inputs) -> Program | None:
         recorder = _Recorder()
         try:
             # Only outside inference mode do tensors know whether they have been changed in place.
             with torch.inference_mode(False), torch.no_grad():
-                obs, start, state, *previous = [map_structure(torch.clone, x) for x in arguments]
-                inputs = [start, state, *(obs.values() if isinstance(obs, dict) else (obs,))]
-                inputs += [x for x in previous if x is not None]
+                copies = inputs.map(torch.clone)
                 with recorder:
-                    output, state = self._model(obs, start, state, *previous)
-            return _Program(recorder.calls, inputs, [output.policy, output.value, state])
+                    output, state = self._model(*copies)
+            return Program(recorder.calls, copies.leaves(), [output.policy, output.value, state])
         except _NotRecordable:
             return None
 
@@ -130,7 +155,7 @@ _SHAPES_ALONE = frozenset(
 """Functions whose results do not depend on the values of a tensor."""
 
 
-class _Program:
+class Program:
     """Recorded calls as one Python function, without those that its results do not need."""
 
     def __init__(self, calls: list[_Call], inputs: list[Tensor], results: list[Tensor]) -> None:
@@ -151,6 +176,8 @@ class _Program:
                 body += [f" del {', '.join(unused)}"] if unused else []
                 body.append(f" {text}")
                 live |= read | written
+        self.uses = [name in live for name in self._names_of(inputs)]
+        """For each input: whether the results need it."""
         code = [f"def run({', '.join(self._names_of(inputs))}):", *reversed(body), f" return {', '.join(names)}"]
         exec("\n".join(code), self._scope)
         self.run: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._scope["run"]

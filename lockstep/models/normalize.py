@@ -173,7 +173,7 @@ class Normalizers:
         """fp32 [T, B] for the learner: divided by the deviation of returns, and clipped."""
         if self.returns is None:
             return reward
-        return (reward / self.returns.std).clamp(-self.config.clip, self.config.clip)
+        return (reward / float(self.returns.std)).clamp(-self.config.clip, self.config.clip)
 
     def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
         """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout: it updates

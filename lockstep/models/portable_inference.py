@@ -5,15 +5,13 @@ Shape legend: T time, B environments, M numbers of a network's output.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from lockstep.kernels.dense import activations, evaluate
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import ModelOutput, PolicyModel
-from lockstep.models.capture import Inference
+from lockstep.models.capture import Inference, Inputs
 from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
@@ -39,16 +37,14 @@ class KernelInference(Inference):
         self._values = isinstance(model, QModel)
         self.exact = isinstance(model.distribution, Distribution) and model.distribution.exact
 
-    def __call__(
-        self, obs: Any, start: Tensor, state: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None
-    ) -> tuple[ModelOutput, Tensor]:
-        x, last = observed(self._encoder, obs), len(self._layers) - 1
+    def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
+        x, last = observed(self._encoder, inputs.obs), len(self._layers) - 1
         scratch = evaluate(self._layers, self._flat.vector.detach().numpy(), x)
-        numbers = torch.from_numpy(activations(scratch, self._layers, len(x), last)).view(*start.shape[:2], -1)
+        numbers = torch.from_numpy(activations(scratch, self._layers, len(x), last)).view(*inputs.start.shape[:2], -1)
         if self._values:
-            return ModelOutput(numbers, numbers.amax(-1)), state
+            return ModelOutput(numbers, numbers.amax(-1)), inputs.state
         policy = numbers if self._bound is None else self._bound(numbers)
-        return ModelOutput(policy, policy.new_zeros(policy.shape[:2])), state
+        return ModelOutput(policy, policy.new_zeros(policy.shape[:2])), inputs.state
 
 
 def kernel_inference(model: PolicyModel) -> KernelInference | None:

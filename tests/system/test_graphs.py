@@ -17,11 +17,12 @@ from tiny import EXPERIMENTS, options
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.collectors.on_device import DeviceActing
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
 from lockstep.models import StandardModelConfig
-from lockstep.models.capture import Inference
+from lockstep.models.capture import Inference, Inputs
 from lockstep.system.graphs import Graph
 
 
@@ -81,27 +82,37 @@ def test_the_stand_in_misses_what_a_graph_would_miss() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("settings", [{"encoder": "nature"}, {"encoder": "nature", "core": "lstm", "core_size": 8}])
 def test_acting_has_the_same_bits(settings: dict[str, Any], precision: Any) -> None:
-    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    steps, rows = 4, 3
     config = StandardModelConfig(**settings)
     model = config.build(
-        space, spaces.Discrete(4), precision=precision, normalize_observations=False, seed=1
+        spaces.Box(0, 255, (4, 84, 84), np.uint8),
+        spaces.Discrete(4),
+        precision=precision,
+        normalize_observations=False,
+        seed=1,
     ).for_acting()
-    inference = Inference(model, taped)
+    inference, distribution = Inference(model, fixed=True), model.distribution
+    noise, state = torch.zeros(steps, rows, distribution.noise_size), torch.zeros(rows, model.state_size)
+    acting = DeviceActing(distribution, noise, state.clone(), distribution.sample, taped)
     with torch.inference_mode():
-        state = torch.zeros(3, model.state_size)
-        for seed in range(4):
-            draw = torch.Generator().manual_seed(seed)
-            obs = torch.randint(0, 256, (1, 3, 4, 84, 84), generator=draw, dtype=torch.uint8)
-            start = torch.rand(1, 3, generator=draw) < 0.3
-            (expected, after), (found, state) = (
-                model(obs, start, state, None, None),
-                inference(obs, start, state, None, None),
-            )
-            assert torch.equal(found.policy, expected.policy) and torch.equal(found.value, expected.value)
-            assert torch.equal(state, after)
-            for parameter in model.parameters():
-                parameter.add_(0.01 * torch.randn(parameter.shape, generator=draw))
-            inference.refresh()
+        for rollout in range(2):
+            draw = torch.Generator().manual_seed(rollout)
+            noise.copy_(torch.rand(noise.shape, generator=draw))
+            acting.begin()
+            for t in range(steps):
+                obs = torch.randint(0, 256, (1, rows, 4, 84, 84), generator=draw, dtype=torch.uint8)
+                start = torch.rand(1, rows, generator=draw) < 0.3
+                expected, state = model(obs, start, state, None, None)
+                inputs = Inputs(obs, start, acting.state, None, None)
+                found = acting.act(inference, inputs, None)
+                action = distribution.sample(expected.policy[0], noise[t])
+                assert torch.equal(found.action, action) and torch.equal(found.value, expected.value[0])
+                assert torch.equal(found.log_prob, distribution.log_prob(expected.policy[0], action))
+                assert torch.equal(acting.state, state)
+                for parameter in model.parameters():
+                    parameter.add_(0.01 * torch.randn(parameter.shape, generator=draw))
+                inference.refresh()
+            assert torch.equal(acting.value(inference, inputs), model(obs, start, state, None, None)[0].value[0])
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo-bf16", "impala-bf16", "mujoco-normalized"])

@@ -1,0 +1,51 @@
+"""Copying rollouts to a GPU.
+
+Shards that act together lie side by side in memory: a shard's rows of a step are followed by those of the next shard.
+Copied by itself, such a shard would be gathered into other memory first, on one thread, and could not stay pinned. So
+what lies together is copied once, as it is, and cut on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from lockstep.core.rollout import Rollout
+
+
+def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, Rollout]:
+    """Copies of rollouts on a GPU, with the same strides. The host does not wait for pinned memory, which must stay as
+    it is until the GPU has read it."""
+    leaves, form = _pytree.tree_flatten(rollouts)
+    copies: dict[int, Tensor] = {}
+    for together in _slabs(leaf for leaf in leaves if leaf is not None):
+        first, end = together[0].data_ptr(), max(map(_end, together))
+        items = (end - first) // together[0].element_size()
+        slab = together[0].as_strided((items,), (1,)).to(device, non_blocking=True)
+        for leaf in together:
+            offset = (leaf.data_ptr() - first) // leaf.element_size()
+            copies[id(leaf)] = slab.as_strided(leaf.shape, leaf.stride(), offset)
+    return _pytree.tree_unflatten([copies.get(id(leaf)) for leaf in leaves], form)
+
+
+def _slabs(leaves: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors whose memory overlaps, or alternates with that of others, together."""
+    slabs: list[list[Tensor]] = []
+    end = 0
+    for leaf in sorted(leaves, key=lambda leaf: leaf.data_ptr()):
+        if not slabs or leaf.data_ptr() >= end or leaf.dtype != slabs[-1][0].dtype:
+            slabs.append([])
+        slabs[-1].append(leaf)
+        end = max(end, _end(leaf))
+    return slabs
+
+
+def _end(leaf: Tensor) -> int:
+    """The address behind its last number."""
+    if not leaf.numel():
+        return leaf.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return leaf.data_ptr() + (last + 1) * leaf.element_size()

@@ -1,0 +1,136 @@
+"""Choosing actions on a GPU. In a step one copy goes there, the observation, and one comes back.
+
+What happens between them can be one CUDA graph, so everything that it reads and writes stays at its place in memory.
+
+Shape legend: T time, A rows of an acting batch, N noise numbers, K core state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.models.base import ActionDistribution
+from lockstep.models.capture import Inference, Inputs, Program
+from lockstep.system.graphs import Capture, Repeat
+
+
+class Acted(NamedTuple):
+    """What a policy did in a step."""
+
+    action: Tensor
+    """[A, *action_shape]"""
+    log_prob: Tensor
+    """fp32 [A]"""
+    value: Tensor
+    """fp32 [A]"""
+
+
+class DeviceActing:
+    """Evaluates a policy and draws actions where it computes.
+
+    Args:
+        distribution: of actions.
+        noise: fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout.
+        state: fp32 [A, K] on the GPU: the core state, which every step updates in place.
+        choose: makes actions of the policy's parameters [A, P] and noise [A, N].
+        capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
+    """
+
+    def __init__(
+        self,
+        distribution: ActionDistribution,
+        noise: Tensor,
+        state: Tensor,
+        choose: Callable[[Tensor, Tensor], Tensor],
+        capture: Capture | None,
+    ) -> None:
+        self._distribution, self._choose, self._capture = distribution, choose, capture
+        self._drawn, self._noise = noise, torch.zeros_like(noise, device=state.device)
+        self._t = torch.zeros(1, dtype=torch.int64, device=state.device)
+        self.state = state
+        self._there = _allocate(distribution, noise.shape[1], state.device)
+        """One piece of memory on the GPU, and what lies in it."""
+        self._here = _allocate(distribution, noise.shape[1], torch.device("cpu"), pinned=state.is_cuda)
+        """The same in the host's memory."""
+        self._held: Inputs | None = None
+        """Where the inputs of a step are on the GPU."""
+        self._graphs: dict[Hashable, Repeat] = {}
+
+    def begin(self) -> None:
+        """Begin a rollout with new noise."""
+        self._noise.copy_(self._drawn, non_blocking=True)
+        self._t.zero_()
+
+    def act(self, actor: Inference, inputs: Inputs, way: Hashable) -> Acted:
+        """Act in the next step of the rollout.
+
+        Args:
+            actor: evaluates the policy.
+            inputs: in the host's memory, but for the core state.
+            way: differs where `choose` does something else than before.
+
+        Returns:
+            Tensors in the host's memory, which the next call overwrites.
+        """
+        held, program = self._to_device(actor, inputs)
+        if self._capture is None or program is None:
+            self._step(actor, held)
+        else:
+            graph = self._graphs.get((program, way))
+            if graph is None:
+                graph = self._graphs[program, way] = self._captured(lambda: self._step(actor, held), self._capture)
+            graph()
+        (there, _), (here, acted) = self._there, self._here
+        here.copy_(there)
+        return acted
+
+    def value(self, actor: Inference, inputs: Inputs) -> Tensor:
+        """fp32 [A] on the GPU: the value of an observation. The core state stays."""
+        held, _ = self._to_device(actor, inputs)
+        output, _ = actor.evaluate(held)
+        return output.value[0]
+
+    def _step(self, actor: Inference, held: Inputs) -> None:
+        output, state = actor.evaluate(held)
+        policy = output.policy[0]
+        action = self._choose(policy, self._noise.index_select(0, self._t)[0])
+        _, acted = self._there
+        acted.action.copy_(action)
+        acted.log_prob.copy_(self._distribution.log_prob(policy, acted.action))
+        acted.value.copy_(output.value[0])
+        self.state.copy_(state)
+        self._t.add_(1).remainder_(len(self._noise))
+
+    def _captured(self, step: Repeat, capture: Capture) -> Repeat:
+        """A graph of a step. Capturing runs it, so what it changes is restored."""
+        before = self._t.clone(), self.state.clone()
+        graph = capture(step)
+        for tensor, value in zip((self._t, self.state), before, strict=True):
+            tensor.copy_(value)
+        return graph
+
+    def _to_device(self, actor: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
+        """The inputs on the GPU, and the recorded calls for them."""
+        if self._held is None:
+            device = self.state.device
+            self._held = inputs.map(lambda x: torch.empty_like(x, device=device))._replace(state=self.state)
+        program = actor.prepared(self._held)
+        for index, (to, x) in enumerate(zip(self._held.leaves(), inputs.leaves(), strict=True)):
+            if to is not x and (program is None or program.uses[index]):
+                to.copy_(x, non_blocking=True)
+        return self._held, program
+
+
+def _allocate(
+    distribution: ActionDistribution, size: int, device: torch.device, *, pinned: bool = False
+) -> tuple[Tensor, Acted]:
+    """uint8 memory for what a policy does in a step, and its parts."""
+    shapes = ((size, *distribution.action_shape), distribution.action_dtype), ((size,), torch.float32)
+    parts = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, shapes[1])]
+    memory = torch.zeros(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device, pin_memory=pinned)
+    pieces = memory.split([part.nbytes for part in parts])
+    return memory, Acted(*(piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)))
