@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import json
 import os
 import sys
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
+
+import lockstep
 
 CPU = torch.device("cpu")
 
@@ -38,8 +41,9 @@ LAUNCH = "graph launch"
 _CAPTURED = {KERNEL, FILL, SORTED, COPY, PEER, PINNED, BACK}
 """What a graph may contain."""
 
-_TORCH = str(Path(torch.__file__).parent)
-_TESTS = str(Path(__file__).parent)
+_LOCKSTEP, _TESTS = f"{Path(lockstep.__file__).parent}/", f"{Path(__file__).parent}/"
+_INNER = (str(Path(torch.__file__).parent), f"{_TESTS}pretended_", contextlib.__file__, copy.__file__, "<")
+"""How names of files begin whose lines are not the cause of anything."""
 _PURGE = 20_000
 """Tensors that are made before records of freed memory are dropped."""
 
@@ -289,16 +293,12 @@ def unseen() -> Iterator[None]:
 
 
 def line() -> str:
-    """The line of lockstep that is running, or the caller's outside of torch."""
-    frame, other = sys._getframe(1), "?"
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if "/lockstep/" in name and not name.startswith((_TORCH, _TESTS)):
-            return f"{name.rsplit('/lockstep/')[-1]}:{frame.f_lineno} {frame.f_code.co_name}"
-        if other == "?" and not name.startswith((_TORCH, f"{_TESTS}/pretended_", "<")) and "contextlib" not in name:
-            other = f"{os.path.basename(name)}:{frame.f_lineno} {frame.f_code.co_name}"
+    """The line that is running, of lockstep or another caller of torch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
         frame = frame.f_back
-    return other
+    name = frame.f_code.co_filename
+    return f"{name.removeprefix(_LOCKSTEP).removeprefix(_TESTS)}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
 def tensors(*parts: Any) -> list[Tensor]:

@@ -189,8 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         traceback.print_exc()
                 found = faults()
                 wrong += bool(found) or "FAILED" in verdict or len(digests) > 1
-                told = report(given.lines) if given.lines or found else ""
-                print(f"{name} {text}: {verdict}{' DIFFERS' if len(digests) > 1 else ''}", told, sep="\n", flush=True)
+                print(f"{name} {text}: {verdict}{' DIFFERS' if len(digests) > 1 else ''}", flush=True)
+                if given.lines or found:
+                    print(report(given.lines), flush=True)
     print(f"{wrong} failed")
     return wrong
 
