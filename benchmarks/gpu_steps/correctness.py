@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import lockstep.system.graphs as graphs
-from gpu_steps.small import REHEARSED, SHAPES, experiment, on_gpu, small
+from gpu_steps.small import REHEARSED, SHAPES, experiment, on_gpu, small, usable
 from gpu_steps.step import Context, Outcome, Task, do, last_lines
 from lockstep.agent import Agent
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
@@ -126,12 +126,12 @@ def real_shapes(context: Context) -> Outcome:
 
 
 def _layouts_agree(context: Context, names: Sequence[str], verified: str | None = None) -> Outcome:
-    layouts = (*LAYOUTS[:4], *LAYOUTS[5:]) if context.rehearse else LAYOUTS
+    names, left_out = usable(names)
     results: dict[str, dict[str, Any]] = {name: {} for name in names}
     tasks = [
         Task(f"{name} {text}", trained, (name, text, _place(context, name, text))) for text in layouts for name in names
     ]
-    if verified is not None:
+    if verified in names:
         again = Task(f"{verified} verified", verification, (verified, str(context.folder / "verified")))
         tasks.insert(len(names), again)
 
@@ -140,8 +140,9 @@ def _layouts_agree(context: Context, names: Sequence[str], verified: str | None 
         runs = sum(len(found) for found in results.values())
         text = f"{runs} of {len(tasks)} runs"
         text += f", {missing} had no time" if missing else ""
+        text += f", {len(left_out)} left out" if left_out else ""
         text += f"; {len(wrong)} wrong: {' | '.join(wrong)[:300]}" if wrong else ", all digests equal"
-        return Outcome(not wrong, text, {"wrong": wrong, "results": results})
+        return Outcome(not wrong, text, {"wrong": wrong, "left_out": left_out, "results": results})
 
     def done(task: Task, ok: bool, value: Any) -> None:
         name, _, text = task.name.partition(" ")
@@ -217,13 +218,17 @@ def verification(name: str, place: str) -> dict[str, Any]:
 
 def losses(context: Context) -> Outcome:
     """The first gradient of every small experiment: against the CPU's, twice, and from a CUDA graph."""
-    names = REHEARSED if context.rehearse else tuple(small())
+    names, left_out = usable(REHEARSED if context.rehearse else tuple(small()))
     found: dict[str, Any] = {}
 
     def outcome(missing: int = 0) -> Outcome:
         wrong = [f"{name}: {each['wrong'][:300]}" for name, each in found.items() if each.get("wrong")]
-        errors = [each["error"] for each in found.values() if "error" in each]
-        text = f"{len(found)} of {len(names)} losses, at most {max(errors, default=0.0):.1e} from the CPU's"
+        errors = {name: each["error"] for name, each in found.items() if "error" in each}
+        text = f"{len(found)} of {len(names)} losses"
+        if errors:
+            worst = max(errors, key=lambda name: errors[name])
+            text += f", at most {errors[worst]:.1e} from the CPU's ({worst})"
+        text += f", {len(left_out)} left out" if left_out else ""
         text += f", {missing} had no time" if missing else ""
         text += f"; {len(wrong)} wrong: {' | '.join(wrong)[:300]}" if wrong else ""
         return Outcome(not wrong, text, found)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lockstep import recipes
+from lockstep import envs, recipes
+from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
+from lockstep.training.prepare import prepare
 
 REHEARSED = ("cartpole-lag-1", "td3")
 
@@ -36,7 +38,7 @@ def _on_policy(recipe: Callable[[], Experiment], *, encoder: str, precision: str
 
 
 def _replaying(recipe: Callable[[], Experiment], **algorithm: Any) -> Experiment:
-    """Three iterations, of which the first only collects."""
+    """Two iterations of learning, after those that only collect."""
     full = on_gpu(recipe())
     settings: Any = full.algorithm
     per_iteration = full.env.num_envs * settings.rollout
@@ -44,7 +46,8 @@ def _replaying(recipe: Callable[[], Experiment], **algorithm: Any) -> Experiment
     settings = dataclasses.replace(
         settings, warmup=per_iteration, replay=dataclasses.replace(settings.replay, **changed), **algorithm
     )
-    return full.replace(algorithm=settings, total_steps=3 * per_iteration)
+    iterations = settings.build().warm_iterations(per_iteration) + 2
+    return full.replace(algorithm=settings, total_steps=iterations * per_iteration)
 
 
 # The rollouts are shorter than the recipes', and their minibatches fewer, so that slices have the recipes' shapes.
@@ -62,6 +65,19 @@ SHAPES: dict[str, Callable[[], Experiment]] = {
     "appo-atari": lambda: _on_policy(recipes.appo_atari, encoder="convnet_simple", precision="bf16"),
     "rainbow-atari": lambda: _replaying(recipes.rainbow_atari),
 }
+
+
+def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The experiments whose environments this machine has, and why the others are left out."""
+    found, missing = [], {}
+    for name in names:
+        try:
+            envs.spaces(prepare(experiment(name), Layout()).env)
+            found.append(name)
+        except Exception as error:
+            missing[name] = f"{type(error).__name__}: {error}"[-300:]
+            print(f"{name} is left out: {missing[name]}", flush=True)
+    return found, missing
 
 
 def experiment(name: str) -> Experiment:

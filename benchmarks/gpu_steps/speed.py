@@ -33,6 +33,7 @@ from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.learners.learner import Learner
 from lockstep.reports.runs import Run
+from lockstep.run.folder import RunFolder
 from lockstep.speed.trial import Trial
 
 PPO_LAYOUTS = (
@@ -354,6 +355,14 @@ def _peer(command: str, seconds: float, folder: Path) -> dict[str, Any]:
     return {"rate": statistics.median(rates[len(rates) // 2 :]), "rates": rates[-20:]}
 
 
+def _stop(place: Path, when: float) -> None:
+    """Ask this process's run to stop at a time, but not before it has something to show."""
+    metrics = RunFolder(place).metrics
+    while time.monotonic() < when or not metrics.exists() or not metrics.stat().st_size:
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def learning(context: Context) -> Outcome:
     """Breakout with PPO on the layout that was fastest, for the rest of the time."""
     fastest = context.report.get("throughput-ppo", {}).get("data", {})
@@ -366,11 +375,8 @@ def learning(context: Context) -> Outcome:
     steps = max(setting.samples_per_iteration, int(0.9 * max(seconds, 1.0) * rate))
     setting = setting.replace(total_steps=steps)
     place = context.folder / "learning"
-    timer = threading.Timer(max(seconds, 1.0), lambda: os.kill(os.getpid(), signal.SIGTERM))  # a request to stop
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=_stop, args=(place, time.monotonic() + seconds), daemon=True).start()
     train(setting, Layout.parse(text), quiet(str(place)))
-    timer.cancel()
     run = Run.read(place)
     score = run.last("score/mean")
     every = max(1, len(run.records) // 40)
