@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in worker processes
 
 import clusters
+import pretended_gpu
 import pytest
 import torch
 from children import Child
@@ -65,10 +66,14 @@ LONG = {"start", "cluster", "workers", "processes_are_there_already", "recorded"
 """Fixtures that start processes, or train for long. `make test-quick` leaves out the tests that use them, too."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pretended-gpu", action="store_true", help="run tests that need a GPU on a pretended one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     missing = {}
-    if not torch.cuda.is_available():
-        missing["gpu"] = pytest.mark.skip(reason="no CUDA device on this machine")
+    if not torch.cuda.is_available() and not config.getoption("--pretended-gpu"):
+        missing["gpu"] = pytest.mark.skip(reason="no CUDA device on this machine; --pretended-gpu runs these, too")
     if importlib.util.find_spec("envpool") is None:
         missing["envpool"] = pytest.mark.skip(reason="EnvPool is not installed (it has no release for Python 3.10)")
     items.sort(key=lambda item: item.path.stem not in LONGEST)  # or one worker would be left with them at the end
@@ -80,6 +85,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, skip in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _pretended_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that need a GPU have pretended ones, if those are asked for; faults fail them."""
+    if not (request.config.getoption("--pretended-gpu") and request.node.get_closest_marker("gpu")):
+        yield
+        return
+    with pretended_gpu.pretended():
+        yield
+        assert not pretended_gpu.faults()
 
 
 @pytest.fixture

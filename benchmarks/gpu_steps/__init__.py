@@ -1,0 +1,1 @@
+"""What benchmarks/gpu.py checks and measures, one module for each kind of step."""

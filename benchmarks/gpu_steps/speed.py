@@ -1,0 +1,386 @@
+"""How fast lockstep trains on a GPU, where the time goes, and what it learns in minutes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from gpu_steps.correctness import INLINE, quiet
+from gpu_steps.small import REHEARSED, SHAPES, experiment, on_gpu
+from gpu_steps.step import Context, Outcome, device_memory, last_lines
+from lockstep import recipes
+from lockstep.collectors.collectors import Collectors
+from lockstep.config.layout import Layout
+from lockstep.experiment import Experiment
+from lockstep.launchers.launch import train
+from lockstep.learners.learner import Learner
+from lockstep.reports.runs import Run
+from lockstep.run.folder import RunFolder
+from lockstep.speed.trial import Trial
+
+PPO_LAYOUTS = (
+    INLINE,
+    f"{INLINE},env_threads=2",
+    f"{INLINE},env_threads=2,graphs=1",
+    f"{INLINE},env_threads=8",
+    "processes:2,device=0,env_threads=2",
+    "processes:2,device=0,env_threads=2,graphs=1",
+    "processes:4,device=0,env_threads=2",
+)
+IMPALA_LAYOUTS = (
+    INLINE,
+    f"{INLINE},env_threads=4",
+    f"{INLINE},env_threads=4,graphs=1",
+    "a0-l0,env_threads=4",
+    "a0-l0,env_threads=4,graphs=1",
+    "a0,0-l0,env_threads=4",
+    "a0,0,0,0-l0,env_threads=3",
+    "acpu,cpu,cpu,cpu-l0,env_threads=3",
+    "processes:2,device=0,env_threads=4",
+)
+"""With a lag of 1, collectors of their own work while learners learn."""
+_TOP = 12
+"""Rows of a profile."""
+_PHASES = ("collecting", "learning")
+_BOUND = "lockstep "
+"""What the names of the profile's ranges begin with."""
+
+
+def resnet() -> Experiment:
+    """IMPALA with the paper's network."""
+    full = recipes.impala_atari()
+    return full.replace(model=dataclasses.replace(full.model, encoder="impala"))
+
+
+def profile_of(name: str, context: Context) -> Outcome:
+    """Kernels, launches, copies and waits of a few iterations in one process, without and with graphs."""
+    data: dict[str, Any] = {}
+    for text in (INLINE, f"{INLINE},graphs=1"):
+        try:
+            data[text] = _profiled(name, text, context)
+        except Exception as error:
+            data[text] = {"error": last_lines(error)}
+        print(f"{name} {text}: {data[text]}", flush=True)
+        context.save(Outcome(True, "stopped early", data))
+    ok = all("error" not in each for each in data.values())
+    parts = []
+    for text, each in data.items():
+        for phase in _PHASES:
+            if found := each.get(phase):
+                parts.append(
+                    f"{phase}{' (graphs)' * ('graphs' in text)} {found['wall_ms']:.0f} ms an iteration, GPU "
+                    f"{found['gpu_ms']:.0f}, {found['launches']:.0f} launches, {found['waits']:.0f} waits"
+                )
+        parts += [str(each["error"])[:200]] if "error" in each else []
+    return Outcome(ok, "; ".join(parts), data)
+
+
+def _profiled(name: str, text: str, context: Context) -> dict[str, Any]:
+    setting = experiment(REHEARSED[0]) if context.rehearse else SHAPES[name]()
+    layout, iterations = Layout.parse(text), 2
+    folder = context.folder / re.sub(r"[^a-z0-9]+", "-", text)
+    train(setting, layout, quiet(f"{folder}-warm"), stop_after=1)  # loads what libraries load at first
+    if not context.rehearse:
+        torch.cuda.reset_peak_memory_stats()
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (not context.rehearse)]
+    with _ranges(), profile(activities=activities) as found:
+        train(setting, layout, quiet(str(folder)), stop_after=iterations)
+    memory = {} if context.rehearse else {"gpu_memory_gb": torch.cuda.max_memory_reserved() / 1e9}
+    return memory | _counted(found.events() or [], iterations)
+
+
+@contextlib.contextmanager
+def _ranges() -> Any:
+    """Mark what is collecting and what is learning."""
+    before = Collectors.collect, Learner.learn
+
+    def marked(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with record_function(_BOUND + phase):
+                return function(*args, **kwargs)
+
+        return run
+
+    Collectors.collect, Learner.learn = (marked(f, phase) for f, phase in zip(before, _PHASES))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Collectors.collect, Learner.learn = before  # type: ignore[method-assign]
+
+
+def _counted(events: Any, iterations: int) -> dict[str, Any]:
+    """A profile's figures for each phase and iteration; a kernel belongs to the phase in which it began."""
+    ranges = sorted(
+        (each.time_range.start, each.time_range.end, each.name.removeprefix(_BOUND))
+        for each in events
+        if each.name.startswith(_BOUND) and each.device_type.name == "CPU"
+    )
+    begins = [begin for begin, _, _ in ranges]
+
+    def phase_at(when: float) -> str | None:
+        at = int(np.searchsorted(begins, when, side="right")) - 1
+        return ranges[at][2] if at >= 0 and when <= ranges[at][1] else None
+
+    counts = {phase: collections.Counter[str]() for phase in _PHASES}
+    kernels = {phase: collections.Counter[str]() for phase in _PHASES}
+    times = {phase: collections.Counter[str]() for phase in _PHASES}
+    cpu = {phase: collections.Counter[str]() for phase in _PHASES}
+    for each in events:
+        if each.name.startswith(_BOUND) or (phase := phase_at(each.time_range.start)) is None:
+            continue
+        if each.device_type.name == "CUDA":
+            times[phase][each.name[:90]] += each.time_range.elapsed_us()
+            kernels[phase][each.name[:90]] += 1
+        elif re.match(r"cu(da)?[A-Z]", each.name):  # a call of the driver or the runtime
+            counts[phase][each.name] += 1
+        else:
+            cpu[phase][each.name] += each.self_cpu_time_total
+    result: dict[str, Any] = {}
+    for phase in _PHASES:
+        of_runtime = counts[phase]
+        wall = sum(end - begin for begin, end, name in ranges if name == phase)
+        result[phase] = {
+            "wall_ms": wall / 1e3 / iterations,
+            "gpu_ms": sum(times[phase].values()) / 1e3 / iterations,
+            "launches": sum(n for name, n in of_runtime.items() if "Launch" in name) / iterations,
+            "graph_launches": of_runtime["cudaGraphLaunch"] / iterations,
+            "waits": sum(n for name, n in of_runtime.items() if "Synchronize" in name) / iterations,
+            "copies": {n: k / iterations for n, k in kernels[phase].items() if n.startswith(("Memcpy", "Memset"))},
+            "runtime_calls": {name: n / iterations for name, n in of_runtime.most_common(_TOP)},
+            "top_kernels_ms": {
+                name: [us / 1e3 / iterations, kernels[phase][name] / iterations]
+                for name, us in times[phase].most_common(_TOP)
+            },
+            "top_cpu_ms": {name: us / 1e3 / iterations for name, us in cpu[phase].most_common(_TOP)},
+        }
+    return result
+
+
+def throughput(context: Context, make: Callable[[], Experiment], layouts: tuple[str, ...]) -> Outcome:
+    """Samples a second of all layouts, measured in turn, beside those of the environments alone."""
+    setting = on_gpu(make())
+    if context.rehearse:
+        setting, layouts = experiment(REHEARSED[0]), (INLINE, "a0-l0")
+    data: dict[str, Any] = {"raw": {} if context.rehearse else raw_rates(setting.env.num_envs)}
+    found = in_turn({text: (setting, text) for text in layouts}, context)
+    data["layouts"] = found
+    raw = max(data["raw"].values(), default=None) if data["raw"] else None
+    rates = {text: each["rate"] for text, each in found.items() if "rate" in each}
+    wrong = [f"{text}: {str(each['error'])[-200:]}" for text, each in found.items() if "error" in each]
+    best = max(rates, key=lambda text: rates[text], default=None)
+    summary = f"{rates[best]:,.0f} samples/s with {best}" if best else "nothing was measured"
+    if best and raw:
+        data["share_of_raw"] = rates[best] / raw
+        summary += f", {rates[best] / raw:.0%} of the environments' {raw:,.0f}"
+    data["best"] = best
+    return Outcome(bool(rates) and not wrong, summary + (f"; {' | '.join(wrong)}" if wrong else ""), data)
+
+
+def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: int = 2) -> dict[str, Any]:
+    """Train all cases in turn, for as long as the step has: rates in samples and updates a second, shares of the time
+    by activity, and the GPU's memory in gigabytes. All start together, since starting takes longer than measuring."""
+    found: dict[str, Any] = {name: {"rates": [], "updates": []} for name in cases}
+    trials: dict[str, Trial] = {}
+    whole = time.perf_counter() + context.left
+
+    def guarded(name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
+            found[name]["error"] = last_lines(error) or "it was too slow"
+            print(f"{name}: {found[name]['error']}", flush=True)
+            if name in trials:
+                trials.pop(name).close()
+
+    def start(name: str) -> None:
+        trials[name] = Trial(cases[name][0], Layout.parse(cases[name][1]))
+
+    def settle(name: str) -> None:
+        trials[name].run(0.0, iterations=2 + trials[name].settling, deadline=whole - 0.4 * context.seconds)
+
+    def measure(name: str, seconds: float) -> None:
+        slot = trials[name].run(seconds, iterations=2, deadline=whole)
+        lines = slot.lines
+        found[name]["rates"].append(slot.rate)
+        if len(lines) > 1:
+            first, last = lines[0], lines[-1]
+            found[name]["updates"].append((last[1]["updates"] - first[1]["updates"]) / (last[0] - first[0]))
+        found[name]["shares"] = slot.shares()
+        found[name]["rate"] = statistics.median(found[name]["rates"])
+        print(f"{name}: {slot.rate:,.0f} samples/s, {found[name]['updates'][-1:]} updates/s", flush=True)
+        context.save(Outcome(True, "stopped early", {"layouts": found}))
+
+    try:
+        for name in cases:
+            guarded(name, functools.partial(start, name))
+        for name in list(trials):
+            guarded(name, functools.partial(settle, name))
+        for number in range(rounds):
+            for name in list(trials):
+                left = (rounds - number) * max(1, len(trials))
+                seconds = 0.5 if context.rehearse else min(10.0, 0.85 * (whole - time.perf_counter()) / left)
+                if seconds < 0.3:
+                    break
+                guarded(name, functools.partial(measure, name, seconds))
+    finally:
+        for name, trial in trials.items():
+            before = device_memory()
+            trial.close()
+            after = device_memory()
+            found[name]["gpu_memory_gb"] = before - after if before is not None and after is not None else None
+    for each in found.values():
+        if "rate" not in each:
+            each.setdefault("error", "there was no time")
+    return found
+
+
+def raw_rates(count: int) -> dict[str, float]:
+    """Steps a second of Breakout alone with random actions, by library and threads."""
+    cores = len(os.sched_getaffinity(0))
+    found = {}
+    for threads in sorted({cores // 2, cores}):
+        for name, make in {"ale-py": _ale, "envpool": _envpool}.items():
+            with contextlib.suppress(ImportError):
+                found[f"{name} {threads} threads"] = make(count, threads)
+                print(f"{name} {threads} threads: {found[f'{name} {threads} threads']:,.0f} steps/s", flush=True)
+    return found
+
+
+def _ale(count: int, threads: int) -> float:
+    from ale_py.vector_env import AtariVectorEnv
+
+    envs = AtariVectorEnv("breakout", num_envs=count, num_threads=threads)
+    return _stepped(envs, lambda actions: envs.step(actions), count, 4, np.int64)
+
+
+def _envpool(count: int, threads: int) -> float:
+    import envpool
+
+    envs: Any = envpool.make("Breakout-v5", env_type="gymnasium", num_envs=count, num_threads=threads)
+    return _stepped(envs, lambda actions: envs.step(actions), count, 4, np.int32)
+
+
+def _stepped(envs: Any, step: Callable[[Any], Any], count: int, actions: int, dtype: Any) -> float:
+    generator = np.random.default_rng(0)
+    envs.reset()
+    steps, begin = -10, time.perf_counter()
+    while steps <= 0 or time.perf_counter() - begin < 2.0:
+        step(generator.integers(actions, size=count).astype(dtype))
+        steps += 1
+        if steps == 0:
+            begin = time.perf_counter()
+    rate = steps * count / (time.perf_counter() - begin)
+    envs.close()
+    return rate
+
+
+def throughput_ppo(context: Context) -> Outcome:
+    return throughput(context, recipes.ppo_atari, PPO_LAYOUTS)
+
+
+def throughput_impala(context: Context) -> Outcome:
+    return throughput(context, resnet, IMPALA_LAYOUTS)
+
+
+def profile_ppo(context: Context) -> Outcome:
+    return profile_of("ppo-atari", context)
+
+
+def profile_impala(context: Context) -> Outcome:
+    return profile_of("impala-atari-resnet", context)
+
+
+def mujoco(context: Context) -> Outcome:
+    """Small networks: gradient steps a second on the CPU, in portable arithmetic and fp32, and on the GPU."""
+    cases: dict[str, tuple[Experiment, str]] = {}
+    for name, make in {"sac-mujoco": recipes.sac_mujoco, "ppo-mujoco": recipes.ppo_mujoco}.items():
+        for text in ("inline", INLINE, f"{INLINE},graphs=1"):
+            cases[f"{name} {text}"] = on_gpu(make()), text
+        cases[f"{name} portable inline"] = make(), "inline"
+    if context.rehearse:
+        cases = {name: (experiment("td3"), text) for name, (_, text) in list(cases.items())[:2]}
+    found = in_turn(cases, context)
+    wrong = [f"{name}: {str(each['error'])[-200:]}" for name, each in found.items() if "error" in each]
+    rates = [f"{name} {each['updates'][-1]:,.0f}" for name, each in found.items() if each["updates"]]
+    text = "updates/s: " + ", ".join(rates)
+    return Outcome(not wrong, text + (f"; {' | '.join(wrong)}" if wrong else ""), found)
+
+
+def peers(context: Context) -> Outcome:
+    """The speeds that other libraries' scripts print, each for an equal part of the time."""
+    found: dict[str, Any] = {}
+    for number, command in enumerate(context.peers):
+        seconds = context.left / (len(context.peers) - number)
+        found[command] = _peer(command, seconds, context.folder)
+        context.save(Outcome(True, "stopped early", found))
+    texts = [f"{name.split()[0]} {each.get('rate') or each.get('error')}" for name, each in found.items()]
+    return Outcome(all("rate" in each for each in found.values()), "; ".join(texts) or "none were given", found)
+
+
+def _peer(command: str, seconds: float, folder: Path) -> dict[str, Any]:
+    log = folder / "peer.txt"
+    with log.open("wb") as file:
+        arguments = [sys.executable, "-u", *shlex.split(command)]
+        process = subprocess.Popen(arguments, stdout=file, stderr=file, cwd=folder, start_new_session=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    print(text[-3000:], flush=True)
+    rates = [float(each) for each in re.findall(r"(?:SPS|sps|speed)\W{1,3}([\d.]+)", text)]
+    if not rates:
+        return {"error": text.strip()[-300:]}
+    return {"rate": statistics.median(rates[len(rates) // 2 :]), "rates": rates[-20:]}
+
+
+def _stop(place: Path, when: float) -> None:
+    """Ask this process's run to stop at a time, but not before it has something to show."""
+    metrics = RunFolder(place).metrics
+    while time.monotonic() < when or not metrics.exists() or not metrics.stat().st_size:
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def learning(context: Context) -> Outcome:
+    """Breakout with PPO on the layout that was fastest, for the rest of the time."""
+    fastest = context.report.get("throughput-ppo", {}).get("data", {})
+    text = fastest.get("best") or f"{INLINE},env_threads=2"
+    rate = fastest.get("layouts", {}).get(text, {}).get("rate", 5000.0)
+    seconds = min(context.left - 10.0, 6.0 if context.rehearse else 10**6)
+    setting = experiment(REHEARSED[0]) if context.rehearse else recipes.ppo_atari()
+    if context.rehearse:
+        text, rate = INLINE, 50.0
+    steps = max(setting.samples_per_iteration, int(0.9 * max(seconds, 1.0) * rate))
+    setting = setting.replace(total_steps=steps)
+    place = context.folder / "learning"
+    threading.Thread(target=_stop, args=(place, time.monotonic() + seconds), daemon=True).start()
+    train(setting, Layout.parse(text), quiet(str(place)))
+    run = Run.read(place)
+    score = run.last("score/mean")
+    every = max(1, len(run.records) // 40)
+    curve = [[each.get("samples"), each.get("seconds"), each.get("score/mean")] for each in run.records[::every]]
+    data = {"layout": text, "samples": run.last("samples"), "seconds": run.last("seconds"), "score": score}
+    text = f"score {score:.1f} after {data['samples']:,.0f} samples in {data['seconds']:.0f} s with {text}"
+    return Outcome(True, text, {**data, "curve": curve})

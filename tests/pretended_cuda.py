@@ -1,0 +1,218 @@
+"""What stands in for torch.cuda's functions and classes on a pretended GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import torch
+from pretended_books import CAPTURE, LAUNCH, Books, tensors, unseen
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NAME = "Pretended GPU"
+_MEMORY = 80 << 30
+
+
+class Event:
+    """Marks how many asynchronous copies were launched, and when."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._launched = 0
+        self._time = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._launched, self._time = self._books.launched, time.perf_counter()
+
+    def synchronize(self) -> None:
+        self._books.wait(self._launched)
+
+    def query(self) -> bool:
+        """Whether all is done, which it then is."""
+        self._books.settle(self._launched)
+        return True
+
+    def wait(self, stream: Any = None) -> None:
+        """A stream waits, not the host."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """In milliseconds."""
+        return 1000 * (end._time - self._time)
+
+
+class Stream:
+    """All streams of a pretended GPU are one."""
+
+    def __init__(self, books: Books, device: Any = None) -> None:
+        self._books = books
+        self.device = books.wanted("cuda" if device is None else device)
+
+    def wait_stream(self, stream: Any) -> None:
+        """A stream waits, not the host."""
+
+    def wait_event(self, event: Any) -> None:
+        """A stream waits, not the host."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = Event(self._books) if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self._books.wait()
+
+    def query(self) -> bool:
+        """Whether all is done, which it then is."""
+        self._books.settle()
+        return True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        pass
+
+
+class _Tape(TorchDispatchMode):
+    """Notes the calls of kernels, and how memory was before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        arguments = func._schema.arguments
+        given = [*zip(arguments, args), *((each, kwargs[each.name]) for each in arguments if each.name in kwargs)]
+        with unseen():
+            for argument, value in given:
+                if argument.is_write:
+                    for x in tensors(value):
+                        self._before.setdefault(x.untyped_storage()._cdata, (x, _memory(x).clone()))
+        result = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, result))
+        return result
+
+    def undo(self) -> None:
+        """Give memory the content that it had: what is captured does not run."""
+        with unseen():
+            for x, content in self._before.values():
+                _memory(x).copy_(content)
+
+
+class CUDAGraph:
+    """Repeats kernels on the same memory."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._tape = _Tape()
+
+    def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._books.note(CAPTURE)
+        self._books.tape = self._tape = _Tape()
+        self._tape.__enter__()
+
+    def capture_end(self) -> None:
+        self._tape.__exit__(None, None, None)
+        self._books.tape = None
+        self._tape.undo()
+
+    def replay(self) -> None:
+        self._books.note(LAUNCH)
+        with unseen(), torch.no_grad():
+            for func, args, kwargs, result in self._tape.calls:
+                for held, new in zip(tensors(result), tensors(func(*args, **kwargs)), strict=True):
+                    if held.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                        held.copy_(new)
+
+    def reset(self) -> None:
+        self._tape = _Tape()
+
+
+class _Graph:
+    """As torch.cuda.graph: captures what happens in its block."""
+
+    def __init__(self, graph: CUDAGraph, books: Books) -> None:
+        self._graph = graph
+        self._books = books
+
+    def __enter__(self) -> None:
+        self._books.wait()
+        self._graph.capture_begin()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._graph.capture_end()
+
+
+def stand_ins(books: Books) -> dict[str, Callable[..., Any]]:
+    """By their names in torch.cuda."""
+    current = Stream(books)
+
+    def set_device(device: Any) -> None:
+        books.current = books.wanted(device).index
+
+    def number(device: Any = None) -> int:
+        return books.wanted("cuda" if device is None else device).index
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        number(device)
+        return SimpleNamespace(
+            name=NAME,
+            major=9,
+            minor=0,
+            total_memory=_MEMORY,
+            multi_processor_count=132,
+            max_threads_per_multi_processor=2048,
+            warp_size=32,
+            L2_cache_size=50 << 20,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            uuid=f"pretended-{number(device)}",
+        )
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda pointer, size, flags: books.register(pointer, size) or 0,
+        cudaHostUnregister=lambda pointer: books.unregister(pointer) or 0,
+    )
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "is_bf16_supported": lambda *args: True,
+        "device_count": lambda: books.gpus,
+        "current_device": lambda: books.current,
+        "set_device": set_device,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_properties": properties,
+        "get_device_capability": lambda device=None: (properties(device).major, properties(device).minor),
+        "can_device_access_peer": lambda device, peer: True,
+        "mem_get_info": lambda device=None: (_MEMORY, _MEMORY),
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "synchronize": lambda device=None: books.wait(),
+        "cudart": lambda: runtime,
+        "check_error": lambda code: None,
+        "Event": lambda *args, **kwargs: Event(books),
+        "Stream": lambda device=None, *args, **kwargs: Stream(books, device),
+        "stream": lambda stream: current if stream is None else stream,
+        "current_stream": lambda device=None: current,
+        "default_stream": lambda device=None: current,
+        "CUDAGraph": lambda *args, **kwargs: CUDAGraph(books),
+        "graph": lambda graph, *args, **kwargs: _Graph(graph, books),
+        "graph_pool_handle": lambda: (0, 0),
+        "is_current_stream_capturing": lambda: books.tape is not None,
+    }
+
+
+def _memory(x: Tensor) -> Tensor:
+    """All memory that a tensor is a view of, as bytes."""
+    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())

@@ -1,0 +1,202 @@
+"""A pretended GPU: `cuda:0` and more on torch's build for CPUs, with real numbers.
+
+All memory is the CPU's; which of it lies on which GPU is written down (pretended_books.py). Two torch modes
+(pretended_modes.py) see every call and every kernel. So whole runs train, in one process or several, while what CUDA
+refuses is refused, and kernels, copies and syncs are counted with the line of lockstep that caused them.
+
+python tests/pretended_gpu.py EXPERIMENT [LAYOUT ...]      train an experiment of tests/tiny.py: digests and counts
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretended_books import Books, Counts
+from pretended_cuda import stand_ins
+from pretended_modes import Functions, Kernels
+
+from lockstep.system import children
+
+_LEAVING = 5.0
+"""Seconds that a process has to leave its counts before it is killed."""
+_installed: tuple[Books, contextlib.ExitStack] | None = None
+
+
+def install(gpus: int = 4) -> None:
+    """From now on this process, and those that lockstep starts from it, have GPUs."""
+    folder = Path(tempfile.mkdtemp(prefix="pretended-gpu-"))
+    _install(gpus, folder).callback(shutil.rmtree, folder, ignore_errors=True)
+
+
+def uninstall() -> None:
+    """Everything is as it was before install()."""
+    global _installed
+    assert _installed is not None, "nothing is installed"
+    _installed[1].close()
+    _installed = None
+
+
+@contextlib.contextmanager
+def pretended(gpus: int = 4) -> Iterator[None]:
+    """Installed for a while."""
+    install(gpus)
+    try:
+        yield
+    finally:
+        uninstall()
+
+
+def counts() -> Counts:
+    """Since install(), in this process and in those that lockstep started from it and that have ended."""
+    return _books().total()
+
+
+def faults() -> dict[str, int]:
+    """What CUDA would have refused, or what may give other numbers on it, and how often, in all processes."""
+    return _books().faults()
+
+
+def report(lines: int = 6) -> str:
+    """Counts and faults, as text.
+
+    Args:
+        lines: of lockstep, for each kind of thing that was counted.
+    """
+    return "\n".join([counts().text(lines), *(f"FAULT {text} x{n}" for text, n in faults().items())])
+
+
+@contextlib.contextmanager
+def each_call(owner: Any, name: str) -> Iterator[list[Counts]]:
+    """The counts of each call of owner.name in this process, in order; owner is a class or a module."""
+    found: list[Counts] = []
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        before = _books().counts
+        result = function(*args, **kwargs)
+        found.append(_books().counts - before)
+        return result
+
+    setattr(owner, name, counted)
+    try:
+        yield found
+    finally:
+        setattr(owner, name, function)
+
+
+def _books() -> Books:
+    assert _installed is not None, "call install() first"
+    return _installed[0]
+
+
+def _install(gpus: int, folder: Path) -> contextlib.ExitStack:
+    global _installed
+    assert _installed is None, "a pretended GPU is installed already"
+    books, stack = Books(gpus, folder), contextlib.ExitStack()
+    for name, value in stand_ins(books).items():
+        _replace(stack, torch.cuda, name, value)
+    _replace(stack, children, "start", functools.partial(_start, children.start, gpus, folder))
+    _replace(stack, threading.Thread, "run", _in_threads(threading.Thread.run, books))
+    stack.enter_context(Functions(books))
+    stack.enter_context(Kernels(books))
+    _installed = books, stack
+    return stack
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _in_threads(run: Callable[[threading.Thread], None], books: Books) -> Callable[[threading.Thread], None]:
+    """Torch's modes are a thread's own."""
+
+    def modes_and_run(thread: threading.Thread) -> None:
+        with Functions(books), Kernels(books):
+            run(thread)
+
+    return modes_and_run
+
+
+def _start(
+    start: Callable[..., Any], gpus: int, folder: Path, target: Callable[..., Any], args: tuple[Any, ...], name: str
+) -> Any:
+    """As lockstep.system.children.start."""
+    process = start(_child, (gpus, folder, target, *args), name)
+    kill = process.kill
+
+    def leave_and_die() -> None:
+        process.join(_LEAVING)
+        kill()
+
+    process.kill = leave_and_die
+    return process
+
+
+def _child(gpus: int, folder: Path, target: Callable[..., Any], *args: Any) -> None:
+    """What a child process runs."""
+    _install(gpus, folder)
+    try:
+        target(*args)
+    finally:
+        _books().leave()
+
+
+# ------------------------------------------------------------------------------------------------- command line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns how many layouts failed."""
+    from tiny import EXPERIMENTS, options
+
+    from lockstep.config.layout import Layout
+    from lockstep.launchers.launch import train
+
+    parser = argparse.ArgumentParser(description="Train small experiments on pretended GPUs.")
+    parser.add_argument("experiment", choices=["all", *EXPERIMENTS], metavar="EXPERIMENT", help="of tests/tiny.py")
+    parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help="by default inline,device=0")
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--lines", type=int, default=0, help="of lockstep, for each kind of thing that is counted")
+    parser.add_argument("--traces", action="store_true", help="print the tracebacks of failed runs")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    wrong = 0
+    for name in EXPERIMENTS if given.experiment == "all" else [given.experiment]:
+        experiment, digests = EXPERIMENTS[name](), set[str]()
+        if experiment.precision == "portable":  # its arithmetic is the CPU's
+            continue
+        for text in given.layouts or ["inline,device=0"]:
+            with pretended(given.gpus), tempfile.TemporaryDirectory() as folder:
+                try:
+                    digest = train(experiment, Layout.parse(text), options(Path(folder) / "run")).digest
+                    digests.add(digest)
+                    verdict = digest[:12]
+                except Exception as error:
+                    verdict = f"FAILED, {type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+                    if given.traces:
+                        traceback.print_exc()
+                found = faults()
+                wrong += bool(found) or "FAILED" in verdict or len(digests) > 1
+                print(f"{name} {text}: {verdict}{' DIFFERS' if len(digests) > 1 else ''}", flush=True)
+                if given.lines or found:
+                    print(report(given.lines), flush=True)
+    print(f"{wrong} failed")
+    return wrong
+
+
+if __name__ == "__main__":
+    import pretended_gpu  # by the name under which children know it
+
+    sys.exit(bool(pretended_gpu.main()))

@@ -1,0 +1,332 @@
+"""The pretended GPU finds planted faults of every kind, and the small experiments train on it without one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pretended_gpu
+import pytest
+import torch
+from pretended_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, SORTED, STAGED, SYNC
+from pretended_gpu import counts, faults
+from tiny import EXPERIMENTS, options, squashed
+from torch import Tensor
+
+from lockstep.config.layout import Layout
+from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
+from lockstep.experiment import Experiment
+from lockstep.launchers.launch import train
+from lockstep.system.graphs import Graph, cuda_graph
+
+GPU = "cuda:0"
+ALL: dict[str, Callable[[], Experiment]] = {
+    **{name: make for name, make in EXPERIMENTS.items() if make().precision != "portable"},  # which is of CPUs alone
+    "squashed": squashed,
+}
+QUICK = ("ppo-bf16", "td3")
+"""Trained on one GPU in `make test-quick`, too."""
+LAYOUTS = ("inline,device=0,graphs=1", "processes:2,device=0", "a0-l0", "a0,0-l0", "a0-l1,2,3", "a0-l0,graphs=1")
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with pretended_gpu.pretended(gpus=4):
+        yield
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def found(text: str) -> bool:
+    """Whether a fault was written down, with the line of this file."""
+    return any(text in fault and "test_pretended_gpu.py" in fault for fault in faults())
+
+
+# What it pretends
+
+
+@pytest.mark.usefixtures("gpu")
+def test_tensors_are_where_they_were_put() -> None:
+    x = torch.arange(6.0, device=GPU).view(2, 3)
+    assert x.device == x[0].device == (x + 1).device == torch.zeros_like(x).device == torch.device(GPU)
+    assert x.is_cuda and not x.is_cpu and x.get_device() == 0
+    assert x.cpu().device.type == "cpu" and x.to("cuda:3").device.index == 3
+    assert torch.zeros_like(x, device="cpu").device.type == x.new_zeros(2, device="cpu").device.type == "cpu"
+    assert x.new_tensor([1.0]).device == torch.tensor(1, device=GPU).device == torch.device(GPU)
+    assert x.sum().item() == 15 and x.tolist() == [[0, 1, 2], [3, 4, 5]]
+    torch.cuda.set_device("cuda:2")
+    assert torch.ones(1, device="cuda").device.index == torch.cuda.current_device() == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_values_that_are_put_on_a_gpu_are_copies() -> None:
+    values = np.zeros(3, np.float32)
+    x = torch.as_tensor(values, device=GPU)
+    x += 1
+    assert not values.any() and torch.from_numpy(values).device.type == "cpu"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_gradients_of_a_module() -> None:
+    model = torch.nn.Linear(3, 2)
+    expected = torch.autograd.grad(model(torch.ones(4, 3)).square().sum(), model.weight)[0]
+    model.to(GPU)
+    model(torch.ones(4, 3, device=GPU)).square().sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.device == torch.device(GPU)
+    assert torch.equal(model.weight.grad.cpu(), expected)
+    assert not faults()
+
+
+def test_nothing_is_left_of_it() -> None:
+    with pretended_gpu.pretended():
+        x = torch.ones(2, device=GPU)
+        assert torch.cuda.device_count() == 4
+    assert not torch.cuda.is_available() and x.device.type == "cpu"
+    assert torch.zeros(2, pin_memory=False).numpy().sum() == 0
+
+
+@pytest.mark.usefixtures("gpu")
+def test_events_and_streams() -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+    event.synchronize()
+    torch.cuda.synchronize()
+    assert event.query() and event.elapsed_time(event) == 0
+    assert counts()[SYNC] == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_graph_repeats_what_it_captured_and_does_not_run_it_before() -> None:
+    x, y = torch.zeros(2, device=GPU), torch.zeros(2, device=GPU)
+
+    def add() -> None:
+        x.add_(1)
+        y.copy_(x * 2)
+
+    repeat = cuda_graph(add)
+    assert x.tolist() == [3, 3]  # of warming up
+    x.zero_()
+    before = counts()
+    repeat()
+    repeat()
+    assert (counts() - before)[LAUNCH] == 2 and (counts() - before)[KERNEL] == 0
+    assert x.tolist() == [2, 2] and y.tolist() == [4, 4]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_graph_of_a_gradient() -> None:
+    weight = torch.ones(3, 2, device=GPU, requires_grad=True)
+
+    def gradient(x: Tensor) -> tuple[Tensor]:
+        return torch.autograd.grad((x @ weight).square().sum(), weight)
+
+    graph = Graph(gradient, [torch.zeros(4, 3, device=GPU)])
+    x = torch.arange(12.0, device=GPU).view(4, 3)
+    assert torch.equal(graph(x)[0].cpu(), gradient(x)[0].cpu())
+
+
+# Planted faults
+
+
+@pytest.mark.usefixtures("gpu")
+def test_tensors_of_two_devices_are_refused() -> None:
+    x = torch.ones(2, device=GPU)
+    assert (x * torch.tensor(2.0)).sum().item() == 4  # numbers of the CPU go with any device
+    for other in (torch.ones(2), torch.ones(2, device="cuda:1")):
+        with pytest.raises(RuntimeError, match="same device"):
+            x + other
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.stack([x, torch.ones(2)])
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(2, device="cuda:4")
+    assert found("at least two devices")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_numpy_is_refused() -> None:
+    x = torch.ones(2, device=GPU)
+    for convert in (Tensor.numpy, np.asarray):
+        with pytest.raises(TypeError, match="Use Tensor.cpu"):
+            convert(x)
+    assert x.cpu().numpy().sum() == 2 and found("to numpy")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x[[0, 1]],
+        lambda x: x.copy_(torch.zeros(2)),
+        lambda x: torch.cuda.synchronize(),
+        lambda x: torch.cuda.current_stream().synchronize(),
+    ],
+)
+def test_a_sync_in_a_capture_is_refused(waits: Callable[[Tensor], object]) -> None:
+    x = torch.ones(2, device=GPU)
+    before = counts()
+    waits(x)
+    assert (counts() - before)[SYNC]
+    with pytest.raises(RuntimeError, match="while a graph is captured"):
+        cuda_graph(lambda: (waits(x), None)[1])
+    assert found("while a graph is captured")
+    assert x.sum().item() is not None  # the capture has ended
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("make", [lambda x: x.new_tensor([1.0]), lambda x: torch.tensor(1.0, device=x.device)])
+def test_a_constant_in_a_capture_is_refused(make: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(2, device=GPU)
+    with pytest.raises(RuntimeError, match="made of the host's values"):
+        cuda_graph(lambda: (x.add_(make(x)), None)[1])
+    assert found("made of the host's values")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_numbers_of_python_may_be_captured() -> None:
+    x = torch.ones(2, device=GPU)
+
+    def work() -> None:
+        x[0] = 5.0
+        x.add_(1).masked_fill_(x > 100, 0.0)
+        torch.where(x > 0, x, 0.0)
+
+    cuda_graph(work)()
+    assert x.tolist() == [6, 5] and not faults()
+
+
+@pytest.mark.usefixtures("gpu", "deterministic")
+def test_an_operation_without_a_deterministic_kernel_is_refused() -> None:
+    x = torch.ones(2, 3, device=GPU, requires_grad=True)
+    torch.cumsum(torch.ones(2, dtype=torch.long, device=GPU), 0)
+    torch.ones(3).cumsum(0)
+    assert not faults()
+    with pytest.raises(RuntimeError, match="cumsum does not have a deterministic implementation"):
+        x.detach().cumsum(0)
+    with pytest.raises(RuntimeError, match="_adaptive_avg_pool2d_backward"):
+        torch.nn.functional.adaptive_avg_pool2d(x[None, None], (1, 2)).sum().backward()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with pytest.warns(UserWarning, match="cumsum does not have a deterministic implementation"):
+        x.detach().cumsum(0)
+    assert found("cumsum") and found("_adaptive_avg_pool2d_backward")
+    before = counts()
+    x.gather(1, torch.zeros(2, 1, dtype=torch.long, device=GPU)).sum().backward()
+    assert (counts() - before)[SORTED] == 1
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("shared", [False, True])
+def test_pinned_memory_that_is_overwritten_too_early_is_found(shared: bool) -> None:
+    source: Tensor = (
+        SharedMemory().map(lambda arena: arena.zeros((4,)), pinned=True)
+        if shared
+        else PrivateArena(pinned=True).zeros((4,))
+    )
+    x = source.to(GPU, non_blocking=True)
+    torch.cuda.synchronize()
+    source += 1  # the copy was waited for
+    assert not faults()
+    x.copy_(source, non_blocking=True)
+    event = torch.cuda.current_stream().record_event()
+    x.copy_(source, non_blocking=True)
+    event.synchronize()  # waits for the first copy alone
+    source.numpy()[0] = 7
+    torch.cuda.synchronize()
+    assert found("overwritten before its copy was waited for") and sum(faults().values()) == 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_was_not_waited_for_has_not_arrived() -> None:
+    x, here = torch.ones(3, device=GPU), torch.zeros(3, pin_memory=True)
+    here.copy_(x, non_blocking=True)
+    assert here.isnan().all()
+    torch.cuda.current_stream().synchronize()
+    assert here.tolist() == [1, 1, 1]
+    assert torch.zeros(3).copy_(x, non_blocking=True).tolist() == [1, 1, 1]  # pageable memory, so the host waited
+
+
+@pytest.mark.usefixtures("gpu")
+def test_copies_are_counted_by_kind() -> None:
+    pinned, x = torch.zeros(4, 4, pin_memory=True), torch.zeros(4, 4, device=GPU)
+    assert pinned.is_pinned() and pinned[1].is_pinned() and not torch.zeros(2).is_pinned()
+    cases: list[tuple[Callable[[], object], dict[str, int]]] = [
+        (lambda: x.copy_(pinned, non_blocking=True), {PINNED: 1}),
+        (lambda: x.copy_(pinned.t(), non_blocking=True), {STAGED: 1}),
+        (lambda: pinned[:, :2].to(GPU, non_blocking=True), {STAGED: 1}),
+        (lambda: x.copy_(pinned[0], non_blocking=True), {STAGED: 1}),
+        (lambda: x[:, :2].copy_(pinned[:2].view(4, 2), non_blocking=True), {PINNED: 1, KERNEL: 1}),
+        (lambda: pinned.t().to(GPU, non_blocking=True), {PINNED: 1}),
+        (lambda: pinned.to(GPU, torch.float64, non_blocking=True), {PINNED: 1, KERNEL: 1}),
+        (lambda: x.copy_(pinned), {PINNED: 1, SYNC: 1}),
+        (lambda: x.copy_(torch.zeros(4, 4), non_blocking=True), {PAGEABLE: 1}),
+        (lambda: torch.tensor([1.0], device=GPU), {PAGEABLE: 1, SYNC: 1}),
+        (lambda: x.cpu(), {BACK: 1, SYNC: 1}),
+        (lambda: x.to("cuda:1"), {PEER: 1}),
+        (lambda: x.clone(), {COPY: 1}),
+    ]
+    for number, (act, expected) in enumerate(cases):
+        before = counts()
+        act()
+        seen = counts() - before
+        assert {kind: seen[kind] for kind in seen.kinds()} == expected, number
+    assert all("test_pretended_gpu.py" in line for line in counts().lines(STAGED))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_each_call_is_counted() -> None:
+    class Part:
+        def step(self, x: Tensor) -> Tensor:
+            return (x + 1) * 2
+
+    with pretended_gpu.each_call(Part, "step") as calls:
+        Part().step(torch.ones(2))
+        Part().step(torch.ones(2, device=GPU))
+    assert [each[KERNEL] for each in calls] == [0, 2]
+
+
+# Training
+
+
+def run(experiment: Experiment, text: str, folder: Path) -> str:
+    """The digest on pretended GPUs."""
+    with pretended_gpu.pretended():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            digest = train(experiment, Layout.parse(text), options(folder)).digest
+        assert not faults()
+    return digest
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL])
+def test_every_experiment_trains(name: str, tmp_path: Path) -> None:
+    run(ALL[name](), "inline,device=0", tmp_path / "run")
+
+
+def test_processes_leave_their_counts_and_faults(tmp_path: Path) -> None:
+    experiment = ALL["td3"]()
+    digest = run(experiment, "inline,device=0", tmp_path / "inline")
+    with pretended_gpu.pretended():
+        assert train(experiment, Layout.parse("a0-l0"), options(tmp_path / "split")).digest == digest
+        lines = counts().lines(KERNEL)
+    assert any("collectors/" in line for line in lines) and any("learners/" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo-bf16", "impala-lstm-lag-2", "mujoco-normalized", "tuple-dict-mask", "td3"])
+def test_layouts_agree(name: str, tmp_path: Path) -> None:
+    experiment = ALL[name]()
+    alone = run(experiment, "inline,device=0", tmp_path / "inline")
+    assert {text: run(experiment, text, tmp_path / text) for text in LAYOUTS} == dict.fromkeys(LAYOUTS, alone)
