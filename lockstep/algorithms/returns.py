@@ -133,9 +133,22 @@ def _continues(terminated: Tensor, truncated: Tensor, like: Tensor) -> Tensor:
 
 def _backward_trace(x_t: Tensor, decay_t: Tensor) -> Tensor:
     """y_t = x_t + decay_t y_{t+1}, with y_T = 0."""
+    if x_t.device.type != "cpu":
+        return backward_scan(x_t, decay_t)
     y_t = torch.empty_like(x_t)
     y_tp1 = torch.zeros_like(x_t[0])
     for t in reversed(range(len(x_t))):
         y_tp1 = x_t[t] + decay_t[t] * y_tp1
         y_t[t] = y_tp1
     return y_t
+
+
+def backward_scan(x_t: Tensor, decay_t: Tensor) -> Tensor:
+    """The same in log T rounds, each of which doubles how far a sum reaches: a GPU takes as long for a whole round as
+    for one step (Hillis and Steele 1986, "Data parallel algorithms"). Its rounding differs from that of the loop."""
+    reach, steps = 1, len(x_t)
+    while reach < steps:
+        x_t = torch.cat([torch.addcmul(x_t[:-reach], decay_t[: steps - reach], x_t[reach:]), x_t[-reach:]])
+        decay_t = decay_t[:-reach] * decay_t[reach:]  # of as many steps as a sum reaches now
+        reach *= 2
+    return x_t

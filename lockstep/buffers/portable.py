@@ -117,8 +117,8 @@ class PortableBatches(FreshBatches):
     def _indices(self, slot: int, iteration: int) -> np.ndarray:
         """The items of a slot's slices: int64 [G, n]."""
         count = self.items.valid.shape[1]
-        plan = self._plan(slot, iteration)
-        return np.stack([np.arange(count) if part is None else part.numpy() for part in plan])
+        parts = self._parts(self._plan(slot, iteration))
+        return np.stack([np.arange(count) if part is None else part.numpy() for part in parts])
 
     def _standardizing(self) -> list[tuple[float, float]]:
         sums = {}

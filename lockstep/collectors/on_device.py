@@ -115,9 +115,9 @@ class DeviceActing:
 
     def _to_device(self, actor: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
         """The inputs on the GPU, and the recorded calls for them."""
-        if self._held is None:
+        if self._held is None:  # zeros, which every model can be recorded with
             device = self.state.device
-            self._held = inputs.map(lambda x: torch.empty_like(x, device=device))._replace(state=self.state)
+            self._held = inputs.map(lambda x: torch.zeros_like(x, device=device))._replace(state=self.state)
         program = actor.prepared(self._held)
         for index, (to, x) in enumerate(zip(self._held.leaves(), inputs.leaves(), strict=True)):
             if to is not x and (program is None or program.uses[index]):

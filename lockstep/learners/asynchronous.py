@@ -240,6 +240,8 @@ class AsyncLearner(Learner):
         experiment, algorithm = self._agent.experiment, self._algorithm
         hyper = algorithm.hyperparameters(iteration / experiment.iterations)
         steps = self.batches.begin(iteration, rollouts, hyper)
+        if self._graphs is not None:
+            self._graphs.begin()
         before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
@@ -252,7 +254,7 @@ class AsyncLearner(Learner):
             step, number = taken[slot], before + taken[slot] + 1
             taken[slot] += 1
             self._parameters.read(behind)
-            gradient = self._gradient(slot, self.batches.slice(slot, step), {**hyper, "update": number})
+            gradient = self._gradient(slot, step, {**hyper, "update": number})
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self._alive()

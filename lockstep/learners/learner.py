@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import LossOutput, ParameterGroup, check_loss
-from lockstep.buffers.batches import Batches, CollectedRollout, Slice
+from lockstep.algorithms.base import Batch, LossOutput, ParameterGroup, check_loss
+from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.buffers.on_policy import FreshBatches
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
+from lockstep.learners.graphs import GraphedSlices
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
-from lockstep.system.graphs import Capture, Graph
+from lockstep.system.graphs import Capture
 
 
 class Applied(NamedTuple):
@@ -89,12 +91,10 @@ class Learner:
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
-        self._capture = capture if capture is not None and _fixed(agent) else None
-        self._graphs: dict[Any, Graph] = {}
-        """By the shapes of their inputs."""
-        self._numbers = torch.empty(0)
-        """float64 [H]: the hyperparameters that graphs read."""
-        self._numbers_set: list[float] = []
+        self._graphs: GraphedSlices | None = None
+        if capture is not None and isinstance(self.batches, FreshBatches) and not agent.experiment.model.recurrent:
+            # With recurrent cores, kernels depend on where episodes begin.
+            self._graphs = GraphedSlices(self.batches, self._gathered, capture, agent.device)
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
         self._applied: Normalizers | None = None
@@ -110,6 +110,8 @@ class Learner:
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
         hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
         steps = self.batches.begin(iteration, rollouts, hyper)
+        if self._graphs is not None:
+            self._graphs.begin()
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
@@ -143,7 +145,7 @@ class Learner:
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""
         for slot in self._slots:
-            yield slot, self._gradient(slot, self.batches.slice(slot, step), hyper)
+            yield slot, self._gradient(slot, step, hyper)
 
     def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
@@ -210,22 +212,33 @@ class Learner:
             groups = self._algorithm.groups(step, self._algorithm.hyperparameters(iteration / iterations))
             self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
-    def _gradient(self, slot: int, part: Slice, hyper: dict[str, float]) -> Tensor:
-        """A slice's gradient followed by its counts and metric sums, for the reduction."""
-        batch, normalizers = part
-        if normalizers is not self._applied:
-            normalizers.apply(self._agent.model)
-            if self._agent.target is not None:
-                normalizers.apply(self._agent.target)
-            self._applied = normalizers
-        if self._capture is not None:
-            return self._from_graph(batch, hyper, self._capture)
+    def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
+        """The gradient of a slot's slice, followed by its counts and metric sums, for the reduction."""
+        if self._graphs is not None and isinstance(self.batches, FreshBatches):
+            self._normalize(self.batches.normalizers(slot))
+            gradient = self._graphs.gradient(slot, step, hyper)
+            if gradient is not None:
+                return gradient
+        batch, normalizers = self.batches.slice(slot, step)
+        self._normalize(normalizers)
         loss, numbers = self._differentiate(batch, hyper)
         self.batches.learned(slot, loss.priorities)
         if self._algorithm.weighted:
             # One number per slot, so that the sum holds each slot's largest weight.
             largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
             numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
+        return self._flat.gather_gradient(numbers)
+
+    def _normalize(self, normalizers: Normalizers) -> None:
+        """Make the networks normalize observations with these statistics."""
+        if normalizers is not self._applied:
+            normalizers.apply(self._agent.model)
+            if self._agent.target is not None:
+                normalizers.apply(self._agent.target)
+            self._applied = normalizers
+
+    def _gathered(self, batch: Batch, hyper: dict[str, Any]) -> Tensor:
+        _, numbers = self._differentiate(batch, hyper)
         return self._flat.gather_gradient(numbers)
 
     def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> tuple[LossOutput, list[Tensor]]:
@@ -238,37 +251,3 @@ class Learner:
         loss.total.backward()
         metrics = [loss.metrics[name] for name in self._algorithm.metric_names]
         return loss, [batch.valid.sum(dtype=torch.float32), *metrics]
-
-    def _from_graph(self, batch: Any, hyper: dict[str, float], capture: Capture) -> Tensor:
-        leaves: list[Tensor] = []
-        batch.map(lambda leaf: leaves.append(leaf) or leaf)
-        self._set_numbers(list(hyper.values()))
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if shapes not in self._graphs:
-
-            def gradient(*inputs: Tensor) -> tuple[Tensor]:
-                given = iter(inputs)
-                named = dict(zip(hyper, self._numbers.unbind(), strict=True))
-                held = batch.map(lambda leaf: next(given))
-                _, tail = self._differentiate(held, named)
-                return (self._flat.gather_gradient(tail),)
-
-            self._graphs[shapes] = Graph(gradient, leaves, capture)
-        return self._graphs[shapes](*leaves)[0]
-
-    def _set_numbers(self, numbers: list[float]) -> None:
-        """Put hyperparameters where graphs read them, which would keep plain numbers as constants."""
-        if numbers == self._numbers_set:
-            return
-        on_gpu = self._agent.device.type != "cpu"
-        given = torch.tensor(numbers, dtype=torch.float64, pin_memory=on_gpu)  # float64 like the numbers before
-        if not self._numbers_set:
-            self._numbers = torch.empty_like(given, device=self._agent.device)
-        self._numbers.copy_(given, non_blocking=True)
-        self._numbers_set = numbers
-
-
-def _fixed(agent: Agent) -> bool:
-    """Whether computing a slice's gradient always runs the same kernels on the same memory. With recurrent cores they
-    depend on where episodes begin, and replayed batches have priorities and weights."""
-    return not agent.experiment.algorithm.replays and not agent.experiment.model.recurrent

@@ -5,10 +5,9 @@ A graph repeats the kernels that it captured, on the same memory, so its bits ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 Repeat = Callable[[], None]
 Capture = Callable[[Repeat], Repeat]
@@ -30,29 +29,3 @@ def cuda_graph(function: Repeat) -> Repeat:
     with torch.cuda.graph(graph):
         function()
     return graph.replay
-
-
-class Graph:
-    """A function of tensors, captured with the given ones. Every call needs tensors of the same shapes.
-
-    Args:
-        function: everything else that it reads must keep its address.
-    """
-
-    def __init__(
-        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], capture: Capture = cuda_graph
-    ) -> None:
-        self._inputs = [x.clone() for x in inputs]
-        self._results: Sequence[Tensor] = ()
-
-        def run() -> None:
-            self._results = function(*self._inputs)
-
-        self._repeat = capture(run)
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The results, copied out of the graph's memory, which the next call overwrites."""
-        for held, given in zip(self._inputs, inputs, strict=True):
-            held.copy_(given, non_blocking=True)
-        self._repeat()
-        return tuple(result.clone() for result in self._results)
