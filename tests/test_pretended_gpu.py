@@ -335,6 +335,7 @@ def test_the_hot_path_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["ppo-bf16", "impala-lstm-lag-2", "mujoco-normalized", "tuple-dict-mask", "td3"])
 def test_layouts_agree(name: str, tmp_path: Path) -> None:
     experiment = ALL[name]()
