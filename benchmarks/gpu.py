@@ -6,9 +6,9 @@
     python benchmarks/gpu.py --out DIR --stage 1 --rehearse # everything tiny, on a pretended GPU
 
 Run it from a checkout; nothing needs to be installed but what lockstep imports. Every step runs in a process of its
-own, the most important first, until its time limit; one that fails, crashes or hangs does not stop the others, and one
-that does not fit into the stage's time is skipped. Results are added to DIR/report.json as they come, and what the
-steps print to DIR/log.txt. The exit code is 1 if any step failed.
+own, the most important first, for its share of the stage's time; one that fails, crashes or hangs does not stop the
+others, and what there is no time for is named. Results are added to DIR/report.json as they come, and what the steps
+print to DIR/log.txt. The exit code is 1 if any step failed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Step:
     function: str
     """module:function, called with a Context."""
     limit: float
-    """Seconds after which it is stopped."""
+    """The most seconds that it may take. Steps share the stage's time in proportion."""
     stage: int
 
 
@@ -86,8 +86,10 @@ def run(steps: Sequence[Step], out: Path, seconds: float, *, rehearse: bool = Fa
     report |= {"rehearsed": rehearse, "commit": _commit(), "begun": time.strftime("%Y-%m-%d %H:%M:%S")}
     entries = report.setdefault("steps", {})
     end, rows, good = time.monotonic() + seconds, [], True
-    for step in steps:
-        limit = min(step.limit * (_REHEARSING if rehearse else 1), end - time.monotonic())
+    for number, step in enumerate(steps):
+        # A share of what is left, in which what faster steps did not need is included.
+        share = step.limit / sum(each.limit for each in steps[number:])
+        limit = min(step.limit * (_REHEARSING if rehearse else 1), share * (end - time.monotonic()))
         if limit < _LEAST:
             entry = {"status": "skipped", "seconds": 0.0, "summary": "no time was left", "data": {}}
         else:

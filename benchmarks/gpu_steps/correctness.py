@@ -155,7 +155,7 @@ def _layouts_agree(context: Context, names: Sequence[str], verified: str | None 
         print(f"{task.name}: {state}", flush=True)
         context.save(outcome())
 
-    hands = 2 if context.rehearse else max(2, (os.cpu_count() or 2) * 7 // 16)
+    hands = 2 if context.rehearse else max(2, (os.cpu_count() or 2) * 10 // 16)
     return outcome(do(tasks, hands, _limit(context), lambda: context.left, done))
 
 

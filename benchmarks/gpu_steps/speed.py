@@ -216,7 +216,7 @@ def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: 
         trials[name] = Trial(cases[name][0], Layout.parse(cases[name][1]))
 
     def settle(name: str) -> None:
-        trials[name].run(0.0, iterations=2 + trials[name].settling, deadline=whole - 0.4 * context.seconds)
+        trials[name].run(0.0, iterations=1 + trials[name].settling, deadline=whole - 0.4 * context.seconds)
 
     def measure(name: str, seconds: float) -> None:
         slot = trials[name].run(seconds, iterations=2, deadline=whole)
