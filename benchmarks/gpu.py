@@ -198,8 +198,9 @@ def _step(given: dict[str, Any]) -> None:
     from lockstep.system import children
 
     children.die_with_parent(os.getppid())
-    if given["rehearse"]:
-        importlib.import_module("pretended_gpu").install()  # of tests/
+    pretended = importlib.import_module("pretended_gpu") if given["rehearse"] else None  # of tests/
+    if pretended is not None:
+        pretended.install()
     report = json.loads(Path(given["report"]).read_text())["steps"] if Path(given["report"]).exists() else {}
     folder, result = Path(given["folder"]), Path(given["result"])
     context = Context(given["seconds"], folder, given["rehearse"], report, tuple(given["peers"]), result)
@@ -211,6 +212,8 @@ def _step(given: dict[str, Any]) -> None:
         known = json.loads(result.read_text())["data"] if result.exists() else {}
         outcome = Outcome(False, last_lines(error).replace("\n", " ")[-400:], known)
     context.save(outcome)
+    if pretended is not None:
+        pretended.uninstall()  # which deletes its files
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what ending takes with a GPU, or after an error of it, is no part of the step
