@@ -6,9 +6,9 @@
     python benchmarks/gpu.py --out DIR --stage 1 --rehearse # everything tiny, on a pretended GPU
 
 Run it from a checkout; nothing needs to be installed but what lockstep imports. Every step runs in a process of its
-own, the most important first, until its time limit; one that fails, crashes or hangs does not stop the others, and one
-that does not fit into the stage's time is skipped. Results are added to DIR/report.json as they come, and what the
-steps print to DIR/log.txt. The exit code is 1 if any step failed.
+own, the most important first, for its share of the stage's time; one that fails, crashes or hangs does not stop the
+others, and what there is no time for is named. Results are added to DIR/report.json as they come, and what the steps
+print to DIR/log.txt. The exit code is 1 if any step failed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Step:
     function: str
     """module:function, called with a Context."""
     limit: float
-    """Seconds after which it is stopped."""
+    """The most seconds that it may take. Steps share the stage's time in proportion."""
     stage: int
 
 
@@ -86,8 +86,10 @@ def run(steps: Sequence[Step], out: Path, seconds: float, *, rehearse: bool = Fa
     report |= {"rehearsed": rehearse, "commit": _commit(), "begun": time.strftime("%Y-%m-%d %H:%M:%S")}
     entries = report.setdefault("steps", {})
     end, rows, good = time.monotonic() + seconds, [], True
-    for step in steps:
-        limit = min(step.limit * (_REHEARSING if rehearse else 1), end - time.monotonic())
+    for number, step in enumerate(steps):
+        # A share of what is left, in which what faster steps did not need is included.
+        share = step.limit / sum(each.limit for each in steps[number:])
+        limit = min(step.limit * (_REHEARSING if rehearse else 1), share * (end - time.monotonic()))
         if limit < _LEAST:
             entry = {"status": "skipped", "seconds": 0.0, "summary": "no time was left", "data": {}}
         else:
@@ -196,8 +198,9 @@ def _step(given: dict[str, Any]) -> None:
     from lockstep.system import children
 
     children.die_with_parent(os.getppid())
-    if given["rehearse"]:
-        importlib.import_module("pretended_gpu").install()  # of tests/
+    pretended = importlib.import_module("pretended_gpu") if given["rehearse"] else None  # of tests/
+    if pretended is not None:
+        pretended.install()
     report = json.loads(Path(given["report"]).read_text())["steps"] if Path(given["report"]).exists() else {}
     folder, result = Path(given["folder"]), Path(given["result"])
     context = Context(given["seconds"], folder, given["rehearse"], report, tuple(given["peers"]), result)
@@ -209,6 +212,8 @@ def _step(given: dict[str, Any]) -> None:
         known = json.loads(result.read_text())["data"] if result.exists() else {}
         outcome = Outcome(False, last_lines(error).replace("\n", " ")[-400:], known)
     context.save(outcome)
+    if pretended is not None:
+        pretended.uninstall()  # which deletes its files
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what ending takes with a GPU, or after an error of it, is no part of the step

@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import shutil
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from pretended_books import Books, Counts
 from pretended_cuda import stand_ins
 from pretended_modes import Functions, Kernels
 
+from lockstep.collectors.acting import ActingBatch
+from lockstep.learners.learner import Learner
 from lockstep.system import children
 
 _LEAVING = 5.0
@@ -94,6 +98,40 @@ def each_call(owner: Any, name: str) -> Iterator[list[Counts]]:
         yield found
     finally:
         setattr(owner, name, function)
+
+
+@dataclass(frozen=True)
+class HotPath:
+    """Counts of this process's share of a training, in order."""
+
+    acting: list[Counts]
+    """Of each step that an acting batch chose its actions for."""
+    slices: list[Counts]
+    """Of each slice's gradient."""
+    learning: list[Counts]
+    """Of all gradient steps of each iteration."""
+    iterations: list[Counts]
+    """Of all that happened between the ends of learning, except in the first iteration."""
+
+
+def hot_path(run: Callable[[], object]) -> HotPath:
+    """What acting and learning cost while run() trains in this process. The last of each is past all warming up."""
+    ends: list[Counts] = []
+    learn = Learner.learn
+
+    def noted(*args: Any) -> Any:
+        report = learn(*args)
+        ends.append(_books().counts)
+        return report
+
+    with contextlib.ExitStack() as stack:
+        _replace(stack, Learner, "learn", noted)
+        acting, slices, learning = (
+            stack.enter_context(each_call(owner, name))
+            for owner, name in ((ActingBatch, "act"), (Learner, "_gradient"), (Learner, "learn"))
+        )
+        run()
+    return HotPath(acting, slices, learning, [end - begin for begin, end in itertools.pairwise(ends)])
 
 
 def _books() -> Books:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import shutil
@@ -155,7 +156,7 @@ def _layouts_agree(context: Context, names: Sequence[str], verified: str | None 
         print(f"{task.name}: {state}", flush=True)
         context.save(outcome())
 
-    hands = 2 if context.rehearse else max(2, (os.cpu_count() or 2) * 7 // 16)
+    hands = 2 if context.rehearse else max(2, (os.cpu_count() or 2) * 10 // 16)
     return outcome(do(tasks, hands, _limit(context), lambda: context.left, done))
 
 
@@ -333,7 +334,11 @@ def tiny_iterations(setting: Experiment) -> int:
 
 def gpu_tests(context: Context) -> Outcome:
     """pytest -m gpu, each test in a process of its own."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_steps" / "testing.py"), *["rehearse"] * context.rehearse]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu"]
+    if any(importlib.util.find_spec(name) is None for name in ("hypothesis", "pytest_timeout")):
+        command += ["-c", os.devnull, "--rootdir", ".", "--noconftest"]  # the tests' settings need them
+    elif context.rehearse:
+        command += ["--pretended-gpu"]
     file = str(ROOT / "tests" / "test_gpu.py")
     listed = subprocess.run([*command, "--collect-only", "-q", file], cwd=ROOT, capture_output=True, text=True)
     names = [line.strip() for line in listed.stdout.splitlines() if "::" in line]

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from lockstep.launchers.launch import train
 from lockstep.learners.learner import Learner
 from lockstep.reports.runs import Run
 from lockstep.run.folder import RunFolder
-from lockstep.speed.trial import Trial
+from lockstep.speed.trial import OutOfTime, Trial
 
 PPO_LAYOUTS = (
     INLINE,
@@ -196,7 +197,7 @@ def throughput(context: Context, make: Callable[[], Experiment], layouts: tuple[
 
 def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: int = 2) -> dict[str, Any]:
     """Train all cases in turn, for as long as the step has: rates in samples and updates a second, shares of the time
-    by activity, and the GPU's memory in gigabytes. All start together, since starting takes longer than measuring."""
+    by activity, and the GPU's memory in gigabytes. They start together, since starting takes longer than measuring."""
     found: dict[str, Any] = {name: {"rates": [], "updates": []} for name in cases}
     trials: dict[str, Trial] = {}
     whole = time.perf_counter() + context.left
@@ -204,11 +205,10 @@ def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: 
     def guarded(name: str, call: Callable[[], None]) -> None:
         try:
             call()
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise
-            found[name]["error"] = last_lines(error) or "it was too slow"
-            print(f"{name}: {found[name]['error']}", flush=True)
+        except Exception as error:
+            if not (isinstance(error, OutOfTime) and found[name]["rates"]):
+                found[name]["error"] = "it was too slow" if isinstance(error, OutOfTime) else last_lines(error)
+                print(f"{name}: {found[name]['error']}", flush=True)
             if name in trials:
                 trials.pop(name).close()
 
@@ -216,7 +216,7 @@ def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: 
         trials[name] = Trial(cases[name][0], Layout.parse(cases[name][1]))
 
     def settle(name: str) -> None:
-        trials[name].run(0.0, iterations=2 + trials[name].settling, deadline=whole - 0.4 * context.seconds)
+        trials[name].run(0.0, iterations=1 + trials[name].settling, deadline=whole - 0.4 * context.seconds)
 
     def measure(name: str, seconds: float) -> None:
         slot = trials[name].run(seconds, iterations=2, deadline=whole)
@@ -233,8 +233,8 @@ def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: 
     try:
         for name in cases:
             guarded(name, functools.partial(start, name))
-        for name in list(trials):
-            guarded(name, functools.partial(settle, name))
+        with ThreadPoolExecutor(len(cases)) as waiting:  # each is paused as soon as it is ready
+            list(waiting.map(lambda name: guarded(name, lambda: settle(name)), list(trials)))
         for number in range(rounds):
             for name in list(trials):
                 left = (rounds - number) * max(1, len(trials))

@@ -8,10 +8,12 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu
 import pytest
 from gpu_steps.correctness import _differences
+from gpu_steps.speed import _counted
 from gpu_steps.step import Context, Outcome, Task, do
 
 HERE = Path(__file__)
@@ -112,6 +114,35 @@ def test_another_digest_is_wrong_and_so_is_an_error() -> None:
     }
     assert _differences(results) == ["ppo a0-l0: another digest. iteration 1", "td3 inline: out of memory"]
     assert _differences({"ppo": {"inline": {"digest": "a"}, "a0-l0": {"digest": "a"}}}) == []
+
+
+def event(name: str, device: str, start: float, end: float) -> SimpleNamespace:
+    span = SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
+    kind = SimpleNamespace(name=device)
+    return SimpleNamespace(name=name, device_type=kind, time_range=span, self_cpu_time_total=end - start)
+
+
+def test_a_profile_is_counted_by_phase() -> None:
+    events = [
+        event("lockstep collecting", "CPU", 0.0, 1000.0),
+        event("lockstep collecting", "CUDA", 0.0, 1000.0),  # the range as the GPU saw it, which is no kernel
+        event("lockstep learning", "CPU", 2000.0, 6000.0),
+        event("cudaLaunchKernel", "CPU", 10.0, 14.0),
+        event("cudaGraphLaunch", "CPU", 20.0, 30.0),
+        event("cudaStreamSynchronize", "CPU", 40.0, 90.0),
+        event("gemm", "CUDA", 50.0, 450.0),
+        event("Memcpy HtoD (Pageable -> Device)", "CUDA", 500.0, 600.0),
+        event("cudaLaunchKernel", "CPU", 1500.0, 1510.0),  # between the phases
+        event("aten::mm", "CPU", 2100.0, 2400.0),
+        event("gemm", "CUDA", 2200.0, 4200.0),
+    ]
+    found = _counted(events, 2)
+    collecting, learning = found["collecting"], found["learning"]
+    assert (collecting["wall_ms"], collecting["gpu_ms"]) == (0.5, 0.25)
+    assert (collecting["launches"], collecting["graph_launches"], collecting["waits"]) == (1.0, 0.5, 0.5)
+    assert collecting["copies"] == {"Memcpy HtoD (Pageable -> Device)": 0.5}
+    assert learning["top_kernels_ms"] == {"gemm": [1.0, 0.5]} and learning["top_cpu_ms"] == {"aten::mm": 0.15}
+    assert (learning["wall_ms"], learning["launches"]) == (2.0, 0.0)
 
 
 @pytest.mark.slow
