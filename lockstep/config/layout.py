@@ -182,6 +182,23 @@ class Layout:
         """Whether any process computes on a GPU."""
         return any(device != "cpu" for device in (self.device, *self.collectors, *self.learners))
 
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """The kinds of device, CPU or GPU, that collect and that learn. Bits depend on them."""
+        roles = (self.collectors or (self.device,), self.learners or (self.device,))
+        collecting, learning = ("CPU" if devices[0] == "cpu" else "GPU" for devices in roles)
+        return collecting, learning
+
+    def repeating(self) -> Layout:
+        """The smallest layout whose devices are of the same kinds, which therefore gives the same bits; auto if all of
+        them are CPUs."""
+        if not self.uses_gpus:
+            return Layout(AUTO)
+        collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
+        if collecting == learning:
+            return Layout(device=collecting)
+        return Layout(_DEVICES, collectors=(collecting,), learners=(learning,))
+
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
         return dataclasses.replace(
@@ -253,11 +270,15 @@ class Layout:
         if gpus:
             from torch import cuda
 
-            if max(gpus) >= cuda.device_count():
+            if max(gpus) >= (count := cuda.device_count()):
+                instead = (
+                    f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
+                    if count
+                    else "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives other bits."
+                )
                 raise SettingsError(
-                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {cuda.device_count()} that torch can "
-                    "use (numbers start at 0; see lockstep doctor). On the CPU, use cpu:aC-lL, with C "
-                    "collectors and L learners."
+                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {count} that torch can use (numbers "
+                    f"start at 0; see lockstep doctor). {instead}"
                 )
 
 

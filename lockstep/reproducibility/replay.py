@@ -15,6 +15,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import launch
+from lockstep.reproducibility.devices import layout_to_repeat
 from lockstep.run import ledger
 from lockstep.run.consistency import edited_settings, platform_warning
 from lockstep.run.folder import RunFolder
@@ -157,11 +158,12 @@ def replay(
 
     Args:
         run: its folder.
-        layout: of the repetition: any that the recorded decisions allow. Default: auto.
+        layout: of the repetition: any that the recorded decisions allow and whose kinds of device are the run's.
+            Default: auto, or the run's kinds of device if it used GPUs.
         options: the repetition's folder and display; a text or a path is its folder.
 
     Raises:
-        SettingsError: the run does not exist, or nothing is recorded.
+        SettingsError: the run does not exist, nothing is recorded, or GPUs computed it and this machine has none.
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
@@ -177,7 +179,7 @@ def replay(
     recorded = recorded_schedule(experiment, lines, folder.path)
     result = launch(
         experiment,
-        Layout.of(layout),
+        layout_to_repeat(folder, head, Layout.of(layout)),
         dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # as far as the run went
         stop_after=len(lines),
         recorded=recorded,

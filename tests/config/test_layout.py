@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -101,9 +100,10 @@ def test_every_process_needs_a_shard(text: str, role: str) -> None:
         Layout.parse(text).check(shards=4)
 
 
-def test_gpus_must_exist() -> None:
-    count = torch.cuda.device_count()
-    with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b"):
+@pytest.mark.parametrize(("count", "advice"), [(0, "cpu:aC-lL.*other bits"), (2, "a0-lcpu, .* the same bits")])
+def test_gpus_must_exist(count: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b.*{advice}"):
         Layout.parse(f"a{count}-lcpu").check(shards=4)
 
 
