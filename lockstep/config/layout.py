@@ -199,6 +199,9 @@ class Layout:
             return Layout(device=collecting)
         return Layout(_DEVICES, collectors=(collecting,), learners=(learning,))
 
+    def _with(self, role: str, devices: list[str]) -> Layout:
+        return dataclasses.replace(self, **{role: tuple(devices)})  # type: ignore[arg-type]
+
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
         return dataclasses.replace(
@@ -235,6 +238,13 @@ class Layout:
         for device in devices:
             if not (device == "cpu" or device.isdecimal()):
                 raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
+        for role, named in (("collectors", self.collectors), ("learners", self.learners)):
+            if "cpu" in named and set(named) != {"cpu"}:
+                raise SettingsError(
+                    f"Layout {self}: all {role} must compute on GPUs, or all on the CPU, since their bits differ. Use "
+                    f"{self._with(role, [each for each in named if each != 'cpu'])} or "
+                    f"{self._with(role, ['cpu'] * len(named))}."
+                )
         if self.device != "cpu" and self.split:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         if (

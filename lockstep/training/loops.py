@@ -28,7 +28,7 @@ from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
 from lockstep.system.output import tell
-from lockstep.training import warm_start
+from lockstep.training import agreement, warm_start
 from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.writer import Resumed, RunWriter, report_of
@@ -108,9 +108,11 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
                 writer.evaluate(done)
             ended = stopped or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:
-                saved = group.gather(worker.save(job.folder.checkpoints, done))
-                if writer is not None and saved is not None:
-                    writer.finish_checkpoint(done, counts, saved, finite=not lost)
+                held = agreement.held(agent) if group.size > 1 else ()
+                every = group.gather((worker.save(job.folder.checkpoints, done), held))
+                if writer is not None and every is not None:
+                    agreement.require_agreement([held for _, held in every], job.layout, done)
+                    writer.finish_checkpoint(done, counts, [parts for parts, _ in every], finite=not lost)
             if ended:
                 break
             group.barrier()  # what learner 0 alone did since is no waiting of the next iteration

@@ -78,6 +78,8 @@ def test_roles_on_ray() -> None:
         ("processes:2,pin=2", "must be 0 or 1"),
         ("inline,device=gpu", "must be cpu, or the number"),
         ("cpu:a1-l1,device=0", "names its devices already"),
+        ("a0-l0,cpu", "all learners must .* Use a0-l0 or a0-lcpu,cpu"),
+        ("a0,cpu,1-l0", "all collectors must .* Use a0,1-l0 or acpu,cpu,cpu-l0"),
         ("ray", "does not state"),
         ("ray:0", "does not state"),
         ("ray:a0-l1", "numbers of processes"),
