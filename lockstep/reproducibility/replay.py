@@ -177,9 +177,10 @@ def replay(
         raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
     require_memory(folder, experiment, len(lines))
     recorded = recorded_schedule(experiment, lines, folder.path)
+    layout = layout_to_repeat(folder, head, Layout.of(layout))
     result = launch(
         experiment,
-        layout_to_repeat(folder, head, Layout.of(layout)),
+        layout,
         dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # as far as the run went
         stop_after=len(lines),
         recorded=recorded,
@@ -189,5 +190,5 @@ def replay(
     difference = ledger.compare(head, lines, *again, iterations=result.iterations)
     stopped = result.iterations < len(lines)
     same = difference is None and not stopped
-    warning = platform_warning(folder, head)
+    warning = platform_warning(folder, head, layout)
     return Replay(same, result.run, result.digest, result.iterations, difference, stopped, warning)

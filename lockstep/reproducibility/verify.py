@@ -82,7 +82,8 @@ def verify(
     require_memory(folder, experiment, count)
     layout = layout_to_repeat(folder, head, layout)
     layout = chosen(layout, experiment, iterations=count, repeats=True, say=False)
-    warning = platform_warning(folder, head)
+    layout.check(experiment.scheme.shards)
+    warning = platform_warning(folder, head, layout)
     difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines, whole=True)
     if difference is not None:
         return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)

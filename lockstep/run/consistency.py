@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.agent import below
+from lockstep.config.layout import Layout
 from lockstep.core.digests import fast_digest
 from lockstep.run import checkpoint, ledger
 from lockstep.run.folder import RunFolder
@@ -23,10 +24,15 @@ def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | Non
     return ledger.compare(head, [], {**head, "settings": written}, [])
 
 
-def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
+def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | None = None) -> str | None:
     """A warning if this platform, one that the run was resumed on, or a user's file is not as it was when the run
-    started."""
-    here = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
+    started.
+
+    Args:
+        head: of its ledger.
+        layout: of the repetition that it is compared with; by default the CPU computes it.
+    """
+    here = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
     every = list(here)
     for each in folder.facts().get("resumed", []):

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+CUBLAS_WORKSPACE = ":4096:8"
+"""CUBLAS_WORKSPACE_CONFIG of runs that do not set it: without one, cuBLAS's sums may differ between calls."""
+
 
 class _Setting(NamedTuple):
     """One of torch's process-wide settings, and the value that runs need."""
@@ -29,7 +32,7 @@ def settle(threads: int, device: str = "cpu") -> None:
     if torch.get_default_device().type != "cpu":
         torch.set_default_device(None)
     if device != "cpu":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS's sums may differ between calls
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.cuda.set_device(device)
 

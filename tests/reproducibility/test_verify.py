@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,8 +240,11 @@ def test_the_devices_of_the_run_are_those_of_its_repetition(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    model = SimpleNamespace(name="A GPU", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: model)
     monkeypatch.setattr("lockstep.reproducibility.verify._rerun", lambda *rest: asked.append(str(rest[2])))
-    assert verify(of_layout(run, recorded_with)).ok
+    verdict = verify(of_layout(run, recorded_with))
+    assert verdict.ok and ("A GPU" in (verdict.warning or "")) == ("0" in repeated_with)
     verify(run, "auto,stall_timeout=600")
     assert asked == [repeated_with, f"{repeated_with},stall_timeout=600"]
     other = "inline" if "device" in repeated_with or "a" in repeated_with[:1] else "inline,device=0"
