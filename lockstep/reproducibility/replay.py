@@ -38,7 +38,8 @@ class Replay:
     stopped: bool
     """Whether it was interrupted before all recorded iterations were repeated."""
     warning: str | None = None
-    """Set if the run was made or resumed on another platform, which may explain differing bits."""
+    """Set if the run was made or resumed on another platform, or if its experiment does not promise equal bits: this
+    may explain differing ones."""
 
 
 def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
