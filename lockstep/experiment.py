@@ -76,8 +76,11 @@ class Experiment:
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
+    allow_nondeterministic: bool = False
+    """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Then equal bits
+    are not promised there: verify, replay and resume may differ."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"warm_start"})
+    later: ClassVar[frozenset[str]] = frozenset({"warm_start", "allow_nondeterministic"})
 
     def validate(self) -> None:
         """Raise SettingsError if two settings contradict each other."""

@@ -285,7 +285,7 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     train(cartpole(), options=options(Path("run")), stop_after=1)
     other = {**this_platform(), "torch": "9.9"}
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("lockstep.training.resuming.this_platform", lambda settings: other)
+        elsewhere.setattr("lockstep.training.resuming.this_platform", lambda *of: other)
         resume("run")
     assert says(capsys.readouterr().err, "warning: ", "platform")
     (again,) = RunFolder(Path("run")).facts()["resumed"]

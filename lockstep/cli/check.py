@@ -22,7 +22,8 @@ class VerifyArguments:
     run: tyro.conf.Positional[str]
     """The run's folder."""
     layout: str = "auto"
-    """Layout of the repetition, as for train: any except torchrun."""
+    """Layout of the repetition, as for train: any except torchrun. auto computes on GPUs where the run did, since a CPU
+    gives other bits."""
     iterations: int | Literal["all"] | None = None
     """Iterations to repeat, or all. Default: 3. More prove more but take longer."""
     seed: int | None = None
@@ -40,7 +41,7 @@ class ReplayArguments:
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "auto"
     """Layout of the repetition, as for train. If collectors ran freely: inline, or split as in cpu:a2-l1. It may differ
-    from the run's."""
+    from the run's. auto computes on GPUs where the run did."""
     json: bool = False
     """Print JSON."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,8 @@ from typing import Literal
 from lockstep.config.launchers import LAUNCHERS, REFERENCE, Launcher, launcher_named
 from lockstep.config.settings import SettingsError, check_values, require
 
+LOCAL = "local"
+"""The device of processes of torchrun that each compute on a GPU of their own."""
 AUTO = "auto"
 """What stands in place of a launcher where lockstep.launchers.auto is to choose the layout."""
 _HELP = (
@@ -62,7 +65,8 @@ class Layout:
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
     device: str = "cpu"
-    """Devices of processes that collect and learn: cpu, or a number for a GPU."""
+    """Devices of processes that collect and learn: cpu, the number of a GPU, several as in 0+1, which are dealt to the
+    processes of a machine in blocks, or local under torchrun: process i of a machine computes on its GPU i."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
     env_processes: int = 0
@@ -152,10 +156,27 @@ class Layout:
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
         """torch's name of the device that a process computes on; index: among the processes of its role."""
-        device = self.device
         if self.split:
             device = (self.collectors if role == "collector" else self.learners)[index]
+        else:
+            device = self._dealt(index)
         return device if device == "cpu" else f"cuda:{device}"
+
+    def _dealt(self, index: int) -> str:
+        """The device of a process that collects and learns. Neighbors share a GPU."""
+        processes = self.workers
+        if self.launcher.started_externally:
+            index = int(os.environ.get("LOCAL_RANK", index))
+            processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        devices = self.device.split("+")
+        return str(index) if self.device == LOCAL else devices[index * len(devices) // processes]
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Numbers of all GPUs that it names, on the machine of this process."""
+        named = (*self.collectors, *self.learners, *(() if self.split else self.device.split("+")))
+        here = [os.environ.get("LOCAL_RANK", "0") if device == LOCAL else device for device in named]
+        return tuple(sorted({int(device) for device in here if device != "cpu"}))
 
     @property
     def split(self) -> bool:
@@ -181,6 +202,26 @@ class Layout:
     def uses_gpus(self) -> bool:
         """Whether any process computes on a GPU."""
         return any(device != "cpu" for device in (self.device, *self.collectors, *self.learners))
+
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """The kinds of device, CPU or GPU, that collect and that learn. Bits depend on them."""
+        roles = (self.collectors or (self.device,), self.learners or (self.device,))
+        collecting, learning = ("CPU" if devices[0] == "cpu" else "GPU" for devices in roles)
+        return collecting, learning
+
+    def repeating(self) -> Layout:
+        """The smallest layout whose devices are of the same kinds, which therefore gives the same bits; auto if all of
+        them are CPUs."""
+        if not self.uses_gpus:
+            return Layout(AUTO)
+        collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
+        if collecting == learning:
+            return Layout(device=collecting)
+        return Layout(_DEVICES, collectors=(collecting,), learners=(learning,))
+
+    def _with(self, role: str, devices: list[str]) -> Layout:
+        return dataclasses.replace(self, **{role: tuple(devices)})  # type: ignore[arg-type]
 
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
@@ -209,15 +250,20 @@ class Layout:
                 )
             return
         launcher = self.launcher
-        devices = (self.device, *self.collectors, *self.learners)
-        if self.graphs not in (0, 1) or (self.graphs and "cpu" in (devices[1:] or devices)):
+        devices = (*self.collectors, *self.learners) or (self.device,)
+        if self.graphs not in (0, 1) or (self.graphs and "cpu" in devices):
             raise SettingsError(
                 f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
                 "inline,device=0,graphs=1 or a0-l0,graphs=1."
             )
-        for device in devices:
-            if not (device == "cpu" or device.isdecimal()):
-                raise SettingsError(f"Layout {self}: device={device} must be cpu, or the number of a GPU.")
+        self._validate_device()
+        for role, named in (("collectors", self.collectors), ("learners", self.learners)):
+            if "cpu" in named and set(named) != {"cpu"}:
+                raise SettingsError(
+                    f"Layout {self}: all {role} must compute on GPUs, or all on the CPU, since their bits differ. Use "
+                    f"{self._with(role, [each for each in named if each != 'cpu'])} or "
+                    f"{self._with(role, ['cpu'] * len(named))}."
+                )
         if self.device != "cpu" and self.split:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         if (
@@ -232,6 +278,25 @@ class Layout:
                 raise SettingsError(f"Layout {self}: {reason}")
         if self.restarts < 0 or self.compress not in (0, 1):
             raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
+
+    def _validate_device(self) -> None:
+        """Raise SettingsError if `device` does not fit the processes that collect and learn."""
+        several, external = self.device.split("+"), self.launcher.started_externally
+        if self.device == LOCAL and not external:
+            raise SettingsError(
+                f"Layout {self}: device=local is for torchrun. Here, device=0+1 deals the processes to GPUs 0 and 1."
+            )
+        if self.device not in ("cpu", LOCAL) and not all(device.isdecimal() for device in several):
+            raise SettingsError(
+                f"Layout {self}: device={self.device} must be cpu, or the number of a GPU, or several as in "
+                "device=0+1, or local under torchrun."
+            )
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", len(several))) if external else self.workers
+        if len(several) > processes:
+            raise SettingsError(
+                f"Layout {self} names {len(several)} GPUs for {processes} process{'es' * (processes > 1)}, and each "
+                f"process computes on one. Start {len(several)} or more processes, or name fewer GPUs."
+            )
 
     def check(self, shards: int) -> None:
         """Raise SettingsError if this layout cannot hold this many shards, or this machine cannot hold the layout."""
@@ -249,15 +314,20 @@ class Layout:
                     f"Layout {self} has {count} {role} for scheme.shards={shards}. Each needs at least one shard: use "
                     f"{shards} or fewer, or more --scheme.shards (another result)."
                 )
-        gpus = {int(device) for device in (self.device, *self.collectors, *self.learners) if device != "cpu"}
-        if gpus:
+        if gpus := self.gpus:
             from torch import cuda
 
-            if max(gpus) >= cuda.device_count():
+            if max(gpus) >= (count := cuda.device_count()):
+                instead = (
+                    f"Start {count} processes on it, or use device=0 if each sees only a GPU of its own, as in Slurm."
+                    if count and self.device == LOCAL
+                    else f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
+                    if count
+                    else "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives other bits."
+                )
                 raise SettingsError(
-                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {cuda.device_count()} that torch can "
-                    "use (numbers start at 0; see lockstep doctor). On the CPU, use cpu:aC-lL, with C "
-                    "collectors and L learners."
+                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {count} that torch can use (numbers "
+                    f"start at 0; see lockstep doctor). {instead}"
                 )
 
 

@@ -130,7 +130,7 @@ def resume(
                 sys.stderr,
             )
         elif layout.launcher.leads:
-            differs = other_platform(folder) if begin and layout.launcher.computes_here else ()
+            differs = other_platform(folder, layout) if begin and layout.launcher.computes_here else ()
             folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after))
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import readable
 from lockstep.reports import page
@@ -120,7 +119,7 @@ def prove(run: Run, again: int = 0) -> Proof:
         if found:
             return Proof(False, f"The run contradicts its own ledger: {found}", *known)
         if again and lines:
-            checked = verify(run.path, Layout.parse("inline"), min(again, len(lines)))
+            checked = verify(run.path, None, min(again, len(lines)))
             warning = f" {checked.warning}" if checked.warning else ""
             return Proof(checked.ok, checked.message + warning, *known)
     except (SettingsError, WorkerError) as error:

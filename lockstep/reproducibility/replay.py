@@ -15,6 +15,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import launch
+from lockstep.reproducibility.devices import layout_to_repeat
 from lockstep.run import ledger
 from lockstep.run.consistency import edited_settings, platform_warning
 from lockstep.run.folder import RunFolder
@@ -37,7 +38,8 @@ class Replay:
     stopped: bool
     """Whether it was interrupted before all recorded iterations were repeated."""
     warning: str | None = None
-    """Set if the run was made or resumed on another platform, which may explain differing bits."""
+    """Set if the run was made or resumed on another platform, or if its experiment does not promise equal bits: this
+    may explain differing ones."""
 
 
 def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
@@ -157,11 +159,12 @@ def replay(
 
     Args:
         run: its folder.
-        layout: of the repetition: any that the recorded decisions allow. Default: auto.
+        layout: of the repetition: any that the recorded decisions allow and whose kinds of device are the run's.
+            Default: auto, or the run's kinds of device if it used GPUs.
         options: the repetition's folder and display; a text or a path is its folder.
 
     Raises:
-        SettingsError: the run does not exist, or nothing is recorded.
+        SettingsError: the run does not exist, nothing is recorded, or GPUs computed it and this machine has none.
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
@@ -175,9 +178,10 @@ def replay(
         raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
     require_memory(folder, experiment, len(lines))
     recorded = recorded_schedule(experiment, lines, folder.path)
+    layout = layout_to_repeat(folder, head, Layout.of(layout))
     result = launch(
         experiment,
-        Layout.of(layout),
+        layout,
         dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # as far as the run went
         stop_after=len(lines),
         recorded=recorded,
@@ -187,5 +191,5 @@ def replay(
     difference = ledger.compare(head, lines, *again, iterations=result.iterations)
     stopped = result.iterations < len(lines)
     same = difference is None and not stopped
-    warning = platform_warning(folder, head)
+    warning = platform_warning(folder, head, layout)
     return Replay(same, result.run, result.digest, result.iterations, difference, stopped, warning)

@@ -16,6 +16,7 @@ from lockstep.core.digests import state_digest
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
 from lockstep.launchers.launch import launch
+from lockstep.reproducibility.devices import layout_to_repeat
 from lockstep.reproducibility.replay import recorded_schedule, require_memory
 from lockstep.run import checkpoint, ledger
 from lockstep.run import metrics as rows
@@ -40,8 +41,8 @@ class Verdict:
     message: str
     """The verdict in a sentence or two."""
     warning: str | None = None
-    """Set if this platform, or a user's file, has changed since the run was made or resumed, which may explain
-    differing bits."""
+    """Set if this platform, or a user's file, has changed since the run was made or resumed, or if the experiment does
+    not promise equal bits: this may explain differing ones."""
 
 
 def verify(
@@ -56,13 +57,14 @@ def verify(
 
     Args:
         run: the folder of the run.
-        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards. Default: auto.
+        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards and whose
+            kinds of device are the run's. Default: auto, or the run's kinds of device if it used GPUs.
         iterations: how many to repeat, at most those recorded; None means 3.
         workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
         seed: repeat with another seed, to see where the results differ.
 
     Raises:
-        SettingsError: the run does not exist, or nothing is recorded.
+        SettingsError: the run does not exist, nothing is recorded, or GPUs computed it and this machine has none.
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
@@ -78,8 +80,10 @@ def verify(
         return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
     count = _iterations(iterations, len(lines), folder)
     require_memory(folder, experiment, count)
+    layout = layout_to_repeat(folder, head, layout)
     layout = chosen(layout, experiment, iterations=count, repeats=True, say=False)
-    warning = platform_warning(folder, head)
+    layout.check(experiment.scheme.shards)
+    warning = platform_warning(folder, head, layout)
     difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines, whole=True)
     if difference is not None:
         return Verdict(False, 0, difference, f"{folder.path} contradicts its own ledger: {difference}", warning)

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.agent import below
+from lockstep.config.layout import Layout
 from lockstep.core.digests import fast_digest
 from lockstep.run import checkpoint, ledger
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Difference
 from lockstep.run.platform import this_platform
 
+_NOT_PROMISED = (
+    "The experiment allows operations without deterministic kernels (allow_nondeterministic), so equal bits are not "
+    "promised where GPUs compute it."
+)
 _OF_PROCESSOR = ("cpu.", "variables.")
 """Entries of a platform that portable arithmetic does not depend on."""
 
@@ -23,18 +28,24 @@ def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | Non
     return ledger.compare(head, [], {**head, "settings": written}, [])
 
 
-def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
+def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | None = None) -> str | None:
     """A warning if this platform, one that the run was resumed on, or a user's file is not as it was when the run
-    started."""
-    here = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
+    started, or if the experiment does not promise equal bits.
+
+    Args:
+        head: of its ledger.
+        layout: of the repetition that it is compared with; by default the CPU computes it.
+    """
+    here = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
     every = list(here)
     for each in folder.facts().get("resumed", []):
         if each.get("differs"):
             told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
             every += each["differs"]
+    loose = _NOT_PROMISED if head["settings"].get("allow_nondeterministic") else ""
     if not told:
-        return None
+        return loose or None
     what = ledger.platform_or_code(here) if here else "what the run was resumed with"
     portable = head["settings"].get("precision") == "portable" and all(each.startswith(_OF_PROCESSOR) for each in every)
     only = "is not what it was when the run started, " + (
@@ -42,7 +53,7 @@ def platform_warning(folder: RunFolder, head: dict[str, Any]) -> str | None:
         if portable
         else "and bits are only comparable if it is."
     )
-    return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)}"
+    return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)} {loose}".rstrip()
 
 
 def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lockstep.config.layout import Layout
 from lockstep.config.serialization import identities_of, to_json, with_current_names
 from lockstep.config.settings import SettingsError
 from lockstep.run.platform import this_platform
@@ -181,14 +182,15 @@ class Ledger:
             self._file.close()
 
 
-def ledger_head(experiment: Any) -> dict[str, Any]:
-    """The head of an experiment's ledger: version, identity, settings, and this platform with users' files."""
+def ledger_head(experiment: Any, layout: Layout | None = None) -> dict[str, Any]:
+    """The head of an experiment's ledger: version, identity, settings, and this platform with users' files, and with
+    the GPUs that the layout uses."""
     settings = to_json(experiment)
     return {
         "version": VERSION,
         "experiment": experiment.identity(),
         "settings": settings,
-        "platform": this_platform(settings),
+        "platform": this_platform(settings, layout),
     }
 
 
@@ -257,6 +259,8 @@ class Difference:
 _ABSENT = "absent"
 _OPTIONAL = ("libraries.", "code.")
 """Optional entries of a platform."""
+_OF_GPUS = ("gpu", "cudnn", "devices", "cuda")
+"""Entries of a platform about GPUs."""
 
 
 def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -274,8 +278,11 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]
 
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     """The entries of two platforms that differ, each as `name: a != b`. A library that only one of them has was not
-    used, and a user's file that only one of them has was not found, or an earlier version did not check it."""
-    found = _differing(dict(a), dict(b))
+    used, and a user's file that only one of them has was not found, or an earlier version did not check it. Earlier
+    versions also recorded GPUs that a run did not use, so their entries about GPUs say nothing."""
+    ignored = _OF_GPUS if any(each.get("gpu") and "devices" not in each for each in (a, b)) else ()
+    here, there = ({name: value for name, value in each.items() if name not in ignored} for each in (a, b))
+    found = _differing(here, there)
     return tuple(_told(*each) for each in found if not (each[0].startswith(_OPTIONAL) and _ABSENT in each[1:]))
 
 

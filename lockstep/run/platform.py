@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from lockstep.config.layout import Layout
 from lockstep.config.user_code import digests_of
+from lockstep.run.gpus import gpu_variables, used_gpus
 
 _ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
 _ARITHMETIC_VARIABLES = (
@@ -59,23 +61,25 @@ def _library_versions() -> dict[str, str]:
     return versions
 
 
-def this_platform(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | None = None) -> dict[str, Any]:
     """What a run's bits depend on in addition to its experiment: processor, torch, Python, C library, environment
-    libraries, and the users' files named in its settings, which are in JSON form.
+    libraries, GPUs with their libraries, and the users' files named in its settings.
 
     Runs are comparable bit for bit only if this is equal.
+
+    Args:
+        settings: in JSON form.
+        layout: whose GPUs, if it uses any, are named; by default the CPU computes everything.
     """
-    code = digests_of(settings)
-    cuda = torch.cuda.is_available()
-    gpus = sorted({torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}) if cuda else []
+    code, layout = digests_of(settings), layout or Layout()
+    variables = {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ}
     return {
         "cpu": _cpu(),
-        "gpu": gpus,
-        "cudnn": torch.backends.cudnn.version() if gpus else None,
+        **{"gpu": [], "cudnn": None, **used_gpus(layout)},
         "torch": str(torch.__version__),
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
         "libraries": _library_versions(),
-        "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
+        "variables": variables | gpu_variables(layout),
         **({"code": code} if code else {}),
     }

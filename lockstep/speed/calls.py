@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard, A rows of an acting batch, n it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
-from lockstep.collectors.collectors import Collector
+from lockstep.collectors.at_once import CompiledActing
+from lockstep.collectors.collectors import Collector, inference_of
+from lockstep.collectors.on_device import DeviceActing
 from lockstep.collectors.stepping import BatchEnvs, Stepping
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import map_structure
@@ -32,6 +35,8 @@ from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
+from lockstep.models.capture import Inputs
+from lockstep.system.graphs import Capture, cuda_graph
 
 _REMEMBERED = 100_000
 """Maximum number of steps in the memory while replay is measured: more would cost memory, not time."""
@@ -44,7 +49,7 @@ class Calls:
 
     Args:
         experiment: the one to measure.
-        layout: chooses the device.
+        layout: chooses the device, and whether CUDA graphs act.
         index: of this process.
     """
 
@@ -86,7 +91,7 @@ class Calls:
         stepped = len(self._group.shards) * size
         self.calls |= {
             "env": (self._env(acting), stepped),
-            "inference": (self._inference(acting), stepped),
+            "inference": (self._inference(acting, cuda_graph if layout.graphs else None), stepped),
             "training": (self._training(learning, learner), collected / updates),
             "optimizer": (self._optimizer(learning), slots * collected / updates),
             "reduction": (self._reduction(learning, slots), slots * collected / updates),
@@ -115,21 +120,36 @@ class Calls:
 
         return step
 
-    def _inference(self, agent: Agent) -> Callable[[], object]:
-        actor, distribution, device = agent.model.for_acting(), agent.model.distribution, agent.device
-        inputs = [self._whole.obs, self._whole.start, self._whole.prev_action, self._whole.prev_reward]
+    def _inference(self, agent: Agent, capture: Capture | None) -> Callable[[], object]:
+        """Choose actions as collectors do: by compiled functions, by recorded calls, or on a GPU with its copies."""
+        model, distribution, size = agent.model.for_acting(), agent.model.distribution, self._group.size
+        whole, noise = self._whole, torch.rand(1, size, distribution.noise_size)
+        compiled = [CompiledActing.of(model, each.env, each.rows) for each in self._envs.stepped]
+        if acting := [each for each in compiled if each is not None]:
+            model.weights_changed()
+            obs = map_structure(lambda leaf: leaf.numpy(), whole.obs)
+            fields = {name: getattr(whole, name).numpy() for name in ("action", "log_prob", "value")}
+            return lambda: [each.act(0, noise.numpy(), obs, fields) for each in acting]
+        actor = inference_of(self._experiment, model, fixed=capture is not None)
+        state = torch.zeros(size, model.state_size, device=agent.device)
         obs, start, action, reward = (
-            map_structure(lambda leaf: None if leaf is None else leaf[:1].to(device), entry) for entry in inputs
+            map_structure(lambda leaf: None if leaf is None else leaf[:1], entry)
+            for entry in (whole.obs, whole.start, whole.prev_action, whole.prev_reward)
         )
-        state = self._whole.core_state.to(device)
-        noise = torch.rand(self._group.size, distribution.noise_size, device=device)
+        inputs = Inputs(obs, start, state, action, reward)
+        on_device = None
+        if agent.device.type != "cpu":
+            on_device = DeviceActing(distribution, noise, state, distribution.sample, capture)
+            on_device.begin()
 
         @torch.inference_mode()
         def act() -> None:
-            with arithmetic(agent.model):
-                out, _ = actor(obs, start, state, action, reward)
-                distribution.sample(out.policy[0], noise)
-            self._synchronize()
+            with contextlib.nullcontext() if actor.exact else arithmetic(model):
+                if on_device is not None:
+                    on_device.act(actor, inputs, way=None)  # waits until it is done
+                else:
+                    out, _ = actor.evaluate(inputs)
+                    distribution.sample(out.policy[0], noise[0])
 
         return act
 

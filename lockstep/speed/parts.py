@@ -207,8 +207,9 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection,
     """The main function of a measuring process."""
     keep_freed_memory()
     try:
-        settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning))
-        settle(experiment.torch_threads, layout.device_of("collector", index % layout.collecting))
+        strict = not experiment.allow_nondeterministic
+        settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning), strict=strict)
+        settle(experiment.torch_threads, layout.device_of("collector", index % layout.collecting), strict=strict)
         calls = Calls(experiment, layout, index).calls
         pipe.send(0.0)
         while True:

@@ -58,6 +58,7 @@ def candidates(experiment: Experiment, available: int, gpus: int) -> list[Layout
     for gpu_text in _with_gpus(experiment, available, gpus):
         texts.insert(0, gpu_text)
     found = [Layout.parse(text) for text in dict.fromkeys(texts)]
+    found = [each for layout in found for each in _with_graphs(layout)]
     # Processes that the system moves between cores find cold caches, which slows game engines most of all.
     pinned = [dataclasses.replace(each, pin=1) for each in found if 1 < each.processes == available]
     helped = [each for layout in found for each in _with_helpers(experiment, layout, available)]
@@ -78,8 +79,16 @@ def _with_gpus(experiment: Experiment, available: int, gpus: int) -> list[str]:
             learners = ",".join(str(gpu) for gpu in range(1, min(gpus, shards + 1)))
             texts += [f"a0-l{learners}", f"a{','.join(['0'] * several)}-l{learners}"]
     if not experiment.scheme.free_running:
+        if 1 < gpus <= shards:
+            every = "+".join(str(gpu) for gpu in range(gpus))
+            texts += [f"processes:{min(shards, max(4, gpus))},device={every}"]
         texts += [f"processes:{min(4, shards)},device=0"] * (shards > 1) + ["inline,device=0"]
     return texts
+
+
+def _with_graphs(layout: Layout) -> list[Layout]:
+    """The layout, on GPUs first with CUDA graphs, which mostly pay off."""
+    return [dataclasses.replace(layout, graphs=1), layout] if set(layout.kinds) == {"GPU"} else [layout]
 
 
 def _with_helpers(experiment: Experiment, layout: Layout, available: int) -> list[Layout]:

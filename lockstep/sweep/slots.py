@@ -53,8 +53,7 @@ def needs(layout: Layout, torch_threads: int, memory: int = 0) -> Needs:
         cores = len(layout.collectors) * max(torch_threads, helpers) + len(layout.learners) * torch_threads
     else:
         cores = layout.workers * max(torch_threads, helpers)
-    gpus = [int(device) for device in (layout.device, *layout.collectors, *layout.learners) if device != "cpu"]
-    return Needs(cores, max(gpus) + 1 if gpus else 0, memory)
+    return Needs(cores, max(layout.gpus) + 1 if layout.gpus else 0, memory)
 
 
 class Process(Protocol):

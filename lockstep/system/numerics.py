@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+CUBLAS_WORKSPACE = ":4096:8"
+"""CUBLAS_WORKSPACE_CONFIG of runs that do not set it: without one, cuBLAS's sums may differ between calls."""
+
 
 class _Setting(NamedTuple):
     """One of torch's process-wide settings, and the value that runs need."""
@@ -19,9 +22,13 @@ class _Setting(NamedTuple):
     wanted: Any
 
 
-def settle(threads: int, device: str = "cpu") -> None:
+def settle(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
     """Compute with this many threads, and otherwise with torch's defaults, whatever this process has set; on a GPU with
-    deterministic kernels that keep all bits of fp32."""
+    deterministic kernels that keep all bits of fp32.
+
+    Args:
+        strict: on a GPU, raise where an operation has no deterministic kernel; otherwise torch only warns.
+    """
     torch.set_num_threads(threads)
     for setting in _settings(device):
         setting.write(setting.wanted)
@@ -29,21 +36,21 @@ def settle(threads: int, device: str = "cpu") -> None:
     if torch.get_default_device().type != "cpu":
         torch.set_default_device(None)
     if device != "cpu":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS's sums may differ between calls
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+        torch.use_deterministic_algorithms(True, warn_only=not strict)
         torch.cuda.set_device(device)
 
 
 @contextlib.contextmanager
-def settled(threads: int, device: str = "cpu") -> Iterator[None]:
+def settled(threads: int, device: str = "cpu", *, strict: bool = True) -> Iterator[None]:
     """Like settle, but temporary and without autocast. The current GPU stays."""
     before = [(setting, setting.read()) for setting in _settings(device)]
     had = torch.get_num_threads()
-    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     where, errors = torch.get_default_device(), np.errstate(all="warn", under="ignore")
     try:
         with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            settle(threads, device)
+            settle(threads, device, strict=strict)
             with errors:
                 yield
     finally:
@@ -53,8 +60,8 @@ def settled(threads: int, device: str = "cpu") -> Iterator[None]:
         if where.type != "cpu":
             torch.set_default_device(where)
         now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        if now != (strict, warns):  # changing them imports torch's compiler, which takes a second
-            torch.use_deterministic_algorithms(strict, warn_only=warns)
+        if now != (was, warned):  # changing them imports torch's compiler, which takes a second
+            torch.use_deterministic_algorithms(was, warn_only=warned)
 
 
 def _settings(device: str) -> list[_Setting]:

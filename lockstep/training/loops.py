@@ -28,7 +28,7 @@ from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
 from lockstep.system.output import tell
-from lockstep.training import warm_start
+from lockstep.training import agreement, determinism, warm_start
 from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.writer import Resumed, RunWriter, report_of
@@ -44,7 +44,8 @@ def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
-    with settled(job.experiment.torch_threads, device):
+    strict = not job.experiment.allow_nondeterministic
+    with determinism.explained(), settled(job.experiment.torch_threads, device, strict=strict):
         agent = Agent(job.experiment, device)
         return (
             learn(job, agent, context, stop, alive) if channels is None else collect(job, agent, channels, stop, alive)
@@ -108,9 +109,11 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
                 writer.evaluate(done)
             ended = stopped or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:
-                saved = group.gather(worker.save(job.folder.checkpoints, done))
-                if writer is not None and saved is not None:
-                    writer.finish_checkpoint(done, counts, saved, finite=not lost)
+                held = agreement.held(agent) if group.size > 1 else ()
+                every = group.gather((worker.save(job.folder.checkpoints, done), held))
+                if writer is not None and every is not None:
+                    agreement.require_agreement([held for _, held in every], job.layout, done)
+                    writer.finish_checkpoint(done, counts, [parts for parts, _ in every], finite=not lost)
             if ended:
                 break
             group.barrier()  # what learner 0 alone did since is no waiting of the next iteration
@@ -220,7 +223,7 @@ def collector_service(job: Job, index: int, alive: Callable[[], None]) -> Collec
     """A collector that is asked for each of its rollouts, in a process of its own."""
     keep_freed_memory()
     device = job.layout.device_of("collector", index)
-    settle(job.experiment.torch_threads, device)
+    settle(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
     agent = Agent(job.experiment, device)
     shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
     buffers = buffers_of(agent, shards, job.schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)

@@ -114,6 +114,11 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
             "run takes two to seven times as long as with --precision fp32. That learns as well, but its digest "
             "belongs to one make of CPU. docs/reproducibility.md lists what kernels compute."
         )
+    if experiment.allow_nondeterministic and layout.uses_gpus:
+        told.append(
+            "--allow-nondeterministic: an operation without a deterministic kernel gives other bits each time, and "
+            "then verify, replay and resume differ from the run. torch names each such operation."
+        )
     env = experiment.env
     if options.check_env and ":" in env.id:
         in_time, failed = call_in_fork(lambda: _quick_check(experiment), _QUICK_LIMIT)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.run import checkpoint, ledger
@@ -74,11 +75,11 @@ def _require_memory(experiment: Experiment, begin: int) -> None:
             )
 
 
-def other_platform(folder: RunFolder) -> tuple[str, ...]:
-    """Differences between this platform or users' files and those that the run started with; prints a warning if
-    any."""
+def other_platform(folder: RunFolder, layout: Layout) -> tuple[str, ...]:
+    """Differences between this platform, with the layout's devices, or users' files and those that the run started
+    with; prints a warning if any."""
     head, _ = ledger.read(folder.ledger, 0)
-    differs = ledger.differing_platform(head["platform"], this_platform(head["settings"]))
+    differs = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     if differs:
         tell(
             f"warning: {ledger.platform_or_code(differs)} is not what it was when the run started, so the run may end "

@@ -108,7 +108,7 @@ class RunWriter:
         self._worker, self._alive = worker, alive
         self._damage: str | None = None
         if resumed.recorder is None:
-            self._ledger = Ledger.create(folder.ledger, ledger_head(experiment))
+            self._ledger = Ledger.create(folder.ledger, ledger_head(experiment, layout))
         else:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
             self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)

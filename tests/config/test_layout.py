@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -21,6 +20,8 @@ from lockstep.config.settings import SettingsError
         "processes:2,env_threads=4,stall_timeout=30",
         "cpu:a1-l1,env_processes=2,jitter=0.01,learner_delay=0.5",
         "inline,device=0",
+        "processes:4,device=0+2+3,graphs=1",
+        "torchrun,device=local",
         "processes:2,pin=1",
         "ray:2",
         "ray:a2-l3,restarts=5,compress=1",
@@ -78,7 +79,14 @@ def test_roles_on_ray() -> None:
         ("cpu:a1-l1,jitter=-1", "must not be negative"),
         ("processes:2,pin=2", "must be 0 or 1"),
         ("inline,device=gpu", "must be cpu, or the number"),
+        ("processes:2,device=0+", "or several as in device=0\\+1"),
+        ("processes:2,device=0+cpu", "must be cpu, or the number of a GPU, or several"),
+        ("processes:2,device=0+1+2", "3 GPUs for 2 processes.* or name fewer GPUs"),
+        ("inline,device=0+1", "2 GPUs for 1 process, "),
+        ("processes:2,device=local", "for torchrun. Here, device=0\\+1"),
         ("cpu:a1-l1,device=0", "names its devices already"),
+        ("a0-l0,cpu", "all learners must .* Use a0-l0 or a0-lcpu,cpu"),
+        ("a0,cpu,1-l0", "all collectors must .* Use a0,1-l0 or acpu,cpu,cpu-l0"),
         ("ray", "does not state"),
         ("ray:0", "does not state"),
         ("ray:a0-l1", "numbers of processes"),
@@ -93,6 +101,35 @@ def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:
         Layout.parse(text)
 
 
+def test_gpus_are_dealt_to_processes_in_blocks() -> None:
+    def dealt(text: str) -> list[str]:
+        layout = Layout.parse(text)
+        return [layout.device_of("learner", index).removeprefix("cuda:") for index in range(layout.workers)]
+
+    assert dealt("processes:4,device=0+1") == ["0", "0", "1", "1"]
+    assert dealt("processes:3,device=2+0") == ["2", "2", "0"]
+    assert dealt("processes:2,device=1") == ["1", "1"]
+    assert Layout.parse("processes:4,device=0+2+1").gpus == (0, 1, 2) and Layout.parse("processes:4").gpus == ()
+    assert Layout.parse("a3-l1,1").gpus == (1, 3)
+
+
+def test_torchrun_deals_the_gpus_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, listed = Layout.parse("torchrun,device=local"), Layout.parse("torchrun,device=0+1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for place, gpu in enumerate(["0", "0", "1", "1"]):
+        monkeypatch.setenv("LOCAL_RANK", str(place))
+        assert local.device_of("learner", 4 + place) == local.device_of("collector", 4 + place) == f"cuda:{place}"
+        assert local.gpus == (place,)
+        assert listed.device_of("learner", 4 + place) == f"cuda:{gpu}"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(SettingsError, match=r"needs GPU 3, .* has 2 .*Start 2 processes on it, or use device=0"):
+        local.check(shards=8)
+    listed.check(shards=8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(SettingsError, match="2 GPUs for 1 process,"):
+        listed.check(shards=8)
+
+
 @pytest.mark.parametrize(
     ("text", "role"), [("processes:5", "processes"), ("cpu:a5-l1", "collectors"), ("cpu:a1-l5", "learners")]
 )
@@ -101,9 +138,10 @@ def test_every_process_needs_a_shard(text: str, role: str) -> None:
         Layout.parse(text).check(shards=4)
 
 
-def test_gpus_must_exist() -> None:
-    count = torch.cuda.device_count()
-    with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b"):
+@pytest.mark.parametrize(("count", "advice"), [(0, "cpu:aC-lL.*other bits"), (2, "a0-lcpu, .* the same bits")])
+def test_gpus_must_exist(count: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b.*{advice}"):
         Layout.parse(f"a{count}-lcpu").check(shards=4)
 
 

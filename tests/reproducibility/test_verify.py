@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,49 @@ def test_another_platform_is_warned_of(run: Path) -> None:
     assert verdict.ok
     assert verdict.warning is not None
     assert f"torch: 1.0.0 != {platform['torch']}" in verdict.warning
+
+
+def of_layout(run: Path, layout: str) -> Path:
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "layout": layout}))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("recorded_with", "repeated_with"),
+    [
+        ("a3-l1,2", "inline,device=0"),
+        ("processes:2,device=1,graphs=1", "inline,device=0"),
+        ("acpu,cpu-l1", "acpu-l0"),
+        ("a0-lcpu", "a0-lcpu"),
+        ("cpu:a1-l1", "inline"),
+    ],
+)
+def test_the_devices_of_the_run_are_those_of_its_repetition(
+    recorded_with: str, repeated_with: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    model = SimpleNamespace(name="A GPU", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: model)
+    monkeypatch.setattr("lockstep.reproducibility.verify._rerun", lambda *rest: asked.append(str(rest[2])))
+    verdict = verify(of_layout(run, recorded_with))
+    assert verdict.ok and ("A GPU" in (verdict.warning or "")) == ("0" in repeated_with)
+    verify(run, "auto,stall_timeout=600")
+    assert asked == [repeated_with, f"{repeated_with},stall_timeout=600"]
+    other = "inline" if "device" in repeated_with or "a" in repeated_with[:1] else "inline,device=0"
+    with pytest.raises(SettingsError, match=f"other bits than a CPU.* Use --layout ({repeated_with}|auto)"):
+        verify(run, other)
+    with pytest.raises(SettingsError, match="other bits than a CPU"):
+        replay(run, other)
+
+
+def test_a_run_of_gpus_needs_a_gpu_to_be_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    of_layout(run, "acpu-l0,1")
+    for check in (verify, replay):
+        with pytest.raises(SettingsError, match=r"collectors on CPUs and learners on GPUs.*machine with .*acpu-l0"):
+            check(run)
 
 
 def test_what_cannot_be_verified_is_an_error_that_says_why(run: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.config.layout import Layout
 from lockstep.run import ledger
 from lockstep.run.ledger import Ledger, LedgerError
 from lockstep.run.platform import this_platform
@@ -259,6 +261,70 @@ def test_a_platform_names_all_that_bits_depend_on() -> None:
     assert set(found) == {"cpu", "gpu", "cudnn", "torch", "python", "os", "libraries", "variables"}
     assert set(found["cpu"]) == {"model", "features", "capability"} and found["cpu"]["capability"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3])) and found["os"].startswith("Linux")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Two models of GPU, and the file of their driver."""
+
+    def properties(device: str) -> SimpleNamespace:
+        name = ["Large", "Small MIG 1g.10gb"][int(device.removeprefix("cuda:"))]
+        return SimpleNamespace(name=name, major=9, minor=0, multi_processor_count=132 if name == "Large" else 16)
+
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version:  gcc 12.2.0\n"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr("lockstep.run.gpus._DRIVER", tmp_path / "version")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    return tmp_path / "version"
+
+
+def of(layout: str) -> dict[str, Any]:
+    return this_platform(layout=Layout.parse(layout))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_platform_names_the_gpus_that_a_layout_uses_and_no_others() -> None:
+    assert of("processes:2") == this_platform() and this_platform()["gpu"] == []
+    found = of("a0,0-l1")
+    assert json.loads(json.dumps(found)) == found
+    assert found["gpu"] == ["Large", "Small MIG 1g.10gb"]
+    assert found["devices"] == {"collecting": "Large", "learning": "Small MIG 1g.10gb"}
+    assert found["cuda"]["driver"] == "570.86.15" and {"runtime", "cublas"} < set(found["cuda"])
+    assert found["cuda"]["models"]["Large"] == {"capability": "9.0", "multiprocessors": 132, "mig": False}
+    assert found["cuda"]["models"]["Small MIG 1g.10gb"]["mig"]
+    assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert of("acpu-l0")["devices"] == {"collecting": "CPU", "learning": "Large"}
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_platform_is_that_of_every_layout_with_the_same_devices() -> None:
+    alone = of("inline,device=0")
+    for text in ("processes:4,device=0", "a0-l0", "a0,0-l0,0", "inline,device=0,graphs=1"):
+        assert of(text) == alone, text
+    assert ledger.differing_platform(alone, of("acpu-l0")) == ("devices.collecting: Large != CPU",)
+    assert ledger.differing_platform(alone, of("inline"))[0] == "gpu: ['Large'] != []"
+
+
+def test_a_driver_whose_version_is_hidden_is_none(two_gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    two_gpus.unlink()
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert of("inline,device=0")["cuda"] | {"models": {}, "runtime": ""} == {
+        **{"driver": None, "cublas": None},
+        **{"models": {}, "runtime": ""},
+    }
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_that_earlier_versions_recorded_for_a_whole_machine_say_nothing() -> None:
+    earlier = {**this_platform(), "gpu": ["Large"], "cudnn": 90100}
+    for now in (this_platform(), of("inline,device=0") | {"variables": earlier["variables"]}):
+        assert ledger.differing_platform(earlier, now) == ledger.differing_platform(now, earlier) == ()
+    assert ledger.differing_platform(earlier, {**this_platform(), "torch": "1.0"}) != ()
 
 
 def test_a_checkpoint_relies_on_lines_that_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pretended_gpu
 import pytest
 import torch
+from pretended_books import BACK, KERNEL, LAUNCH
 from tiny import EXPERIMENTS, options
 
 from lockstep import Experiment, Layout, recipes, train
+from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.collectors.at_once import CompiledActing
 from lockstep.core.arrays import ArrayTuple
 from lockstep.speed import parts
 from lockstep.speed.calls import Calls
@@ -138,6 +142,49 @@ def test_parts_have_the_shapes_of_training(name: str, tmp_path: Path) -> None:
     if replays:
         assert calls["inserting"][1] == per_shard * steps and calls["sampling"][1] == per_step
     made.close()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """Notes each call of a method."""
+    calls, method = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: calls.append(name) or method(*args, **kwargs))
+    return calls
+
+
+@pytest.mark.parametrize("name", ["ppo-bf16", "dqn-prioritized-frames"])
+def test_recorded_calls_are_what_is_measured_of_acting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = prepare(EXPERIMENTS[name](), Layout())
+    made = Calls(experiment, Layout(), 0)
+    inference, _ = made.calls["inference"]
+    inference()
+    forwards = counted(monkeypatch, type(Agent(experiment).model.for_acting()), "forward")
+    inference()
+    made.close()
+    assert not forwards, "the model's modules do not act"
+
+
+def test_compiled_functions_are_measured_where_they_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = EXPERIMENTS["cartpole-lag-1"]()
+    env = dataclasses.replace(base.env, adapter="gymnasium")
+    made = Calls(prepare(base.replace(precision="portable", env=env), Layout()), Layout(), 0)
+    acted = counted(monkeypatch, CompiledActing, "act")
+    made.calls["inference"][0]()
+    made.close()
+    assert acted
+
+
+@pytest.mark.parametrize(("layout", "launches"), [("inline,device=0", 0), ("inline,device=0,graphs=1", 1)])
+def test_acting_on_a_gpu_is_measured_with_its_copies_and_graphs(layout: str, launches: int) -> None:
+    with pretended_gpu.pretended():
+        made = Calls(prepare(EXPERIMENTS["ppo-bf16"](), Layout.parse(layout)), Layout.parse(layout), 0)
+        inference, _ = made.calls["inference"]
+        inference()
+        before = pretended_gpu.counts()
+        inference()
+        spent = pretended_gpu.counts() - before
+        made.close()
+        assert (spent[LAUNCH], spent[BACK]) == (launches, 1)
+        assert bool(spent[KERNEL]) == (not launches)
 
 
 def test_a_measuring_process_that_fails_is_named_with_its_traceback() -> None:

@@ -49,9 +49,15 @@ def test_candidates_are_what_the_experiment_allows() -> None:
 def test_candidates_use_the_gpus_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     memory = prepare(RECIPES["ppo-memory"](), Layout())
-    assert texts(memory, 16, 2)[:2] == ["inline,device=0", "processes:4,device=0"]
+    assert texts(memory, 16, 2)[:6] == [
+        *("inline,device=0,graphs=1", "inline,device=0"),
+        *("processes:4,device=0,graphs=1", "processes:4,device=0"),
+        *("processes:4,device=0+1,graphs=1", "processes:4,device=0+1"),
+    ]
     overlapping = texts(scheme(memory, lag=1), 16, 2)
-    assert {"a0-l1", "a0-l0", "a0,0-l1", "acpu,cpu,cpu,cpu-l0"} <= set(overlapping)
+    assert {"a0-l1", "a0-l0,graphs=1", "a0,0-l1", "acpu,cpu,cpu,cpu-l0"} <= set(overlapping)
+    assert not any("cpu" in text and "graphs" in text for text in overlapping), "graphs need GPUs for all processes"
+    assert not any("graphs" in text for text in texts(memory, 16))
     assert not any(text.endswith("l1,2") for text in overlapping), "there is no GPU 2"
 
 

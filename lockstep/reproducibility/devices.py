@@ -1,0 +1,52 @@
+"""On which devices a run is repeated: the kinds that computed it, since a GPU gives other bits than a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.launchers.auto import with_options
+from lockstep.run.folder import RunFolder
+
+
+def layout_to_repeat(folder: RunFolder, head: dict[str, Any], asked: Layout) -> Layout:
+    """The layout of a repetition: the one asked for, or for auto the smallest one with the run's kinds of device, if it
+    used GPUs.
+
+    Args:
+        head: of the run's ledger.
+
+    Raises:
+        SettingsError: the layout, or this machine, has not the kinds of device that computed the run.
+    """
+    try:
+        recorded = folder.layout()
+    except SettingsError:  # it names a launcher in a file that is gone
+        return asked
+    if asked.is_auto and recorded.uses_gpus:
+        asked = with_options(recorded.repeating(), asked)
+        if not torch.cuda.device_count():
+            gpus = ", ".join(head["platform"].get("gpu", ())) or "the same GPU"
+            raise SettingsError(
+                f"{folder.path} was computed {_where(recorded)} (layout {recorded}), and a CPU gives other bits. torch "
+                f"finds no GPU on this machine, so it cannot check them: use a machine with {gpus}, where the layout "
+                f"will be {asked}."
+            )
+    if not asked.is_auto and asked.kinds != recorded.kinds:
+        suitable = "auto or another layout on the CPU"
+        raise SettingsError(
+            f"{folder.path} was computed {_where(recorded)} (layout {recorded}), and --layout {asked} computes "
+            f"{_where(asked)}: a GPU gives other bits than a CPU, so they cannot be compared. Use --layout "
+            f"{recorded.repeating() if recorded.uses_gpus else suitable}."
+        )
+    return asked
+
+
+def _where(layout: Layout) -> str:
+    collecting, learning = layout.kinds
+    if collecting == learning:
+        return f"on {'GPUs' if learning == 'GPU' else 'the CPU'}"
+    return f"with collectors on {collecting}s and learners on {learning}s"

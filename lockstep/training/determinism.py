@@ -1,0 +1,49 @@
+"""Explains the error of an operation that has no deterministic kernel on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from lockstep.config.settings import SettingsError
+
+_WITHOUT = re.compile(r"(\S+) does not have a deterministic implementation")
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn torch's error about an operation without a deterministic kernel into advice.
+
+    Raises:
+        SettingsError: torch has raised such an error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if found := _WITHOUT.search(text):
+            raise SettingsError(
+                f"{found[1]} has no deterministic kernel on a GPU{_place(error)}: equal inputs would give other bits "
+                "each time, so the run could be neither verified nor resumed exactly. Compute it with other operations "
+                "(a sum under a mask instead of scattering, a product with a triangular matrix instead of cumsum), "
+                "compute it on the CPU, or use --allow-nondeterministic, which gives up equal bits on GPUs."
+            ) from error
+        if "CUBLAS_WORKSPACE_CONFIG" in text:
+            raise SettingsError(
+                "CUBLAS_WORKSPACE_CONFIG has a value with which cuBLAS is not deterministic. Unset it, or set it to "
+                ":4096:8, or use --allow-nondeterministic, which gives up equal bits on GPUs."
+            ) from error
+        raise
+
+
+def _place(error: BaseException) -> str:
+    """The last line outside of torch that led to an error. For an error in a backward pass, this is the call of
+    backward()."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_TORCH)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
