@@ -19,6 +19,7 @@ import faulthandler
 import importlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -243,7 +244,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the step that runs is ended, too
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     out = given.out.absolute()
-    sys.exit(not run(chosen, out, given.seconds, rehearse=given.rehearse, peers=given.peer))
+    peers = []
+    for command in given.peer:  # steps run in other folders
+        script, *arguments = shlex.split(command)
+        peers.append(shlex.join([os.path.abspath(script), *arguments]))
+    sys.exit(not run(chosen, out, given.seconds, rehearse=given.rehearse, peers=peers))
 
 
 if __name__ == "__main__":

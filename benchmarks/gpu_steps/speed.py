@@ -349,7 +349,7 @@ def _peer(command: str, seconds: float, folder: Path) -> dict[str, Any]:
         process.wait()
     text = log.read_text(encoding="utf-8", errors="replace")
     print(text[-3000:], flush=True)
-    rates = [float(each) for each in re.findall(r"(?:SPS|sps|speed)\W{1,3}([\d.]+)", text)]
+    rates = [float(each) for each in re.findall(r"(?:SPS|sps|speed)\W{1,8}(\d+(?:\.\d+)?)", text)]
     if not rates:
         return {"error": text.strip()[-300:]}
     return {"rate": statistics.median(rates[len(rates) // 2 :]), "rates": rates[-20:]}
