@@ -47,6 +47,10 @@ _INNER = (str(Path(torch.__file__).parent), f"{_TESTS}pretended_", contextlib.__
 _PURGE = 20_000
 """Tensors that are made before records of freed memory are dropped."""
 
+# These stay when the pretended GPU is uninstalled, since constants that lockstep caches outlive it.
+_places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
+_pinned: dict[int, StorageWeakRef] = {}
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -123,8 +127,6 @@ class Books:
         """Set while a graph is captured."""
         self.launched = 0
         """Asynchronous copies so far."""
-        self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
-        self._pinned: dict[int, StorageWeakRef] = {}
         self._registered: dict[int, int] = {}
         self._flights: dict[int, _Flight] = {}
         self._times: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -138,21 +140,23 @@ class Books:
             key = x.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError):  # some kinds of tensors have no memory
             return CPU
-        found = self._places.get(key)
+        found = _places.get(key)
         return found[1] if found else CPU
 
     def put(self, x: Tensor, device: torch.device) -> Tensor:
         """Write down that new memory lies on this device."""
         storage = x.untyped_storage()
         if device.type == "cpu":
-            self._places.pop(storage._cdata, None)
+            _places.pop(storage._cdata, None)
             return x
         # The weak reference keeps the address from being used again.
-        self._places[storage._cdata] = (StorageWeakRef(storage), device)
+        _places[storage._cdata] = (StorageWeakRef(storage), device)
         self._placed += 1
         if self._placed % _PURGE == 0:
-            self._places = {key: place for key, place in self._places.items() if not place[0].expired()}
-            self._pinned = {key: storage for key, storage in self._pinned.items() if not storage.expired()}
+            for key in [key for key, (memory, _) in [*_places.items()] if memory.expired()]:
+                del _places[key]
+            for key in [key for key, memory in [*_pinned.items()] if memory.expired()]:
+                del _pinned[key]
         return x
 
     @contextlib.contextmanager
@@ -182,11 +186,11 @@ class Books:
 
     def pin(self, x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        self._pinned[storage._cdata] = StorageWeakRef(storage)
+        _pinned[storage._cdata] = StorageWeakRef(storage)
         return x
 
     def is_pinned(self, x: Tensor) -> bool:
-        storage = self._pinned.get(x.untyped_storage()._cdata)
+        storage = _pinned.get(x.untyped_storage()._cdata)
         if storage is not None and not storage.expired():
             return True
         at = x.data_ptr()
