@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.algorithms.returns import gae, n_step_returns, vtrace
+from lockstep.algorithms.returns import backward_scan, gae, n_step_returns, vtrace
 
 
 class Case(NamedTuple):
@@ -237,3 +237,15 @@ def test_columns_do_not_mix() -> None:
         one = slice(env, env + 1)
         alone = gae(r_t[:, one], v_t[:, one], terminated[:, one], truncated[:, one], 0.99, 0.95)[0]
         assert torch.equal(whole[:, one], alone)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 8, 13, 128])
+def test_the_scan_of_gpus_adds_up_what_the_loop_does(steps: int) -> None:
+    draw = torch.Generator().manual_seed(steps)
+    x_t = torch.randn(steps, 5, generator=draw, dtype=torch.float64)
+    decay_t = 0.99 * (torch.rand(steps, 5, generator=draw) > 0.1).double()
+    expected, y_tp1 = torch.empty_like(x_t), torch.zeros(5, dtype=torch.float64)
+    for t in reversed(range(steps)):
+        y_tp1 = x_t[t] + decay_t[t] * y_tp1
+        expected[t] = y_tp1
+    torch.testing.assert_close(backward_scan(x_t, decay_t), expected, rtol=1e-12, atol=1e-12)
