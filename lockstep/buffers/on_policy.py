@@ -66,8 +66,10 @@ class FreshBatches:
         self._slices: dict[int, list[Tensor | None]] = {}
         self._plans: dict[int, Tensor | None] = {}
         """By slot, int64 [epochs, items]: the order of items in each epoch. None: all of them are in every slice."""
-        self._moments: list[tuple[float, float]] | None = None
+        self._moments: Sequence[tuple[float | Tensor, ...]] | None = None
         """Of each global minibatch: the mean and deviation of advantages."""
+        self._moments_table: Tensor | None = None
+        """float64 [G, 2]: the same."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
@@ -80,7 +82,15 @@ class FreshBatches:
         self._normalizers = {slot: only.normalizers for slot, only in alone.items()}
         self._plans = {slot: self._plan(slot, iteration) for slot in self._slots}
         self._slices = {slot: self._parts(plan) for slot, plan in self._plans.items()}
-        self._moments = self._advantage_moments() if self._algorithm.normalize_advantages else None
+        self._moments = self._moments_table = None
+        if self._algorithm.normalize_advantages:
+            self._moments = moments = self._advantage_moments()
+            self._moments_table = torch.tensor(moments, dtype=torch.float64, pin_memory=self._device.type != "cpu")
+            if self._device.type != "cpu":
+                # A GPU divides by a number by multiplying with its reciprocal, and by a tensor exactly. Graphs read
+                # tensors, so that these have to serve without graphs, too.
+                self._moments_table = self._moments_table.to(self._device, non_blocking=True)
+                self._moments = [row.unbind() for row in self._moments_table]
         return self._config.epochs * self._config.minibatches
 
     def slice(self, slot: int, step: int) -> Slice:
@@ -94,14 +104,12 @@ class FreshBatches:
 
     def cuts(self, slot: int) -> Cuts | None:
         """What slice does for all steps of the iteration, as tensors; None if slices differ in size."""
-        plan, moments = self._plans[slot], None
+        plan = self._plans[slot]
         if plan is not None:
             if plan.shape[1] % self._config.minibatches:
                 return None
             plan = plan.view(-1, plan.shape[1] // self._config.minibatches)
-        if self._moments is not None:
-            moments = torch.tensor(self._moments, dtype=torch.float64, pin_memory=self._device.type != "cpu")
-        return Cuts(self._whole[slot], plan, moments)
+        return Cuts(self._whole[slot], plan, self._moments_table)
 
     def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | None) -> Batch:
         """A slice with the items of this index, whose advantages are normalized with this mean and deviation."""
