@@ -12,6 +12,7 @@ import torch
 from lockstep.config.layout import Layout
 from lockstep.system.numerics import CUBLAS_WORKSPACE
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -29,15 +30,10 @@ def used_gpus(layout: Layout) -> dict[str, Any]:
             "runtime": torch.version.cuda,
             "driver": _driver_version(),
             "cublas": _cublas_version(),
+            _WORKSPACE: os.environ.get(_WORKSPACE, CUBLAS_WORKSPACE),
             "models": {each.name: _model(each) for each in (*collecting, *learning)},
         },
     }
-
-
-def gpu_variables(layout: Layout) -> dict[str, str]:
-    """Environment variables that change the arithmetic of GPUs alone, as they are in the processes that use these."""
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    return {name: os.environ.get(name, CUBLAS_WORKSPACE)} if layout.uses_gpus else {}
 
 
 def _of(layout: Layout, role: Literal["collector", "learner"], count: int) -> list[Any]:

@@ -261,6 +261,8 @@ _OPTIONAL = ("libraries.", "code.")
 """Optional entries of a platform."""
 _OF_GPUS = ("gpu", "cudnn", "devices", "cuda")
 """Entries of a platform about GPUs."""
+_MODELS = ("gpu", "cudnn", "cuda")
+_CPUS = {"collecting": "CPU", "learning": "CPU"}
 
 
 def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -280,9 +282,11 @@ def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str,
     """The entries of two platforms that differ, each as `name: a != b`. A library that only one of them has was not
     used, and a user's file that only one of them has was not found, or an earlier version did not check it. Earlier
     versions also recorded GPUs that a run did not use, so their entries about GPUs say nothing."""
-    ignored = _OF_GPUS if any(each.get("gpu") and "devices" not in each for each in (a, b)) else ()
-    here, there = ({name: value for name, value in each.items() if name not in ignored} for each in (a, b))
-    found = _differing(here, there)
+    if any(each.get("gpu") and "devices" not in each for each in (a, b)):
+        a, b = ({name: value for name, value in each.items() if name not in _OF_GPUS} for each in (a, b))
+    elif ("devices" in a) != ("devices" in b):  # the rest would say the same in ten entries
+        a, b = ({"devices": _CPUS} | {n: x for n, x in each.items() if n not in _MODELS} for each in (a, b))
+    found = _differing(dict(a), dict(b))
     return tuple(_told(*each) for each in found if not (each[0].startswith(_OPTIONAL) and _ABSENT in each[1:]))
 
 

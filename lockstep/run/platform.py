@@ -15,7 +15,7 @@ import torch
 
 from lockstep.config.layout import Layout
 from lockstep.config.user_code import digests_of
-from lockstep.run.gpus import gpu_variables, used_gpus
+from lockstep.run.gpus import used_gpus
 
 _ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
 _ARITHMETIC_VARIABLES = (
@@ -72,7 +72,6 @@ def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | No
         layout: whose GPUs, if it uses any, are named; by default the CPU computes everything.
     """
     code, layout = digests_of(settings), layout or Layout()
-    variables = {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ}
     return {
         "cpu": _cpu(),
         **{"gpu": [], "cudnn": None, **used_gpus(layout)},
@@ -80,6 +79,6 @@ def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | No
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
         "libraries": _library_versions(),
-        "variables": variables | gpu_variables(layout),
+        "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
         **({"code": code} if code else {}),
     }
