@@ -150,7 +150,7 @@ class _Recorder(TorchFunctionMode):
 _SHAPES_ALONE = frozenset(
     {"__get__", "__len__", "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device"}
     | {"is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "storage_offset", "type"}
-    | {"is_same_size", "result_type", "can_cast", "__hash__", "__repr__"}
+    | {"is_same_size", "result_type", "promote_types", "can_cast", "__hash__", "__repr__"}
 )
 """Functions whose results do not depend on the values of a tensor."""
 
