@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,20 @@ from torch import Tensor
 from lockstep.core.arrays import named_leaves
 
 
-def _header_and_bytes(tensor: Tensor | np.ndarray) -> tuple[bytes, np.ndarray]:
-    """The dtype and shape as text, and the values as flat bytes in logical (row-major) order."""
-    if isinstance(tensor, np.ndarray):
-        dtype, data = tensor.dtype.name, np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+def _header(tensor: Tensor | np.ndarray) -> bytes:
+    """The dtype and shape as text."""
+    dtype = tensor.dtype.name if isinstance(tensor, np.ndarray) else str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}{list(tensor.shape)}".encode()
+
+
+def _pieces(tensor: Tensor | np.ndarray) -> Iterator[np.ndarray]:
+    """The values as flat bytes in logical (row-major) order, in one piece or in several."""
+    held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor.detach().cpu()
+    if held.dim() > 1 and not held.is_contiguous() and held[0].is_contiguous():
+        # A shard's rows of every step, between those of other shards: copying them takes longer than hashing them.
+        yield from (piece.reshape(-1).view(torch.uint8).numpy() for piece in held)
     else:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
-    return f"{dtype}{list(tensor.shape)}".encode(), data
+        yield held.reshape(-1).contiguous().view(torch.uint8).numpy()
 
 
 def fast_digest(tensor: Tensor | np.ndarray) -> str:
@@ -29,9 +35,9 @@ def fast_digest(tensor: Tensor | np.ndarray) -> str:
 
     Memory layout does not matter: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
     """
-    header, data = _header_and_bytes(tensor)
-    digest = xxhash.xxh3_64(header)
-    digest.update(data.data)
+    digest = xxhash.xxh3_64(_header(tensor))
+    for piece in _pieces(tensor):
+        digest.update(piece.data)
     return digest.hexdigest()
 
 
@@ -44,8 +50,8 @@ def state_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes in the order of sorted names: a run's `digest:` line."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        header, data = _header_and_bytes(tensors[name])
-        for piece in (name.encode(), header):
-            digest.update(len(piece).to_bytes(8, "little") + piece)
-        digest.update(data.data)
+        for text in (name.encode(), _header(tensors[name])):
+            digest.update(len(text).to_bytes(8, "little") + text)
+        for piece in _pieces(tensors[name]):
+            digest.update(piece.data)
     return digest.hexdigest()
