@@ -18,7 +18,7 @@ from lockstep.config.layout import Layout
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
-from lockstep.system.graphs import Graph, cuda_graph
+from lockstep.system.graphs import cuda_graph
 
 GPU = "cuda:0"
 ALL: dict[str, Callable[[], Experiment]] = {
@@ -125,13 +125,17 @@ def test_a_graph_repeats_what_it_captured_and_does_not_run_it_before() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_graph_of_a_gradient() -> None:
     weight = torch.ones(3, 2, device=GPU, requires_grad=True)
+    x, found = torch.zeros(4, 3, device=GPU), torch.zeros(3, 2, device=GPU)
 
-    def gradient(x: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad((x @ weight).square().sum(), weight)
+    def gradient() -> None:
+        found.copy_(torch.autograd.grad((x @ weight).square().sum(), weight)[0])
 
-    graph = Graph(gradient, [torch.zeros(4, 3, device=GPU)])
-    x = torch.arange(12.0, device=GPU).view(4, 3)
-    assert torch.equal(graph(x)[0].cpu(), gradient(x)[0].cpu())
+    repeat = cuda_graph(gradient)
+    x.copy_(torch.arange(12.0, device=GPU).view(4, 3))
+    repeat()
+    captured = found.clone()
+    gradient()
+    assert torch.equal(captured.cpu(), found.cpu())
 
 
 # Planted faults
@@ -334,6 +338,15 @@ def test_the_hot_path_is_counted(tmp_path: Path) -> None:
     assert len(hot.acting) == 3 * 4 * 16 and len(hot.slices) == 3 * 4 * 2 * 2 and len(hot.learning) == 3
     assert hot.acting[-1][KERNEL] and hot.acting[-1][BACK] and hot.slices[-1][KERNEL]
     assert hot.iterations[-1][KERNEL] > hot.learning[-1][KERNEL] > 4 * 2 * 2 * hot.slices[-1][KERNEL]
+
+
+@pytest.mark.parametrize("name", ["mujoco-normalized", pytest.param("ppo-bf16", marks=pytest.mark.slow)])
+def test_with_graphs_a_step_and_a_slice_are_one_launch_each(name: str, tmp_path: Path) -> None:
+    with pretended_gpu.pretended():
+        hot = pretended_gpu.hot_path(lambda: run_here(ALL[name](), "inline,device=0,graphs=1", tmp_path / "run"))
+    acting, learning = hot.acting[-1], hot.slices[-1]
+    assert {kind: acting[kind] for kind in acting.kinds()} == {LAUNCH: 1, PINNED: 1, BACK: 1, SYNC: 1}
+    assert {kind: learning[kind] for kind in learning.kinds()} == {LAUNCH: 1, COPY: 1}  # of the result
 
 
 @pytest.mark.slow
