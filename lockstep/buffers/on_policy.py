@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout, Slice
-from lockstep.buffers.slabs import to_device
+from lockstep.buffers.slabs import sent, to_device
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
@@ -165,7 +165,7 @@ class FreshBatches:
         items = self._experiment.envs_per_shard * (1 if self._sequences else config.rollout)
         draw = stream(self._experiment.seed, "minibatch", slot, iteration)
         orders = np.stack([draw.permutation(items) for _ in range(config.epochs)])
-        return torch.from_numpy(orders).to(self._device, non_blocking=True)
+        return sent(torch.from_numpy(orders), self._device)
 
     def _parts(self, plan: Tensor | None) -> list[Tensor | None]:
         """The items of each gradient step's slice."""

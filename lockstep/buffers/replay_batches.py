@@ -20,6 +20,7 @@ from lockstep.buffers.hindsight import Hindsight
 from lockstep.buffers.history import History
 from lockstep.buffers.memory import require
 from lockstep.buffers.replay import Replay
+from lockstep.buffers.slabs import sent
 from lockstep.buffers.storage import storage_for
 from lockstep.core.rng import stream
 from lockstep.envs.goals import Goals
@@ -123,7 +124,7 @@ class ReplayBatches:
         if numbers:
             batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
         batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
-        return Taken(batch.map(lambda leaf: leaf.to(self._agent.device)), [each[:2] for each in drawn])
+        return Taken(batch.map(lambda leaf: sent(leaf, self._agent.device)), [each[:2] for each in drawn])
 
     def _newest_steps(self, step: int) -> int:
         """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""

@@ -1,4 +1,4 @@
-"""Copying rollouts to a GPU.
+"""Copying rollouts and minibatches to a GPU.
 
 Shards that act together lie side by side in memory: a shard's rows of a step are followed by those of the next shard.
 Copied by itself, such a shard would be gathered into other memory first, on one thread, and could not stay pinned. So
@@ -29,6 +29,14 @@ def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, R
             offset = (leaf.data_ptr() - first) // leaf.element_size()
             copies[id(leaf)] = slab.as_strided(leaf.shape, leaf.stride(), offset)
     return _pytree.tree_unflatten([copies.get(id(leaf)) for leaf in leaves], form)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """x on a device. On its way to a GPU it passes through pinned memory, so that the host need not wait."""
+    if device.type == "cpu" or not x.numel():
+        return x.to(device)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # torch keeps it until it was read
+    return pinned.copy_(x).to(device, non_blocking=True)
 
 
 def _slabs(leaves: Iterable[Tensor]) -> list[list[Tensor]]:
