@@ -351,7 +351,7 @@ def test_with_graphs_a_step_and_a_slice_are_one_launch_each(name: str, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["ppo-bf16", "impala-lstm-lag-2", "mujoco-normalized", "tuple-dict-mask", "td3"])
+@pytest.mark.parametrize("name", ["impala-lstm-lag-2", "td3"])
 def test_layouts_agree(name: str, tmp_path: Path) -> None:
     experiment = ALL[name]()
     alone = run(experiment, "inline,device=0", tmp_path / "inline")
