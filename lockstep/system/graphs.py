@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from lockstep.config.settings import SettingsError
+
 Repeat = Callable[[], None]
 Capture = Callable[[Repeat], Repeat]
 """Runs a function on fixed memory, and returns a function that runs its kernels again."""
@@ -18,7 +20,11 @@ _WARM_UP = 3
 
 
 def cuda_graph(function: Repeat) -> Repeat:
-    """A Capture. The function must not wait for the GPU or read a number from it."""
+    """A Capture. The function must not wait for the GPU, read a number from it, or copy one there.
+
+    Raises:
+        SettingsError: it does.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -26,6 +32,14 @@ def cuda_graph(function: Repeat) -> Repeat:
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
+    try:
+        with torch.cuda.graph(graph):
+            function()
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0]
+        raise SettingsError(
+            f"graphs=1: the model or the loss cannot be captured as a CUDA graph ({said}). It waits for the GPU, reads "
+            "numbers from it (item, tolist, if), or copies some there (torch.tensor). Leave graphs=1 out of --layout, "
+            "or compute with tensors on the GPU alone."
+        ) from error
     return graph.replay
