@@ -350,6 +350,17 @@ def test_with_graphs_a_step_and_a_slice_are_one_launch_each(name: str, tmp_path:
     assert {kind: learning[kind] for kind in learning.kinds()} == {LAUNCH: 1, COPY: 1}  # of the result
 
 
+@pytest.mark.parametrize("name", ["td3", "sac-prioritized-lag-1", pytest.param("iqn", marks=pytest.mark.slow)])
+def test_with_graphs_a_replayed_slice_is_one_launch(name: str, tmp_path: Path) -> None:
+    experiment = ALL[name]()
+    digests: list[str] = []
+    with pretended_gpu.pretended():
+        text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
+        hot = pretended_gpu.hot_path(lambda: digests.append(run_here(experiment, text, folder)))
+    assert all(each[LAUNCH] == 1 and not each[KERNEL] for each in hot.slices[-4:])
+    assert digests == [run(experiment, "inline,device=0", tmp_path / "plain")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["impala-lstm-lag-2", "td3"])

@@ -65,6 +65,10 @@ class DDPG(QPG[DDPGConfigT]):
         self.policy_period = 1
         """Gradient steps of the critics per step of the policy."""
 
+    @property
+    def update_period(self) -> int:
+        return self.policy_period
+
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Squared errors of the critics, and the negative value of the policy's actions, summed over items."""
         online, target = actor_critics(model)
@@ -75,7 +79,7 @@ class DDPG(QPG[DDPGConfigT]):
         error, priority = critic_error(q_tm1, target_tm1)
         total = critic = (batch.weight * error).sum()
         actor = torch.zeros_like(critic)
-        if hyper["update"] % self.policy_period == 0:
+        if self.policy_period == 1 or hyper["update"] % self.policy_period == 0:
             q_of_policy = online.q(batch.obs, online.actor(batch.obs), frozen=True)[0]
             actor = -(batch.weight * q_of_policy).sum()
             total = critic + actor

@@ -250,6 +250,12 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         weights = {"beta": replay.beta + (replay.beta_end - replay.beta) * progress} if self.weighted else {}
         return {**super().hyperparameters(progress), **weights}
 
+    @property
+    def update_period(self) -> int:
+        """The loss runs the same kernels in updates whose numbers agree modulo this, so that each of them can be a CUDA
+        graph. If it is above 1, the loss may branch on hyper["update"] modulo it."""
+        return 1
+
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
         """Z: how many uniform numbers the loss of a slice consumes."""
         return 0

@@ -76,8 +76,8 @@ class Layout:
     machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves placement to the
     system."""
     graphs: int = 0
-    """1 makes GPUs run acting, and the learning of feed-forward on-policy models, as CUDA graphs: one launch instead of
-    one per kernel, which pays off for small kernels. It takes memory for another copy of their tensors."""
+    """1 makes GPUs run acting, and the learning of feed-forward models, as CUDA graphs: one launch instead of one per
+    kernel, which pays off for small kernels. It takes memory for another copy of their tensors."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run ends with an error instead of waiting longer."""
     jitter: float = 0.0

@@ -1,7 +1,8 @@
-"""Gradients of slices as CUDA graphs: one launch cuts a slice out of its slot's rollout, and runs its loss and its
-backward pass.
+"""Gradients of slices as CUDA graphs. For on-policy algorithms, one launch cuts a slice out of its slot's rollout, and
+runs its loss and its backward pass (GraphedSlices). For algorithms that replay, each slice is copied to where a graph
+reads it (GraphedReplay).
 
-A graph reads fixed memory, so each slot has its own, which an iteration's rollout is copied into.
+A graph reads fixed memory, so each slot has its own.
 """
 
 from __future__ import annotations
@@ -16,16 +17,42 @@ from lockstep.algorithms.base import Batch
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.system.graphs import Capture
 
-Differentiate = Callable[[Batch, dict[str, Any]], Tensor]
-"""Computes a slice's gradient, with the numbers that are reduced with it, from hyperparameters by name."""
+Differentiate = Callable[[int, Any, dict[str, Any]], tuple[Tensor, Tensor | None]]
+"""Computes the gradient of a slot's slice, with the numbers that are reduced with it, and the items' priorities, from a
+batch and hyperparameters by name. It must run the same kernels for every slice."""
+
+
+class _Hyperparameters:
+    """Hyperparameters where graphs read them. As plain numbers, a graph would keep them as constants."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._given = device, list[float]()
+        self._numbers = torch.empty(0)
+        """float64 [H]"""
+
+    def set(self, hyper: dict[str, float]) -> None:
+        """Copy them there if they have changed."""
+        numbers = list(hyper.values())
+        if numbers == self._given:
+            return
+        # Fresh pinned memory each time, since a copy may still read what was there before.
+        given = torch.tensor(numbers, dtype=torch.float64, pin_memory=self._device.type != "cpu")
+        if not self._given:
+            self._numbers = torch.empty_like(given, device=self._device)
+        self._numbers.copy_(given, non_blocking=True)
+        self._given = numbers
+
+    def named(self, hyper: dict[str, float]) -> dict[str, Any]:
+        """Each by its name, as a tensor."""
+        return dict(zip(hyper, self._numbers.unbind(), strict=True))
 
 
 class GraphedSlices:
-    """The gradients of a learner's slices.
+    """The gradients of the slices of fresh rollouts.
 
     Args:
         batches: cuts the slices.
-        differentiate: it must run the same kernels for every slice.
+        differentiate: for slices of these batches.
         capture: makes the graphs.
         device: where they run.
     """
@@ -33,13 +60,11 @@ class GraphedSlices:
     def __init__(
         self, batches: FreshBatches, differentiate: Differentiate, capture: Capture, device: torch.device
     ) -> None:
-        self._batches, self._differentiate, self._capture, self._device = batches, differentiate, capture, device
+        self._batches, self._differentiate, self._capture = batches, differentiate, capture
         self._slots: dict[int, _Slot] = {}
         self._loaded: set[int] = set()
         """Slots whose memory holds the present iteration."""
-        self._hyper = torch.empty(0)
-        """float64 [H]: the hyperparameters that graphs read, which would keep plain numbers as constants."""
-        self._given: list[float] = []
+        self._hyper = _Hyperparameters(device)
 
     def begin(self) -> None:
         """Begin an iteration, whose rollouts the batches have taken."""
@@ -50,29 +75,17 @@ class GraphedSlices:
         cuts = self._batches.cuts(slot)
         if cuts is None:
             return None
-        self._set(list(hyper.values()))
+        self._hyper.set(hyper)
         graph = self._slots.get(slot)
         if graph is None or not graph.fits(cuts):
-            graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(batch, self._named(hyper)))
+            named = self._hyper.named(hyper)
+            graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, named)[0])
             graph.capture(self._batches, self._capture)
             self._loaded.add(slot)
         elif slot not in self._loaded:
             graph.load(cuts)
             self._loaded.add(slot)
         return graph.run(step)
-
-    def _named(self, hyper: dict[str, float]) -> dict[str, Tensor]:
-        return dict(zip(hyper, self._hyper.unbind(), strict=True))
-
-    def _set(self, numbers: list[float]) -> None:
-        if numbers == self._given:
-            return
-        # Fresh pinned memory each time, since a copy may still read what was there before.
-        given = torch.tensor(numbers, dtype=torch.float64, pin_memory=self._device.type != "cpu")
-        if not self._given:
-            self._hyper = torch.empty_like(given, device=self._device)
-        self._hyper.copy_(given, non_blocking=True)
-        self._given = numbers
 
 
 class _Slot:
@@ -124,3 +137,65 @@ class _Slot:
 
 def _shapes(cuts: Cuts) -> list[Any]:
     return [(x.shape, x.dtype) for x in cuts.leaves()]
+
+
+class GraphedReplay:
+    """The gradients of slices of replayed items.
+
+    Args:
+        period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
+        differentiate, capture, device: as for GraphedSlices.
+    """
+
+    def __init__(self, period: int, differentiate: Differentiate, capture: Capture, device: torch.device) -> None:
+        self._period, self._differentiate, self._capture = period, differentiate, capture
+        self._graphs: dict[Any, _Replayed] = {}
+        """By slot, the update's place in the period, and the shapes of items."""
+        self._hyper = _Hyperparameters(device)
+
+    def gradient(self, slot: int, batch: Any, hyper: dict[str, float]) -> tuple[Tensor, Tensor | None]:
+        """The gradient of a slice, as a new tensor, and the priorities of its items, until the next slice."""
+        place = int(hyper["update"]) % self._period
+        self._hyper.set(hyper)
+        key = slot, place, tuple((x.shape, x.dtype) for x in _leaves(batch))
+        graph = self._graphs.get(key)
+        if graph is None:
+            named = self._hyper.named(hyper)
+            if self._period > 1:  # the loss branches on it
+                named["update"] = place or self._period
+            graph = _Replayed(batch, lambda held: self._differentiate(slot, held, named), self._capture)
+            self._graphs[key] = graph
+        return graph.run(batch)
+
+
+class _Replayed:
+    """The memory of one slot's slices, and the graph over it."""
+
+    def __init__(
+        self, batch: Any, differentiate: Callable[[Any], tuple[Tensor, Tensor | None]], capture: Capture
+    ) -> None:
+        held = batch.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+        self._leaves = _leaves(held)
+        self._load(batch)
+        self._result: tuple[Tensor, Tensor | None] = (torch.empty(0), None)
+
+        def run() -> None:
+            self._result = differentiate(held)
+
+        self._repeat = capture(run)
+
+    def run(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        self._load(batch)
+        self._repeat()
+        gradient, priorities = self._result
+        return gradient.clone(), priorities
+
+    def _load(self, batch: Any) -> None:
+        for to, x in zip(self._leaves, _leaves(batch), strict=True):
+            to.copy_(x, non_blocking=True)
+
+
+def _leaves(batch: Any) -> list[Tensor]:
+    leaves: list[Tensor] = []
+    batch.map(lambda x: leaves.append(x) or x)
+    return leaves

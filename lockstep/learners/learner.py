@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import Batch, LossOutput, ParameterGroup, check_loss
+from lockstep.algorithms.base import ParameterGroup, check_loss
+from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.on_policy import FreshBatches
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.graphs import GraphedSlices
+from lockstep.learners.graphs import GraphedReplay, GraphedSlices
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
@@ -92,9 +93,15 @@ class Learner:
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
         self._graphs: GraphedSlices | None = None
-        if capture is not None and isinstance(self.batches, FreshBatches) and not agent.experiment.model.recurrent:
+        self._replay_graphs: GraphedReplay | None = None
+        if capture is not None and not agent.experiment.model.recurrent:
             # With recurrent cores, kernels depend on where episodes begin.
-            self._graphs = GraphedSlices(self.batches, self._gathered, capture, agent.device)
+            if isinstance(self.batches, FreshBatches):
+                self._graphs = GraphedSlices(self.batches, self._differentiate, capture, agent.device)
+            else:
+                assert isinstance(agent.algorithm, OffPolicy)
+                period = agent.algorithm.update_period
+                self._replay_graphs = GraphedReplay(period, self._differentiate, capture, agent.device)
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
         self._applied: Normalizers | None = None
@@ -221,13 +228,12 @@ class Learner:
                 return gradient
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
-        loss, numbers = self._differentiate(batch, hyper)
-        self.batches.learned(slot, loss.priorities)
-        if self._algorithm.weighted:
-            # One number per slot, so that the sum holds each slot's largest weight.
-            largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
-            numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
-        return self._flat.gather_gradient(numbers)
+        if self._replay_graphs is not None:
+            gradient, priorities = self._replay_graphs.gradient(slot, batch, hyper)
+        else:
+            gradient, priorities = self._differentiate(slot, batch, hyper)
+        self.batches.learned(slot, priorities)
+        return gradient
 
     def _normalize(self, normalizers: Normalizers) -> None:
         """Make the networks normalize observations with these statistics."""
@@ -237,17 +243,19 @@ class Learner:
                 normalizers.apply(self._agent.target)
             self._applied = normalizers
 
-    def _gathered(self, batch: Batch, hyper: dict[str, Any]) -> Tensor:
-        _, numbers = self._differentiate(batch, hyper)
-        return self._flat.gather_gradient(numbers)
-
-    def _differentiate(self, batch: Any, hyper: dict[str, Any]) -> tuple[LossOutput, list[Tensor]]:
-        """Run the backward pass. Returns the loss and the numbers that are reduced together with the gradient."""
+    def _differentiate(self, slot: int, batch: Any, hyper: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Run the loss of a slot's slice and its backward pass. Returns the gradient, with the numbers that are reduced
+        together with it, and the priorities of replayed items."""
         self._flat.forget_gradient()
         loss = self._algorithm.loss(self._agent.networks, batch, hyper)
         if not self._known_to_fit:
             check_loss(self._algorithm, loss)
             self._known_to_fit = True
         loss.total.backward()
-        metrics = [loss.metrics[name] for name in self._algorithm.metric_names]
-        return loss, [batch.valid.sum(dtype=torch.float32), *metrics]
+        numbers = [batch.valid.sum(dtype=torch.float32)]
+        numbers += [loss.metrics[name] for name in self._algorithm.metric_names]
+        if self._algorithm.weighted:
+            # One number per slot, so that the sum holds each slot's largest weight.
+            largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
+            numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
+        return self._flat.gather_gradient(numbers), loss.priorities
