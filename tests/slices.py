@@ -23,8 +23,9 @@ def by_autograd(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tu
     """The gradient of the algorithm's loss, followed by counts and metrics, and the priorities."""
     learner, priorities = Learner(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), list[Tensor]()
     learner.batches.learned = lambda slot, x: priorities.append(x)  # type: ignore[method-assign]
+    learner.batches.slice = lambda slot, step: Slice(batch, agent.normalizers)  # type: ignore[method-assign]
     with arithmetic(agent.model):
-        gradient = learner._gradient(_SLOT, Slice(batch, agent.normalizers), hyper)
+        gradient = learner._gradient(_SLOT, 0, hyper)
     (only,) = priorities
     return gradient, only
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Exploration, Setup
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.models.base import PolicyModel
-from lockstep.models.distributions import standard_normal
+from lockstep.models.gaussian import standard_normal
 
 
 @dataclass(frozen=True)

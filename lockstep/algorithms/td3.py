@@ -18,7 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
-from lockstep.models.distributions import standard_normal
+from lockstep.models.gaussian import standard_normal
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
 from lockstep.experiment import Experiment
-from lockstep.models.distributions import make_distribution
+from lockstep.models.action_spaces import make_distribution
 from lockstep.system.memory import available_bytes
 
 _LARGE = 4 * 2**20

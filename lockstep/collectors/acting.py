@@ -29,7 +29,7 @@ from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring, PolicyModel
 from lockstep.models.capture import Inference, Inputs
-from lockstep.models.distributions import standard_normal
+from lockstep.models.gaussian import standard_normal
 from lockstep.system.graphs import Capture
 
 _FIELDS = ("start", "action", "reward", "log_prob", "value", "terminated", "truncated", "valid")

@@ -22,7 +22,7 @@ from lockstep.core.rng import stream
 from lockstep.envs.base import EnvConfig, ShardEnv, allocate_observation
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
 from lockstep.envs.registry import make, resolve, whole_matches
-from lockstep.models.distributions import make_distribution
+from lockstep.models.action_spaces import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout, precision_warning, unused_mask
 from lockstep.system import children
 from lockstep.system.supervision import WorkerError

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.core.rng import stream
 from lockstep.envs.base import Observation, ShardEnv, StepResult
-from lockstep.models.distributions import bounded
+from lockstep.models.gaussian import bounded
 
 _CHUNK = 256
 """Steps whose actions are drawn at once."""

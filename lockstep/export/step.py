@@ -14,11 +14,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.action_spaces import Joint
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import RecurrentCore
-from lockstep.models.distributions import Categorical, EpsilonGreedy, Gaussian, Joint
+from lockstep.models.distributions import Categorical, EpsilonGreedy
+from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import Linear, PixelConv2d
 from lockstep.models.policy import Trunk
 

@@ -15,7 +15,7 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward
 
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
-"""Bounds of log standard deviations: see lockstep.models.distributions."""
+"""Bounds of log standard deviations: see lockstep.models.gaussian."""
 
 
 @compiled

@@ -1,10 +1,12 @@
 """Models: the standard model, and parts to build others from."""
 
+from lockstep.models.action_spaces import Joint, make_distribution
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
 from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
-from lockstep.models.distributions import Categorical, Distribution, Gaussian, Joint, make_distribution
+from lockstep.models.distributions import Categorical, Distribution
 from lockstep.models.encoders import MLP, ConvNet, ImpalaResNet, NatureCNN, ObservationEncoder, SimpleConvNet
+from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, Trunk, ValueHead

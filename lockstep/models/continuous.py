@@ -18,14 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lockstep.config.settings import SettingsError
-from lockstep.models.distributions import (
-    LOG_STD_RANGE,
-    Distribution,
-    _log_slope,
-    bounded,
-    expected_log_slope,
-    standard_normal,
-)
+from lockstep.models.distributions import Distribution
+from lockstep.models.gaussian import LOG_STD_RANGE, log_slope, bounded, expected_log_slope, standard_normal
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 
@@ -163,7 +157,7 @@ class SquashedGaussian(DiagonalGaussian):
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         u = torch.atanh(action.clamp(-1 + 1e-6, 1 - 1e-6))
-        return super().log_prob(params, u) - _log_slope(u).sum(-1)
+        return super().log_prob(params, u) - log_slope(u).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         """The entropy of the normal distribution plus the expected log slope of tanh."""
@@ -180,7 +174,7 @@ class _SquashedSample(torch.autograd.Function):
         u = mean + scaled
         action = torch.tanh(u)
         ctx.save_for_backward(action, scaled)
-        return action, (-0.5 * (normal.square() + _LOG_TWO_PI) - log_std - _log_slope(u)).sum(-1)
+        return action, (-0.5 * (normal.square() + _LOG_TWO_PI) - log_std - log_slope(u)).sum(-1)
 
     @staticmethod
     @once_differentiable

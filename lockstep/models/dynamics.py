@@ -19,7 +19,7 @@ from torch.quasirandom import SobolEngine
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic
-from lockstep.models.distributions import standard_normal
+from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
-from lockstep.models.distributions import Distribution, bounded_log_std, make_distribution
+from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import (
     _NATURE_MINIMUM,
     MLP,
@@ -28,6 +29,7 @@ from lockstep.models.encoders import (
     SymbolNet,
     take_observation_statistics,
 )
+from lockstep.models.gaussian import bounded_log_std
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
 

@@ -23,8 +23,9 @@ from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw
 from lockstep.models.base import ModelOutput, PolicyModel
-from lockstep.models.distributions import Categorical, Gaussian
+from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.gaussian import Gaussian
 from lockstep.models.layer_tables import brightness, encoder_layers, knows, layer_row, normalizes, observed, rows_of
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel, acting_copy

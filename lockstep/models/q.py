@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM
-from lockstep.models.distributions import EpsilonGreedy, standard_normal
+from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.encoders import take_observation_statistics
+from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import NO_MASKS, ObservationLayout
 from lockstep.models.policy import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features

@@ -31,7 +31,7 @@ from lockstep.launchers.launch import train
 from lockstep.learners.optimizer import Optimizer
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.base import Networks
-from lockstep.models.distributions import standard_normal
+from lockstep.models.gaussian import standard_normal
 from lockstep.models.mlps import MLPs
 from lockstep.models.parameters import FlatParameters
 

@@ -23,8 +23,9 @@ from lockstep.experiment import Experiment
 from lockstep.export import policy as exporting
 from lockstep.export.policy import Check, Export, Format, export, load
 from lockstep.export.step import EnvironmentAction, normal_quantile
+from lockstep.models.action_spaces import make_distribution
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, SquashedGaussian
-from lockstep.models.distributions import EpsilonGreedy, make_distribution
+from lockstep.models.distributions import EpsilonGreedy
 
 onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),

@@ -24,7 +24,8 @@ from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.ppo import ppo_gradients
 from lockstep.kernels.sums import add_up
 from lockstep.models import StandardModelConfig
-from lockstep.models.distributions import Categorical, Gaussian
+from lockstep.models.distributions import Categorical
+from lockstep.models.gaussian import Gaussian
 from lockstep.models.normalize import batch_sums, discounted_returns
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.portable import Network, PortableCategorical, PortableGaussian, PortableModel, with_kernels

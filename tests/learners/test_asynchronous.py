@@ -263,7 +263,7 @@ def one_number() -> tuple[Optimizer, Tensor]:
 
 
 def pull(optimizer: Optimizer) -> Callable[[int], float]:
-    return lambda place: optimizer.step(torch.ones(16), (ParameterGroup("", 0.25),))
+    return lambda place: float(optimizer.step(torch.ones(16), (ParameterGroup("", 0.25),)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "elsewhere"])

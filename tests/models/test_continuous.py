@@ -15,10 +15,11 @@ from torch.distributions.transforms import TanhTransform
 from lockstep.algorithms.offpolicy import drifting
 from lockstep.config.settings import SettingsError
 from lockstep.models import ActorCritic, ActorCriticConfig
+from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import Exploring
 from lockstep.models.capture import Inference
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, SquashedGaussian
-from lockstep.models.distributions import Categorical, make_distribution
+from lockstep.models.distributions import Categorical
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 KINDS = (Deterministic, DiagonalGaussian, SquashedGaussian)

@@ -13,7 +13,7 @@ from torch.distributions import Categorical as TorchCategorical
 
 from lockstep.config.settings import SettingsError
 from lockstep.models import Distribution, make_distribution
-from lockstep.models.distributions import bounded_log_std
+from lockstep.models.gaussian import bounded_log_std
 
 MIXED = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([2, 4])])
 

@@ -20,4 +20,5 @@ def test_it_has_the_values_and_the_gradient_of_torchs_pooling(size: tuple[int, i
     weight = torch.randint(-9, 10, expected.shape, generator=draw).double()  # whole numbers add up exactly
     expected.backward(weight)
     found.backward(weight)
+    assert own.grad is not None and of_torch.grad is not None
     assert torch.equal(own.grad, of_torch.grad)

@@ -19,8 +19,8 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.construct import is_callable
 from lockstep.envs.convert import single_action
+from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import ActionDistribution
-from lockstep.models.distributions import make_distribution
 from lockstep.models.observations import ACTION_MASK
 
 RANDOM = "random"
