@@ -295,7 +295,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         Args:
             model: the PolicyModel that learns; off-policy, Networks with its target network.
             batch: a Batch; off-policy Transitions or Sequences.
-            hyper: the result of hyperparameters, and `update`, the number of the gradient step as in groups.
+            hyper: the result of hyperparameters, and `update`, the number of the gradient step as in groups. On a GPU,
+                they are float64 tensors, so that CUDA graphs read their present values; without graphs, `update`
+                remains a number.
         """
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:

@@ -17,12 +17,15 @@ from lockstep.core.rollout import Rollout
 
 
 def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, Rollout]:
-    """Copies of rollouts on a GPU, with the same strides. The host does not wait for pinned memory, which must stay as
+    """Copies of rollouts on a GPU. The host does not wait for pinned memory, which must stay as
     it is until the GPU has read it."""
     leaves, form = _pytree.tree_flatten(rollouts)
     copies: dict[int, Tensor] = {}
     for together in _slabs(leaf for leaf in leaves if leaf is not None):
         first, end = together[0].data_ptr(), max(map(_end, together))
+        if 2 * sum(leaf.nbytes for leaf in together) < end - first:  # most of it belongs to other learners
+            copies |= {id(leaf): sent(leaf, device) for leaf in together}
+            continue
         items = (end - first) // together[0].element_size()
         slab = together[0].as_strided((items,), (1,)).to(device, non_blocking=True)
         for leaf in together:

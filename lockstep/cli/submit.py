@@ -130,6 +130,10 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
             "submit needs --run FOLDER, on a file system that all nodes share: the job's processes meet there, and a "
             "requeued job continues there."
         )
+    if layout.launcher.started_externally and layout.uses_gpus and layout.device != "0":
+        raise SettingsError(
+            f"submit gives each task a GPU of its own, which it sees as GPU 0. Use --layout {layout.backend},device=0."
+        )
     given.options.validate()
     workers = processes if layout.launcher.started_externally else layout.workers
     experiment = prepare(given.experiment, dataclasses.replace(layout.anywhere(), workers=workers))

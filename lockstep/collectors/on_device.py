@@ -17,6 +17,9 @@ from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference, Inputs, Program
 from lockstep.system.graphs import Capture, Repeat
 
+_ALIGNMENT = 8
+"""Bytes of the largest number in what comes back."""
+
 
 class Acted(NamedTuple):
     """What a policy did in a step."""
@@ -131,6 +134,7 @@ def _allocate(
     """uint8 memory for what a policy does in a step, and its parts."""
     shapes = ((size, *distribution.action_shape), distribution.action_dtype), ((size,), torch.float32)
     parts = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, shapes[1])]
-    memory = torch.zeros(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device, pin_memory=pinned)
-    pieces = memory.split([part.nbytes for part in parts])
+    sizes = [-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts]
+    memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device, pin_memory=pinned)
+    pieces = [piece[: part.nbytes] for piece, part in zip(memory.split(sizes), parts, strict=True)]
     return memory, Acted(*(piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)))

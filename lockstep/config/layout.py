@@ -48,6 +48,8 @@ _FIXED = ("device", "graphs", "pin", "restarts", "compress")
 _DEVICES = "processes"
 """The launcher of layouts that name devices (a0-l1) or cpu:."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
+_SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
+"""The devices of a layout as somebody writes them who has seen a0-l1,2,3."""
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
@@ -77,7 +79,8 @@ class Layout:
     system."""
     graphs: int = 0
     """1 makes GPUs run acting, and the learning of feed-forward models, as CUDA graphs: one launch instead of one per
-    kernel, which pays off for small kernels. It takes memory for another copy of their tensors."""
+    kernel, which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
+    computes."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run ends with an error instead of waiting longer."""
     jitter: float = 0.0
@@ -103,6 +106,9 @@ class Layout:
         parts = text.strip().split(",")
         options = [part for part in parts if "=" in part]
         head = ",".join(part for part in parts if "=" not in part)
+        if found := _SEVERAL.search(text):
+            several = "+".join([found["first"], *found["more"].strip(",").split(",")])
+            raise SettingsError(f"Layout {text!r}: for several GPUs, write device={several}.")
         settings: dict[str, str | int | float] = {}
         for option in options:
             name, _, value = option.partition("=")
@@ -256,6 +262,8 @@ class Layout:
                 f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
                 "inline,device=0,graphs=1 or a0-l0,graphs=1."
             )
+        if self.device != "cpu" and self.split:
+            raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         self._validate_device()
         for role, named in (("collectors", self.collectors), ("learners", self.learners)):
             if "cpu" in named and set(named) != {"cpu"}:
@@ -264,8 +272,6 @@ class Layout:
                     f"{self._with(role, [each for each in named if each != 'cpu'])} or "
                     f"{self._with(role, ['cpu'] * len(named))}."
                 )
-        if self.device != "cpu" and self.split:
-            raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         if (
             self.workers < 1
             or bool(self.collectors) != bool(self.learners)

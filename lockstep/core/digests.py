@@ -13,6 +13,9 @@ from torch import Tensor
 
 from lockstep.core.arrays import named_leaves
 
+_LARGE = 1 << 16
+"""Bytes from which hashing a piece by itself is faster than copying all pieces together first."""
+
 
 def _header(tensor: Tensor | np.ndarray) -> bytes:
     """The dtype and shape as text."""
@@ -23,7 +26,7 @@ def _header(tensor: Tensor | np.ndarray) -> bytes:
 def _pieces(tensor: Tensor | np.ndarray) -> Iterator[np.ndarray]:
     """The values as flat bytes in logical (row-major) order, in one piece or in several."""
     held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor.detach().cpu()
-    if held.dim() > 1 and not held.is_contiguous() and held[0].is_contiguous():
+    if held.dim() > 1 and not held.is_contiguous() and held[0].is_contiguous() and held[0].nbytes >= _LARGE:
         # A shard's rows of every step, between those of other shards: copying them takes longer than hashing them.
         yield from (piece.reshape(-1).view(torch.uint8).numpy() for piece in held)
     else:

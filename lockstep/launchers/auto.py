@@ -186,7 +186,8 @@ def remember(experiment: Experiment, layout: Layout) -> Path | None:
 
 
 def remembered(experiment: Experiment) -> Layout | None:
-    """What lockstep tune found for this experiment, of any seed and length, on this machine."""
+    """What lockstep tune found for this experiment, of any seed and length, on this machine's CPU. A layout with GPUs
+    is not taken without being asked for: it gives other bits."""
     path = _file()
     known = _known(path)
     text = known.get(_key(experiment) or "") if known else None
@@ -194,7 +195,7 @@ def remembered(experiment: Experiment) -> Layout | None:
         layout = Layout.parse(text) if isinstance(text, str) else None
     except SettingsError:
         return None
-    return layout
+    return None if layout is None or layout.uses_gpus else layout
 
 
 def _file() -> Path:

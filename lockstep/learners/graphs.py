@@ -22,28 +22,25 @@ Differentiate = Callable[[int, Any, dict[str, Any]], tuple[Tensor, Tensor | None
 batch and hyperparameters by name. It must run the same kernels for every slice."""
 
 
-class _Hyperparameters:
-    """Hyperparameters where graphs read them. As plain numbers, a graph would keep them as constants."""
+class HyperTensors:
+    """Hyperparameters as tensors where losses compute: a graph would keep plain numbers as constants, and a GPU divides
+    by a number by multiplying with its reciprocal, but by a tensor exactly."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._given = device, list[float]()
         self._numbers = torch.empty(0)
-        """float64 [H]"""
+        """float64 [H], always at the same place"""
 
-    def set(self, hyper: dict[str, float]) -> None:
-        """Copy them there if they have changed."""
+    def of(self, hyper: dict[str, float]) -> dict[str, Any]:
+        """Each by its name. Tensors of earlier calls have the new numbers, too."""
         numbers = list(hyper.values())
-        if numbers == self._given:
-            return
-        # Fresh pinned memory each time, since a copy may still read what was there before.
-        given = torch.tensor(numbers, dtype=torch.float64, pin_memory=self._device.type != "cpu")
-        if not self._given:
-            self._numbers = torch.empty_like(given, device=self._device)
-        self._numbers.copy_(given, non_blocking=True)
-        self._given = numbers
-
-    def named(self, hyper: dict[str, float]) -> dict[str, Any]:
-        """Each by its name, as a tensor."""
+        if numbers != self._given:
+            # Fresh pinned memory each time, since a copy may still read what was there before.
+            given = torch.tensor(numbers, dtype=torch.float64, pin_memory=self._device.type != "cpu")
+            if not self._given:
+                self._numbers = torch.empty_like(given, device=self._device)
+            self._numbers.copy_(given, non_blocking=True)
+            self._given = numbers
         return dict(zip(hyper, self._numbers.unbind(), strict=True))
 
 
@@ -54,32 +51,30 @@ class GraphedSlices:
         batches: cuts the slices.
         differentiate: for slices of these batches.
         capture: makes the graphs.
-        device: where they run.
     """
 
-    def __init__(
-        self, batches: FreshBatches, differentiate: Differentiate, capture: Capture, device: torch.device
-    ) -> None:
+    def __init__(self, batches: FreshBatches, differentiate: Differentiate, capture: Capture) -> None:
         self._batches, self._differentiate, self._capture = batches, differentiate, capture
         self._slots: dict[int, _Slot] = {}
         self._loaded: set[int] = set()
         """Slots whose memory holds the present iteration."""
-        self._hyper = _Hyperparameters(device)
 
     def begin(self) -> None:
         """Begin an iteration, whose rollouts the batches have taken."""
         self._loaded.clear()
 
-    def gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor | None:
-        """The gradient of a slot's slice of a gradient step. None: no graph can serve slices of unequal sizes."""
+    def gradient(self, slot: int, step: int, hyper: dict[str, Any]) -> Tensor | None:
+        """The gradient of a slot's slice of a gradient step. None: no graph can serve slices of unequal sizes.
+
+        Args:
+            hyper: of HyperTensors.
+        """
         cuts = self._batches.cuts(slot)
         if cuts is None:
             return None
-        self._hyper.set(hyper)
         graph = self._slots.get(slot)
         if graph is None or not graph.fits(cuts):
-            named = self._hyper.named(hyper)
-            graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, named)[0])
+            graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, hyper)[0])
             graph.capture(self._batches, self._capture)
             self._loaded.add(slot)
         elif slot not in self._loaded:
@@ -144,26 +139,28 @@ class GraphedReplay:
 
     Args:
         period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
-        differentiate, capture, device: as for GraphedSlices.
+        differentiate, capture: as for GraphedSlices.
     """
 
-    def __init__(self, period: int, differentiate: Differentiate, capture: Capture, device: torch.device) -> None:
+    def __init__(self, period: int, differentiate: Differentiate, capture: Capture) -> None:
         self._period, self._differentiate, self._capture = period, differentiate, capture
         self._graphs: dict[Any, _Replayed] = {}
         """By slot, the update's place in the period, and the shapes of items."""
-        self._hyper = _Hyperparameters(device)
 
-    def gradient(self, slot: int, batch: Any, hyper: dict[str, float]) -> tuple[Tensor, Tensor | None]:
-        """The gradient of a slice, as a new tensor, and the priorities of its items, until the next slice."""
-        place = int(hyper["update"]) % self._period
-        self._hyper.set(hyper)
+    def gradient(self, slot: int, batch: Any, hyper: dict[str, Any], update: int) -> tuple[Tensor, Tensor | None]:
+        """The gradient of a slice, as a new tensor, and the priorities of its items, until the next slice.
+
+        Args:
+            hyper: of HyperTensors.
+            update: the number of the gradient step.
+        """
+        place = update % self._period
         key = slot, place, tuple((x.shape, x.dtype) for x in _leaves(batch))
         graph = self._graphs.get(key)
         if graph is None:
-            named = self._hyper.named(hyper)
             if self._period > 1:  # the loss branches on it
-                named["update"] = place or self._period
-            graph = _Replayed(batch, lambda held: self._differentiate(slot, held, named), self._capture)
+                hyper = {**hyper, "update": place or self._period}
+            graph = _Replayed(batch, lambda held: self._differentiate(slot, held, hyper), self._capture)
             self._graphs[key] = graph
         return graph.run(batch)
 

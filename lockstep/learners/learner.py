@@ -22,7 +22,7 @@ from lockstep.buffers.on_policy import FreshBatches
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.graphs import GraphedReplay, GraphedSlices
+from lockstep.learners.graphs import GraphedReplay, GraphedSlices, HyperTensors
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
@@ -97,11 +97,12 @@ class Learner:
         if capture is not None and not agent.experiment.model.recurrent:
             # With recurrent cores, kernels depend on where episodes begin.
             if isinstance(self.batches, FreshBatches):
-                self._graphs = GraphedSlices(self.batches, self._differentiate, capture, agent.device)
+                self._graphs = GraphedSlices(self.batches, self._differentiate, capture)
             else:
                 assert isinstance(agent.algorithm, OffPolicy)
                 period = agent.algorithm.update_period
-                self._replay_graphs = GraphedReplay(period, self._differentiate, capture, agent.device)
+                self._replay_graphs = GraphedReplay(period, self._differentiate, capture)
+        self._hyper = HyperTensors(agent.device)
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
         self._applied: Normalizers | None = None
@@ -223,15 +224,18 @@ class Learner:
         """The gradient of a slot's slice, followed by its counts and metric sums, for the reduction."""
         if self._graphs is not None and isinstance(self.batches, FreshBatches):
             self._normalize(self.batches.normalizers(slot))
-            gradient = self._graphs.gradient(slot, step, hyper)
+            gradient = self._graphs.gradient(slot, step, self._hyper.of(hyper))
             if gradient is not None:
                 return gradient
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
         if self._replay_graphs is not None:
-            gradient, priorities = self._replay_graphs.gradient(slot, batch, hyper)
+            update = int(hyper["update"])
+            gradient, priorities = self._replay_graphs.gradient(slot, batch, self._hyper.of(hyper), update)
         else:
-            gradient, priorities = self._differentiate(slot, batch, hyper)
+            on_gpu = self._agent.device.type != "cpu"
+            given = {**self._hyper.of(hyper), "update": hyper["update"]} if on_gpu else hyper
+            gradient, priorities = self._differentiate(slot, batch, given)
         self.batches.learned(slot, priorities)
         return gradient
 

@@ -40,8 +40,8 @@ class Optimizer:
         remembered of them."""
         norms = [self._move(gradient, group) for group in groups]
         self._flat.round()
-        if len(norms) == 1:
-            return norms[0]
+        if len(norms) <= 1:
+            return norms[0] if norms else 0.0
         return torch.stack(norms).norm() if isinstance(norms[0], Tensor) else math.hypot(*norms)  # type: ignore[arg-type]
 
     def _move(self, gradient: Tensor, group: ParameterGroup) -> float | Tensor:

@@ -73,8 +73,8 @@ class Inference:
         return ModelOutput(policy, value), state
 
     def prepared(self, inputs: Inputs) -> Program | None:
-        """The recorded calls, up to date, for inputs of these shapes; None if the model itself is called. Nothing needs
-        to be computed before the next evaluation then, so that a graph can be made of it."""
+        """The recorded calls, up to date, for inputs of these shapes; None if the model itself is called. After this,
+        evaluate only runs these calls, so that a graph can be made of it."""
         return self._prepared(inputs, inputs.leaves())
 
     def _prepared(self, inputs: Inputs, leaves: list[Tensor]) -> Program | None:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.distributions import Distribution
-from lockstep.models.gaussian import LOG_STD_RANGE, log_slope, bounded, expected_log_slope, standard_normal
+from lockstep.models.gaussian import LOG_STD_RANGE, bounded, expected_log_slope, log_slope, standard_normal
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 

@@ -24,7 +24,11 @@ def layout_to_repeat(folder: RunFolder, head: dict[str, Any], asked: Layout) -> 
     """
     try:
         recorded = folder.layout()
-    except SettingsError:  # it names a launcher in a file that is gone
+    except SettingsError as error:  # it names a launcher in a file that is gone, or mixes devices in a role
+        if head["platform"].get("gpu"):
+            raise SettingsError(
+                f"{folder.path} was computed on a GPU, with a layout that this version cannot repeat: {error}"
+            ) from error
         return asked
     if asked.is_auto and recorded.uses_gpus:
         asked = with_options(recorded.repeating(), asked)

@@ -35,8 +35,11 @@ def cuda_graph(function: Repeat) -> Repeat:
     try:
         with torch.cuda.graph(graph):
             function()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        said = str(error).strip().splitlines()[0]
+        cause = error.__context__ or error  # ending a capture that failed raises an error, too
+        said = str(cause).strip().splitlines()[0]
         raise SettingsError(
             f"graphs=1: the model or the loss cannot be captured as a CUDA graph ({said}). It waits for the GPU, reads "
             "numbers from it (item, tolist, if), or copies some there (torch.tensor). Leave graphs=1 out of --layout, "

@@ -75,11 +75,12 @@ def _settings(device: str) -> list[_Setting]:
         return everywhere
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     # Convolutions and recurrent cores use TF32 by default, which keeps 10 of fp32's 23 bits.
-    new = hasattr(cudnn, "conv")  # torch 2.9 and later
-    tf32 = [_of(cudnn.conv, "fp32_precision", "ieee"), _of(cudnn.rnn, "fp32_precision", "ieee")] if new else []
+    # torch 2.9 and later have settings of their own for each, and refuse to read allow_tf32 where it contradicts them.
+    kinds = [cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else []
     return [
         *everywhere,
-        *(tf32 or [_of(cudnn, "allow_tf32", False)]),
+        _of(cudnn, "allow_tf32", False),
+        *(_of(kind, "fp32_precision", "ieee") for kind in kinds),
         _of(matmul, "allow_bf16_reduced_precision_reduction", False),
         _of(matmul, "allow_fp16_reduced_precision_reduction", False),
         _of(cudnn, "benchmark", False),  # it would choose kernels by timing them

@@ -109,10 +109,10 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
                 writer.evaluate(done)
             ended = stopped or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:
-                held = agreement.held(agent) if group.size > 1 else ()
+                held = agreement.held(agent) if group.size > 1 else None
                 every = group.gather((worker.save(job.folder.checkpoints, done), held))
                 if writer is not None and every is not None:
-                    agreement.require_agreement([held for _, held in every], job.layout, done)
+                    agreement.require_agreement([each for _, each in every if each], job.layout, done)
                     writer.finish_checkpoint(done, counts, [parts for parts, _ in every], finite=not lost)
             if ended:
                 break

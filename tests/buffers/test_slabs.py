@@ -12,6 +12,7 @@ from lockstep.buffers import slabs
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.core.arrays import named_leaves
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
+from lockstep.scheme import Scheme
 
 CPU = torch.device("cpu")
 
@@ -42,3 +43,13 @@ def test_shards_that_act_together_are_copied_once_and_keep_their_numbers() -> No
                 assert after.data_ptr() != before.data_ptr() or not before.numel()
                 assert after.stride() == before.stride() and torch.equal(after, before), name
     shared.close()
+
+
+def test_what_is_mostly_rows_of_others_is_copied_alone() -> None:
+    agent = Agent(EXPERIMENTS["ppo-acting-batch-of-two-shards"]().replace(scheme=Scheme(shards=4, acting_batch=8)))
+    rollout = RolloutBuffers(agent, range(4), 1, PrivateArena()).rollout(1, 0)
+    rollout.value.fill_(2.0)
+    with mock.patch.object(slabs, "sent", lambda x, device: x.contiguous()):
+        (found,) = slabs.to_device({1: rollout}, CPU).values()
+    assert torch.equal(found.value, rollout.value)
+    assert found.obs.untyped_storage().nbytes() == rollout.obs.nbytes

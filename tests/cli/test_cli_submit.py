@@ -64,6 +64,8 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
     assert "8 processes for scheme.shards=4" in refused(capsys, *run, "--nodes", "4", "--tasks-per-node", "2")
     assert says(refused(capsys, *run, *TASKS, "--scheme.lag", "async"), "freely", "separate processes")
     assert says(refused(capsys, *run, "--nodes", "0"), "nodes", "at least 1")
+    assert "torchrun,device=0" in refused(capsys, *run, *TASKS, "--layout", "torchrun,device=0+1")
+    assert "torchrun,device=0" in refused(capsys, *run, *TASKS, "--layout", "torchrun,device=local")
     assert "partiton" in refused(capsys, *run, "--slurm-options", "partiton=long")
     Path("full").mkdir()
     Path("full/file").touch()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import xxhash
 
+from lockstep.core import digests
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.digests import fast_digest, state_digest, structure_digests
 
@@ -36,6 +37,13 @@ def test_fast_digest_ignores_memory_layout_and_sees_everything_else() -> None:
     bf16 = x.detach().bfloat16()
     different = [x, x.reshape(6, 20), x.int(), x.double(), bf16, bf16.half(), x + 1, -x * 0, x * 0, x[:0]]
     assert len({fast_digest(y) for y in different}) == len(different)
+
+
+def test_only_large_pieces_between_others_are_hashed_by_themselves() -> None:
+    for size, pieces in ((100, 1), (1 << 16, 3)):
+        x = torch.arange(3 * 2 * size, dtype=torch.uint8).view(3, 2, size)[:, :1]
+        assert len(list(digests._pieces(x))) == pieces
+        assert fast_digest(x) == fast_digest(x.clone()) and state_digest({"x": x}) == state_digest({"x": x.clone()})
 
 
 def test_structure_digests_name_every_leaf() -> None:

@@ -19,6 +19,7 @@ from lockstep.core.digests import fast_digest
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.models.normalize import NormalizeConfig
+from lockstep.reproducibility.devices import layout_to_repeat
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import diff, verify
 from lockstep.run import checkpoint, ledger
@@ -260,6 +261,14 @@ def test_a_run_of_gpus_needs_a_gpu_to_be_checked(run: Path, monkeypatch: pytest.
     for check in (verify, replay):
         with pytest.raises(SettingsError, match=r"collectors on CPUs and learners on GPUs.*machine with .*acpu-l0"):
             check(run)
+
+
+def test_a_run_of_gpus_whose_layout_is_refused_now_is_not_repeated_on_the_cpu(run: Path) -> None:
+    head = {"platform": {"gpu": ["A GPU"]}}
+    of_layout(run, "a0,cpu-l0")
+    with pytest.raises(SettingsError, match=r"on a GPU, .* cannot repeat: .*all collectors"):
+        layout_to_repeat(RunFolder(run), head, Layout.of(None))
+    assert layout_to_repeat(RunFolder(run), {"platform": {"gpu": []}}, Layout.of(None)) == Layout.of(None)
 
 
 def test_what_cannot_be_verified_is_an_error_that_says_why(run: Path) -> None:

@@ -79,3 +79,16 @@ def test_a_run_has_the_same_bits_whatever_its_process_has_set(setting: Any, tmp_
     expected = train(EXPERIMENTS["ppo"](), options=options(tmp_path / "plain")).digest
     with setting():
         assert train(EXPERIMENTS["ppo"](), options=options(tmp_path / "set")).digest == expected
+
+
+def test_on_a_gpu_fp32_is_exact_and_the_libraries_settings_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark", True)
+    before = cudnn.allow_tf32, cudnn.benchmark
+    with settled(1, "cuda:0"):
+        assert not cudnn.allow_tf32 and not cudnn.benchmark
+        assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        with cudnn.flags(enabled=True):  # torch refuses settings that contradict each other
+            pass
+    assert (cudnn.allow_tf32, cudnn.benchmark) == before

@@ -13,7 +13,7 @@ from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.run import checkpoint
 from lockstep.training import agreement
-from lockstep.training.agreement import LearnersDiffer, require_agreement
+from lockstep.training.agreement import Held, LearnersDiffer, require_agreement
 
 OWN = """
 import multiprocessing
@@ -57,10 +57,13 @@ def test_a_learner_that_drifts_ends_the_run(
 
 
 def test_those_that_differ_are_named_with_their_devices() -> None:
-    layout, same, other = Layout.parse("a0-l1,2,3"), ("a", "b"), ("a", "c")
-    require_agreement([same, same, same], layout, 4)
+    layout, digests = Layout.parse("a0-l1,2,3"), (("a", "b"), ("a", "c"), ("a", "c"))
+    require_agreement([Held(f"cuda:{rank}", digests[0]) for rank in (1, 2, 3)], layout, 4)
+    every = [Held(f"cuda:{rank}", each) for rank, each in enumerate(digests, start=1)]
     with pytest.raises(LearnersDiffer, match=r"iteration 4, learner 1 of 3 \(cuda:2\), learner 2 of 3 \(cuda:3\) and "):
-        require_agreement([same, other, other], layout, 4)
+        require_agreement(every, layout, 4)
+    with pytest.raises(LearnersDiffer, match="--layout inline,device=0 names"):
+        require_agreement(every, layout, 4)
 
 
 def test_one_changed_bit_is_noticed() -> None:
