@@ -69,18 +69,18 @@ class GraphedSlices:
         Args:
             hyper: of HyperTensors.
         """
-        cuts = self._batches.cuts(slot)
-        if cuts is None:
-            return None
-        graph = self._slots.get(slot)
-        if graph is None or not graph.fits(cuts):
-            graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, hyper)[0])
-            graph.capture(self._batches, self._capture)
+        if slot not in self._loaded:
+            cuts = self._batches.cuts(slot)
+            if cuts is None:
+                return None
+            graph = self._slots.get(slot)
+            if graph is None or not graph.fits(cuts):
+                graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, hyper)[0])
+                graph.capture(self._batches, self._capture)
+            else:
+                graph.load(cuts)
             self._loaded.add(slot)
-        elif slot not in self._loaded:
-            graph.load(cuts)
-            self._loaded.add(slot)
-        return graph.run(step)
+        return self._slots[slot].run(step)
 
 
 class _Slot:
