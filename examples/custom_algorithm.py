@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lockstep import recipes
-from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.losses import approximate_kl, log_ratio, masked_sum
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import gae
 from lockstep.core.rollout import Rollout
 from lockstep.experiment import Experiment

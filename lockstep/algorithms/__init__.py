@@ -2,22 +2,13 @@
 
 from lockstep.algorithms.a2c import A2C, A2CConfig
 from lockstep.algorithms.appo import APPO, APPOConfig
-from lockstep.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Batch,
-    LossOutput,
-    OnPolicy,
-    OnPolicyConfig,
-    OptimizerConfig,
-    ParameterGroup,
-    Targets,
-)
+from lockstep.algorithms.base import Algorithm, AlgorithmConfig, LossOutput, OptimizerConfig, ParameterGroup
 from lockstep.algorithms.ddpg import DDPG, DDPGConfig
 from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.impala import IMPALA, IMPALAConfig
 from lockstep.algorithms.mpc import MPC, MPCConfig
 from lockstep.algorithms.mpo import MPO, MPOConfig
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config
 from lockstep.algorithms.sac import SAC, SACConfig

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, OptimizerConfig, Targets
+from lockstep.algorithms.base import LossOutput, OptimizerConfig
 from lockstep.algorithms.losses import VALUE_METRICS, masked_sum, value_metrics
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import n_step_returns
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel

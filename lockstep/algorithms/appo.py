@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig
+from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.impala import validate_vtrace
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
@@ -16,6 +16,7 @@ from lockstep.algorithms.losses import (
     masked_sum,
     value_metrics,
 )
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.returns import vtrace
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import PolicyModel

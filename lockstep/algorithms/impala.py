@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, OptimizerConfig
+from lockstep.algorithms.base import LossOutput, OptimizerConfig
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
@@ -14,6 +14,7 @@ from lockstep.algorithms.losses import (
     masked_sum,
     value_metrics,
 )
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.returns import vtrace
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import PolicyModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Batch, LossOutput, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
@@ -16,6 +16,7 @@ from lockstep.algorithms.losses import (
     masked_sum,
     value_metrics,
 )
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import gae
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout

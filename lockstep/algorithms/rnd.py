@@ -14,7 +14,8 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from lockstep.algorithms.base import Algorithm, Batch, LossOutput, OnPolicy, OnPolicyConfig, ParameterGroup, Targets
+from lockstep.algorithms.base import Algorithm, LossOutput, ParameterGroup
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import gae
 from lockstep.core.arrays import map_structure
 from lockstep.core.rollout import Rollout

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch, Intrinsic
+from lockstep.algorithms.onpolicy import Batch, Intrinsic
 from lockstep.algorithms.rnd import curiosity_of, intrinsic_targets
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import FreshBatches

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.algorithms.base import Batch, OnPolicy, OnPolicyConfig
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
 from lockstep.core.arrays import map_structure

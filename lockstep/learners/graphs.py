@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import Batch
+from lockstep.algorithms.onpolicy import Batch
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.system.graphs import Capture
 

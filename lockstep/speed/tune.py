@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lockstep.algorithms.base import OnPolicyConfig
+from lockstep.algorithms.onpolicy import OnPolicyConfig
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.envs import adapter_of

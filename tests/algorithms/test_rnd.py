@@ -13,7 +13,8 @@ from torch import Tensor
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
-from lockstep.algorithms.base import Intrinsic, ParameterGroup
+from lockstep.algorithms.base import ParameterGroup
+from lockstep.algorithms.onpolicy import Intrinsic
 from lockstep.algorithms.ppo import PPO
 from lockstep.algorithms.rnd import RND, curiosity_of, intrinsic_targets, with_curiosity
 from lockstep.buffers.intrinsic import CuriousBatches

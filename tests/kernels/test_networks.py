@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.adam import Adam
 from torch.optim.rmsprop import RMSprop
 
-from lockstep.algorithms.base import Batch
+from lockstep.algorithms.onpolicy import Batch
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.returns import gae
 from lockstep.distributed.groups import Group
