@@ -223,7 +223,8 @@ class ActingBatch:
         else:
             out, self._state = actor.evaluate(inputs)
             policy = out.policy[0]
-            self._policy[t], rollout.action[t] = policy, self._choose(policy, self._noise[t])
+            choose = self._distribution.sample if self._exploring is None else self._choose
+            self._policy[t], rollout.action[t] = policy, choose(policy, self._noise[t])
             rollout.value[t] = out.value[0]
         sent = self._distribution.to_env(rollout.action[t].numpy())
         for each in self._uncut:

@@ -66,19 +66,17 @@ class Inference:
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         """The same."""
         leaves = inputs.leaves()
-        program = self._prepared(inputs, leaves)
-        if program is None:
+        if self._stale or self._layout != [(x.shape, x.stride()) for x in leaves]:
+            self.prepared(inputs)
+        if self._recorded is None:
             return self._model(*inputs)
-        policy, value, state = program.run(*leaves)
+        policy, value, state = self._recorded.run(*leaves)
         return ModelOutput(policy, value), state
 
     def prepared(self, inputs: Inputs) -> Program | None:
         """The recorded calls, up to date, for inputs of these shapes; None if the model itself is called. After this,
         evaluate only runs these calls, so that a graph can be made of it."""
-        return self._prepared(inputs, inputs.leaves())
-
-    def _prepared(self, inputs: Inputs, leaves: list[Tensor]) -> Program | None:
-        layout = [(x.shape, x.stride()) for x in leaves]
+        layout = [(x.shape, x.stride()) for x in inputs.leaves()]
         if layout != self._layout:
             self._layout, self._stale = layout, False
             self._model.weights_changed()
