@@ -1,6 +1,6 @@
 """Max pooling whose gradient has the same bits in every run on a GPU.
 
-There, the backward pass of torch's own adds with atomic operations, in an order that differs from run to run.
+There, the backward pass of torch's own can add with atomic operations, in an order that differs from run to run.
 """
 
 from __future__ import annotations
