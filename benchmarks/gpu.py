@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --out DIR --stage 1 --only facts losses --seconds 120
     python benchmarks/gpu.py --out DIR --stage 1 --rehearse # everything tiny, on a pretended GPU
 
-Run it from a checkout; nothing needs to be installed but what lockstep imports. Every step runs in a process of its
-own, the most important first, for its share of the stage's time; one that fails, crashes or hangs does not stop the
+Run it from a checkout; nothing needs to be installed but what lockstep imports. Every step runs in its own
+process, the most important first, for its share of the stage's time; one that fails, crashes or hangs does not stop the
 others, and what there is no time for is named. Results are added to DIR/report.json as they come, and what the steps
 print to DIR/log.txt. The exit code is 1 if any step failed.
 """
@@ -107,7 +107,7 @@ def run(steps: Sequence[Step], out: Path, seconds: float, *, rehearse: bool = Fa
 
 
 def _run(step: Step, limit: float, out: Path, rehearse: bool, peers: Sequence[str]) -> dict[str, Any]:
-    """Run a step in a process of its own; its entry in the report."""
+    """Run a step in its own process. Returns its entry in the report."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-", ignore_cleanup_errors=True) as folder:
         given = {

@@ -31,6 +31,7 @@ from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
+from lockstep.learners.graphs import HyperTensors
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 from lockstep.reproducibility.verify import diff, verify
@@ -267,7 +268,7 @@ def gradients(name: str) -> dict[str, Any]:
 
 def _captured(gradient: Gradient, batch: Any, hyper: dict[str, Any]) -> bool | str:
     """Whether a graph gives the bits of the same kernels launched one by one; or the error."""
-    numbers = {name: torch.tensor(value, dtype=torch.float64, device=GPU) for name, value in hyper.items()}
+    numbers = HyperTensors(torch.device(GPU)).of(hyper)
     try:
         exact = gradient(batch, numbers).clone()
         held = torch.zeros_like(exact)
@@ -333,7 +334,7 @@ def tiny_iterations(setting: Experiment) -> int:
 
 
 def gpu_tests(context: Context) -> Outcome:
-    """pytest -m gpu, each test in a process of its own."""
+    """pytest -m gpu, each test in its own process."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu"]
     if any(importlib.util.find_spec(name) is None for name in ("hypothesis", "pytest_timeout")):
         command += ["-c", os.devnull, "--rootdir", ".", "--noconftest"]  # the tests' settings need them

@@ -48,8 +48,8 @@ IMPALA_LAYOUTS = (
     "a0-l0,env_threads=4,graphs=1",
     "a0,0-l0,env_threads=4,graphs=1",
 )
-"""With a lag of 1, collectors of their own work while learners learn. Making 128 Atari environments takes half a minute
-on one thread, so all have several."""
+"""With a lag of 1, processes that only collect go on while learners learn. Making 128 Atari environments takes half a
+minute on one thread, so all have several."""
 _TOP = 12
 """Rows of a profile."""
 _PHASES = ("collecting", "learning")

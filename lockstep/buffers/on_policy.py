@@ -6,9 +6,9 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
-from lockstep.core.arrays import map_structure
+from lockstep.core.arrays import ArrayTuple, map_structure
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.tree import TreeSum
@@ -26,7 +26,7 @@ from lockstep.models.normalize import Normalizers
 from lockstep.run.checkpoint import Checkpoint
 
 
-class Cuts(NamedTuple):
+class Cuts(ArrayTuple):
     """A slot's iteration, with what cuts it into slices of equal sizes."""
 
     whole: Batch
@@ -40,16 +40,6 @@ class Cuts(NamedTuple):
     def steps(self) -> int:
         """G, or 1 if all slices are equal."""
         return max([len(table) for table in (self.items, self.moments) if table is not None], default=1)
-
-    def leaves(self) -> list[Tensor]:
-        """All tensors."""
-        leaves: list[Tensor] = []
-        self.map(lambda x: leaves.append(x) or x)
-        return leaves
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Cuts:
-        """With a function of each tensor."""
-        return Cuts(self.whole.map(fn), *(None if table is None else fn(table) for table in self[1:]))
 
 
 class FreshBatches:
@@ -109,7 +99,7 @@ class FreshBatches:
             if plan.shape[1] % self._config.minibatches:
                 return None
             plan = plan.view(-1, plan.shape[1] // self._config.minibatches)
-        return Cuts(self._whole[slot], plan, self._moments_table)
+        return Cuts(whole=self._whole[slot], items=plan, moments=self._moments_table)
 
     def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | None) -> Batch:
         """A slice with the items of this index, whose advantages are normalized with this mean and deviation."""

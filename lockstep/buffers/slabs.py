@@ -17,8 +17,8 @@ from lockstep.core.rollout import Rollout
 
 
 def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, Rollout]:
-    """Copies of rollouts on a GPU. The host does not wait for pinned memory, which must stay as
-    it is until the GPU has read it."""
+    """Copies of rollouts on a GPU. The host does not wait for pinned memory, which must stay as it is until the GPU has
+    read it."""
     leaves, form = _pytree.tree_flatten(rollouts)
     copies: dict[int, Tensor] = {}
     for together in _slabs(leaf for leaf in leaves if leaf is not None):

@@ -132,7 +132,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
         )
     if layout.launcher.started_externally and layout.uses_gpus and layout.device != "0":
         raise SettingsError(
-            f"submit gives each task a GPU of its own, which it sees as GPU 0. Use --layout {layout.backend},device=0."
+            f"submit gives each task its own GPU, which the task sees as GPU 0. Use --layout {layout.backend},device=0."
         )
     given.options.validate()
     workers = processes if layout.launcher.started_externally else layout.workers

@@ -13,7 +13,7 @@ from lockstep.config.launchers import LAUNCHERS, REFERENCE, Launcher, launcher_n
 from lockstep.config.settings import SettingsError, check_values, require
 
 LOCAL = "local"
-"""The device of processes of torchrun that each compute on a GPU of their own."""
+"""The device of torchrun's processes if each computes on its own GPU."""
 AUTO = "auto"
 """What stands in place of a launcher where lockstep.launchers.auto is to choose the layout."""
 _HELP = (
@@ -325,7 +325,7 @@ class Layout:
 
             if max(gpus) >= (count := cuda.device_count()):
                 instead = (
-                    f"Start {count} processes on it, or use device=0 if each sees only a GPU of its own, as in Slurm."
+                    f"Start {count} processes on it, or use device=0 if each sees only its own GPU, as in Slurm."
                     if count and self.device == LOCAL
                     else f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
                     if count

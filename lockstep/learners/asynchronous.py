@@ -239,9 +239,7 @@ class AsyncLearner(Learner):
         begin, waited = time.perf_counter(), self._tree.group.waited
         experiment, algorithm = self._agent.experiment, self._algorithm
         hyper = algorithm.hyperparameters(iteration / experiment.iterations)
-        steps = self.batches.begin(iteration, rollouts, hyper)
-        if self._graphs is not None:
-            self._graphs.begin()
+        steps = self._begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}

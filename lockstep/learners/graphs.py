@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.buffers.on_policy import Cuts, FreshBatches
+from lockstep.core.arrays import named_leaves
 from lockstep.system.graphs import Capture
 
 Differentiate = Callable[[int, Any, dict[str, Any]], tuple[Tensor, Tensor | None]]
@@ -54,13 +55,13 @@ class GraphedSlices:
     """
 
     def __init__(self, batches: FreshBatches, differentiate: Differentiate, capture: Capture) -> None:
-        self._batches, self._differentiate, self._capture = batches, differentiate, capture
+        self.batches, self._differentiate, self._capture = batches, differentiate, capture
         self._slots: dict[int, _Slot] = {}
         self._loaded: set[int] = set()
         """Slots whose memory holds the present iteration."""
 
     def begin(self) -> None:
-        """Begin an iteration, whose rollouts the batches have taken."""
+        """Begin an iteration, whose rollouts no graph has yet."""
         self._loaded.clear()
 
     def gradient(self, slot: int, step: int, hyper: dict[str, Any]) -> Tensor | None:
@@ -70,13 +71,13 @@ class GraphedSlices:
             hyper: of HyperTensors.
         """
         if slot not in self._loaded:
-            cuts = self._batches.cuts(slot)
+            cuts = self.batches.cuts(slot)
             if cuts is None:
                 return None
             graph = self._slots.get(slot)
             if graph is None or not graph.fits(cuts):
                 graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, hyper)[0])
-                graph.capture(self._batches, self._capture)
+                graph.capture(self.batches, self._capture)
             else:
                 graph.load(cuts)
             self._loaded.add(slot)
@@ -99,12 +100,11 @@ class _Slot:
 
     def fits(self, cuts: Cuts) -> bool:
         """Whether cuts have the shapes of those that this was made with."""
-        return _shapes(self._held) == _shapes(cuts)
+        return _shapes(_leaves(self._held)) == _shapes(_leaves(cuts))
 
     def load(self, cuts: Cuts) -> None:
         """Take an iteration's rollout."""
-        for to, x in zip(self._held.leaves(), cuts.leaves(), strict=True):
-            to.copy_(x, non_blocking=True)
+        _copy(_leaves(cuts), _leaves(self._held))
 
     def capture(self, batches: FreshBatches, capture: Capture) -> None:
         """Make the graph."""
@@ -130,10 +130,6 @@ class _Slot:
         return self._result.clone()
 
 
-def _shapes(cuts: Cuts) -> list[Any]:
-    return [(x.shape, x.dtype) for x in cuts.leaves()]
-
-
 class GraphedReplay:
     """The gradients of slices of replayed items.
 
@@ -155,7 +151,7 @@ class GraphedReplay:
             update: the number of the gradient step.
         """
         place = update % self._period
-        key = slot, place, tuple((x.shape, x.dtype) for x in _leaves(batch))
+        key = slot, place, _shapes(_leaves(batch))
         graph = self._graphs.get(key)
         if graph is None:
             if self._period > 1:  # the loss branches on it
@@ -173,7 +169,7 @@ class _Replayed:
     ) -> None:
         held = batch.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
         self._leaves = _leaves(held)
-        self._load(batch)
+        _copy(_leaves(batch), self._leaves)
         self._result: tuple[Tensor, Tensor | None] = (torch.empty(0), None)
 
         def run() -> None:
@@ -182,17 +178,20 @@ class _Replayed:
         self._repeat = capture(run)
 
     def run(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        self._load(batch)
+        _copy(_leaves(batch), self._leaves)
         self._repeat()
         gradient, priorities = self._result
         return gradient.clone(), priorities
 
-    def _load(self, batch: Any) -> None:
-        for to, x in zip(self._leaves, _leaves(batch), strict=True):
-            to.copy_(x, non_blocking=True)
-
 
 def _leaves(batch: Any) -> list[Tensor]:
-    leaves: list[Tensor] = []
-    batch.map(lambda x: leaves.append(x) or x)
-    return leaves
+    return [leaf for _, leaf in named_leaves(batch)]
+
+
+def _shapes(leaves: list[Tensor]) -> tuple[Any, ...]:
+    return tuple((x.shape, x.dtype) for x in leaves)
+
+
+def _copy(leaves: list[Tensor], held: list[Tensor]) -> None:
+    for to, x in zip(held, leaves, strict=True):
+        to.copy_(x, non_blocking=True)

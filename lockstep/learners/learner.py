@@ -117,9 +117,7 @@ class Learner:
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
         hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
-        steps = self.batches.begin(iteration, rollouts, hyper)
-        if self._graphs is not None:
-            self._graphs.begin()
+        steps = self._begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
@@ -141,6 +139,12 @@ class Learner:
         metrics = self._metrics(hyper, sums, updates, float(norms), moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
+
+    def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+        """Take an iteration's rollouts. Returns the number of its gradient steps."""
+        if self._graphs is not None:
+            self._graphs.begin()
+        return self.batches.begin(iteration, rollouts, hyper)
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
         """Give the gradients of all slots to the reduction, those of the first step with their digests."""
@@ -222,8 +226,8 @@ class Learner:
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """The gradient of a slot's slice, followed by its counts and metric sums, for the reduction."""
-        if self._graphs is not None and isinstance(self.batches, FreshBatches):
-            self._normalize(self.batches.normalizers(slot))
+        if self._graphs is not None:
+            self._normalize(self._graphs.batches.normalizers(slot))
             gradient = self._graphs.gradient(slot, step, self._hyper.of(hyper))
             if gradient is not None:
                 return gradient

@@ -20,7 +20,7 @@ def layout_to_repeat(folder: RunFolder, head: dict[str, Any], asked: Layout) -> 
         head: of the run's ledger.
 
     Raises:
-        SettingsError: the layout, or this machine, has not the kinds of device that computed the run.
+        SettingsError: the layout or this machine lacks a kind of device that computed the run.
     """
     try:
         recorded = folder.layout()

@@ -75,7 +75,7 @@ def _settings(device: str) -> list[_Setting]:
         return everywhere
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     # Convolutions and recurrent cores use TF32 by default, which keeps 10 of fp32's 23 bits.
-    # torch 2.9 and later have settings of their own for each, and refuse to read allow_tf32 where it contradicts them.
+    # torch 2.9 and later also have a setting for each, and refuse to read allow_tf32 where it contradicts these.
     kinds = [cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else []
     return [
         *everywhere,
