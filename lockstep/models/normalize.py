@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,10 @@ class RunningMoments:
     @property
     def std(self) -> Tensor:
         """fp32 [D]"""
-        return (self._moments()[1] + _EPSILON).sqrt().float() if self.count else torch.ones_like(self.mean)
+        if not self.count:
+            return torch.ones_like(self.mean)
+        # NumPy rounds square roots as IEEE 754 says. Torch does not on every CPU, and portable runs use these, too.
+        return torch.from_numpy(np.sqrt((self._moments()[1] + _EPSILON).numpy())).float()
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         total, squares = self.sums[1:].chunk(2)

@@ -96,6 +96,14 @@ def square(x: Tensor) -> Tensor:
     return x * x
 
 
+def sqrt(x: Tensor) -> Tensor:
+    """NumPy's square root, which is rounded as IEEE 754 says. On Intel's CPUs, torch's comes from a library (MKL) that
+    rounds about one in a hundred to the number beside it."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    np.sqrt(x.detach().numpy(), out=out.numpy())
+    return out
+
+
 def power(x: Any, exponent: Any) -> Tensor:
     """Products for whole exponents, square roots, and else e**(exponent log x)."""
     if isinstance(exponent, (int, float)):
@@ -103,7 +111,7 @@ def power(x: Any, exponent: Any) -> Tensor:
             whole = _whole_power(x, abs(int(exponent)))
             return whole if exponent >= 0 else 1 / whole
         if exponent == 0.5:
-            return x.sqrt()
+            return sqrt(x)
     x, exponent = torch.broadcast_tensors(*(torch.as_tensor(each, dtype=torch.float32) for each in (x, exponent)))
     x, exponent = checked(x), checked(exponent)
     out = torch.empty_like(x)

@@ -1,10 +1,10 @@
 """A mode of torch in which every operation has the same bits on every CPU.
 
 Inside it, operations that round once for each number, in a way that IEEE 754 fixes, stay torch's: sums of two numbers,
-products, quotients, square roots, comparisons, everything that only moves numbers. Operations whose bits depend on the
-CPU or its libraries are replaced (lockstep.portable.operations): products of matrices, convolutions, sums over an axis,
-exponentials and their relatives, random initial weights. Any other operation on floating-point numbers is refused by
-name, so that nothing slips through.
+products, quotients, comparisons, everything that only moves numbers. Operations whose bits depend on the CPU or its
+libraries are replaced (lockstep.portable.operations): products of matrices, convolutions, sums over an axis, square
+roots, exponentials and their relatives, random initial weights. Any other operation on floating-point numbers is
+refused by name, so that nothing slips through.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES = """
     movedim mul narrow ne neg new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute
     reciprocal relu remainder repeat repeat_interleave reshape resize resolve_conj resolve_neg roll round rsub
     scalar_tensor scatter scatter_add select select_backward select_scatter set_ sgn sign slice slice_backward
-    slice_scatter sort split split_with_sizes sqrt squeeze stack sub t threshold_backward to topk transpose tril triu
+    slice_scatter sort split split_with_sizes squeeze stack sub t threshold_backward to topk transpose tril triu
     trunc unbind unflatten unfold unsqueeze view where zero zeros zeros_like _local_scalar_dense _reshape_alias _to_copy
     _unsafe_view
 """

@@ -30,6 +30,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "elu": elementwise.elu,
     "elu_backward": elementwise.elu_backward,
     "pow": elementwise.power,
+    "sqrt": elementwise.sqrt,
     "addcmul": elementwise.addcmul,
     "addcdiv": elementwise.addcdiv,
     "lerp": elementwise.lerp,

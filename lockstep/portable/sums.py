@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.kernels import policies
 from lockstep.kernels.optimizers import norm
 from lockstep.portable import loops
-from lockstep.portable.elementwise import checked, exp, log, refusal, square
+from lockstep.portable.elementwise import checked, exp, log, refusal, sqrt, square
 
 
 def total(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -77,7 +77,7 @@ def variance(x: Tensor, dim: list[int] | None = None, *, correction: float | Non
 def deviation(
     x: Tensor, dim: list[int] | None = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> Tensor:
-    return variance(x, dim, correction=correction, keepdim=keepdim).sqrt()
+    return sqrt(variance(x, dim, correction=correction, keepdim=keepdim))
 
 
 def vector_norm(
@@ -129,7 +129,7 @@ def layer_norm(
     axes = list(range(x.dim() - len(shape), x.dim()))
     middle = mean(x, axes, True)
     far = x - middle
-    inverse = 1 / (mean(far * far, axes, True) + eps).sqrt()
+    inverse = 1 / sqrt(mean(far * far, axes, True) + eps)
     y = far * inverse
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias), middle, inverse

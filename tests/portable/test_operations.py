@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,41 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
     assert exact.grad is not None and x.grad is not None
     for of_portable, of_torch in ((found, expected), (x.grad, exact.grad)):
         torch.testing.assert_close(of_portable, of_torch.float(), rtol=2e-5, atol=2e-5)
+
+
+EXACT: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda x, y: x + y,
+    "difference": lambda x, y: x - y,
+    "product": lambda x, y: x * y,
+    "quotient": lambda x, y: x / y,
+    "reciprocal": lambda x, y: 1 / x,
+    "remainder": lambda x, y: x % y,
+    "whole quotient": lambda x, y: x // y,
+    "absolute value": lambda x, y: abs(x),
+    "sign": lambda x, y: (np if isinstance(x, np.ndarray) else torch).sign(x),
+    "square root": lambda x, y: abs(x) ** 0.5 if isinstance(x, np.ndarray) else x.abs().sqrt(),
+    "root by a power": lambda x, y: abs(x) ** 0.5,
+    "rounding": lambda x, y: x.round(),
+    "floor": lambda x, y: np.floor(x) if isinstance(x, np.ndarray) else x.floor(),
+    "larger": lambda x, y: np.maximum(x, y) if isinstance(x, np.ndarray) else torch.maximum(x, y),
+}
+"""What IEEE 754 fixes to the last bit, in an expression that NumPy and torch understand."""
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_operations_that_round_once_are_exact(name: str) -> None:
+    x, y = numbers(10_000), numbers(10_000, seed=1)
+    with PortableArithmetic():
+        found = EXACT[name](x, y)
+    np.testing.assert_array_equal(found.numpy(), EXACT[name](x.numpy(), y.numpy()))
+
+
+def test_square_roots_of_double_precision_are_exact() -> None:
+    x = numbers(10_000).double().abs()
+    with PortableArithmetic():
+        found, of_one = x.sqrt(), x[0].sqrt()
+    np.testing.assert_array_equal(found.numpy(), np.sqrt(x.numpy()))
+    assert of_one == found[0] and of_one.shape == ()
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
