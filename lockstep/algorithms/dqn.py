@@ -129,9 +129,10 @@ class DQN(OffPolicy[DQNConfigT]):
             features = _features(target, batch.next_obs)
             dist_t = _numbers(target, features, target_tau)
             if self.config.double:
-                q_selector = online.expected(distribution_of(online, batch.next_obs))
+                q_selector = online.choices(distribution_of(online, batch.next_obs), batch.next_obs)
             else:
-                q_selector = target.expected(dist_t if target_tau is None else target.head(features))
+                described = dist_t if target_tau is None else target.head(features)
+                q_selector = target.choices(described, batch.next_obs)
             dist_t = numbers_of_action(dist_t, q_selector.argmax(-1))
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:

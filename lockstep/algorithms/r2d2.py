@@ -157,7 +157,7 @@ def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
 
 
 def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
-    """Action values [M+N, n, A] after the burn-in, through which no gradient flows."""
+    """Action values [M+N, n, A] after the burn-in, through which no gradient flows; see QModel.choices."""
 
     def inputs(steps: slice, state: Tensor) -> tuple[Any, ...]:
         action, reward = batch.prev_action, batch.prev_reward
@@ -173,5 +173,5 @@ def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
     if burn_in:
         with torch.no_grad():
             _, state = model.features(*inputs(slice(0, burn_in), state))
-    numbers, _ = model.describe(*inputs(slice(burn_in, None), state))
-    return model.expected(numbers)
+    learned = inputs(slice(burn_in, None), state)
+    return model.choices(model.describe(*learned)[0], learned[0])

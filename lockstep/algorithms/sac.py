@@ -21,6 +21,7 @@ from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import SquashedGaussian
 from lockstep.models.distributions import Categorical
+from lockstep.models.observations import allowed_actions
 from lockstep.models.selection import of_action
 
 
@@ -39,7 +40,7 @@ class SACConfig(QPGConfig):
     """Step size of log α. Higher keeps the entropy closer to its target, but less steady."""
     target_entropy: float | None = None
     """Target entropy in nats. None takes minus the number of action dimensions, where the bounds are -1 and 1, and 0.98
-    of the maximum for discrete actions. Higher keeps exploring more."""
+    of the maximum for discrete actions, of those that a mask allows. Higher keeps exploring more."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -82,7 +83,7 @@ class SAC(QPG[SACConfig]):
         target_tm1 = batch.reward + batch.discount * v_t
         error, priority = critic_error(q_tm1, target_tm1)
         critic, actor = (batch.weight * error).sum(), (batch.weight * climb).sum()
-        gap = entropy.detach() - self.target_entropy(online)
+        gap = entropy.detach() - self._target_entropy(online, batch)
         temperature = log_alpha.exp() * (batch.weight * gap).sum()
         with torch.no_grad():
             metrics = {
@@ -123,6 +124,12 @@ class SAC(QPG[SACConfig]):
             next_log_p = online.actor(batch.next_obs).log_softmax(-1)
             v_t = (next_log_p.exp() * (target.q_all(batch.next_obs).amin(0) - alpha * next_log_p)).sum(-1)
         return of_action(all_values, batch.action), v_t, climb, -(log_p.exp() * log_p).sum(-1)
+
+    def _target_entropy(self, online: ActorCritic, batch: Transitions) -> float | Tensor:
+        """That of target_entropy or, with action masks, of the allowed actions of each item: [1, n]."""
+        if online.actor.mask is None or self.config.target_entropy is not None:
+            return self.target_entropy(online)
+        return 0.98 * allowed_actions(batch.obs).sum(-1).clamp(min=1).float().log()
 
     def target_entropy(self, model: PolicyModel) -> float:
         """The entropy in nats that the temperature is learned for."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.agent import Agent, below
@@ -26,6 +25,7 @@ from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
+from lockstep.models.action_spaces import composite
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring, PolicyModel
 from lockstep.models.capture import Inference, Inputs
@@ -104,7 +104,7 @@ class ActingBatch:
                     member.drift = torch.from_numpy(begin.standard_normal(shape, np.float32))
         self._exploring: Tensor | None = None
         """fp32 [A, X]: how each environment explores."""
-        self._composite = isinstance(environments.stepped[0].env.action_space, spaces.Tuple)
+        self._composite = composite(environments.stepped[0].env.action_space)
         self._uncut = environments.stepped
         """Environments whose rollouts were not cut."""
         self._compiled: list[CompiledActing] = []
@@ -236,7 +236,7 @@ class ActingBatch:
             return self._distribution.sample(policy, noise)
         assert isinstance(self._distribution, Exploring)
         if self._random:
-            return self._distribution.uniform(noise)
+            return self._distribution.uniform(policy, noise)
         return self._distribution.explore(policy, noise, self._exploring)
 
     def receive(self, t: int) -> None:

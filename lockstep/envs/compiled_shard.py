@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
@@ -22,6 +21,7 @@ from lockstep.envs.episodes import Seeds
 from lockstep.kernels.bound import Bound
 from lockstep.kernels.cache import compiled, part
 from lockstep.kernels.random import derive, mix
+from lockstep.models.action_spaces import composite
 
 _OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np.bool_}
 """Fields that every state has: the random generator, the number of the episode, its steps, and whether it has ended."""
@@ -82,7 +82,7 @@ class CompiledShard(ShardEnv):
                 f"env.id={config.id} observes {space}, but env.adapter=compiled takes a Box of float32 numbers, or of "
                 "uint8 pictures [C, H, W]."
             )
-        if isinstance(self.action_space, (spaces.Tuple, spaces.Dict)):
+        if composite(self.action_space):
             raise SettingsError(f"env.id={config.id}: env.adapter=compiled takes no actions of {self.action_space}.")
         options = self._options(config.options)
         limit = int(options.pop("max_episode_steps"))

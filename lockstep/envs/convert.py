@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation
+from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.observations import ACTION_MASK
 from lockstep.system.output import tell
 
@@ -298,8 +299,9 @@ def _vector(shape: tuple[int, ...]) -> spaces.Box:
 
 def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j: int) -> Any:
     """A copy of environment j's action, of the type that its space declares."""
-    if isinstance(space, spaces.Tuple):
-        return tuple(single_action(part, (x,), j) for part, x in zip(space.spaces, parts, strict=True))
+    if composite(space):
+        actions = [single_action(part, (x,), j) for part, x in zip(action_parts(space), parts, strict=True)]
+        return dict(zip(space.spaces, actions)) if isinstance(space, spaces.Dict) else tuple(actions)
     (x,) = parts
     if isinstance(space, spaces.Discrete):
         return space.dtype.type(x[j])

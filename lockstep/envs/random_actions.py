@@ -12,6 +12,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.core.rng import stream
 from lockstep.envs.base import Observation, ShardEnv, StepResult
+from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.gaussian import bounded
 
 _CHUNK = 256
@@ -50,7 +51,7 @@ class RandomActions(ShardEnv):
             self._draw(self._steps // _CHUNK)
         self._steps += 1
         parts = tuple(part[t] for part in self._drawn)
-        self._env.send(parts if isinstance(self.action_space, spaces.Tuple) else parts[0])  # type: ignore[arg-type]
+        self._env.send(parts if composite(self.action_space) else parts[0])  # type: ignore[arg-type]
 
     def recv(self, out: Observation) -> StepResult:
         return self._env.recv(out)
@@ -78,10 +79,10 @@ class RandomActions(ShardEnv):
         self._env.close()
 
     def _draw(self, chunk: int) -> None:
-        space = self.action_space
-        parts = space.spaces if isinstance(space, spaces.Tuple) else (space,)
         streams = [stream(self._seed, "random action", self._first_index + j, chunk) for j in range(self.num_envs)]
-        self._drawn = tuple(np.stack([_sample(part, draw) for draw in streams], 1) for part in parts)
+        self._drawn = tuple(
+            np.stack([_sample(part, draw) for draw in streams], 1) for part in action_parts(self.action_space)
+        )
 
 
 def _sample(space: gymnasium.Space[Any], draw: np.random.Generator) -> np.ndarray:

@@ -27,6 +27,7 @@ from lockstep.core.arrays import ArrayTuple
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, allocate_observation, load_adapter
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
+from lockstep.models.action_spaces import action_parts
 from lockstep.system import children
 from lockstep.system.machine import cores
 from lockstep.system.numerics import settle
@@ -210,13 +211,15 @@ def _exchange(
     num_envs: int,
 ) -> tuple[_Exchange, int]:
     """The arrays of one shard, which begin at byte `begin`, and the byte after them."""
-    parts = action_space.spaces if isinstance(action_space, spaces.Tuple) else (action_space,)
 
     def allocate(arena: Arena) -> tuple[_Exchange, int]:
         arena.zeros((begin,), torch.uint8)
         exchange = _Exchange(
             obs=allocate_observation(observation_space, (num_envs,), arena),
-            action={str(i): allocate_observation(part, (num_envs,), arena) for i, part in enumerate(parts)},
+            action={
+                str(i): allocate_observation(part, (num_envs,), arena)
+                for i, part in enumerate(action_parts(action_space))
+            },
             reward=arena.zeros((num_envs,)),
             terminated=arena.zeros((num_envs,), torch.bool),
             truncated=arena.zeros((num_envs,), torch.bool),

@@ -15,6 +15,7 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.evaluation.policy import Policy
+from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.capture import Inference
 
 
@@ -104,6 +105,6 @@ def _form(space: gymnasium.Space[Any]) -> Any:
 
 def _bounds(space: gymnasium.Space[Any]) -> list[float]:
     """The bounds of an action space, flattened."""
-    if isinstance(space, spaces.Tuple):
-        return [bound for entry in space.spaces for bound in _bounds(entry)]
+    if composite(space):
+        return [bound for part in action_parts(space) for bound in _bounds(part)]
     return [*map(float, space.low.flat), *map(float, space.high.flat)] if isinstance(space, spaces.Box) else []

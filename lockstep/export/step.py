@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
-from lockstep.models.action_spaces import Joint
+from lockstep.models.action_spaces import Joint, composite
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
@@ -50,7 +50,8 @@ class ExportedPolicy(nn.Module):
         noise: fp32 [B, N], fresh uniform numbers in [0, 1) at every step, if actions are drawn.
 
     Outputs:
-        action, or action.0, action.1, … for a Tuple space: in the form that the environment takes.
+        action, or action.0, action.1, … for a Tuple space, or action.KEY for a Dict: in the form that the environment
+        takes.
         policy: fp32 [B, P], the parameters of the action distribution, or the values of all actions.
         value: fp32 [B], the state's value, if the model estimates it.
         next_state, next_prev_action: the next step's state and prev_action.
@@ -134,7 +135,7 @@ class EnvironmentAction(nn.Module):
         self.distribution = distribution
         self.parts: nn.ModuleList | None = None
         if isinstance(distribution, Joint):
-            if isinstance(distribution.space, spaces.Tuple):
+            if composite(distribution.space):
                 self.parts = nn.ModuleList(EnvironmentAction(part) for part in distribution.parts)
             else:
                 start = np.broadcast_to(getattr(distribution.space, "start", 0), distribution.space.shape or ())
@@ -152,7 +153,11 @@ class EnvironmentAction(nn.Module):
     def named(self, action: Tensor) -> list[tuple[str, Tensor]]:
         """[B, *action_shape] -> the name of each output, and its batch."""
         actions = self(action)
-        return [("action", actions[0])] if self.parts is None else [(f"action.{i}", a) for i, a in enumerate(actions)]
+        if self.parts is None:
+            return [("action", actions[0])]
+        space = self.distribution.space
+        names = space.spaces if isinstance(space, spaces.Dict) else range(len(actions))
+        return [(f"action.{name}", a) for name, a in zip(names, actions)]
 
     def forward(self, action: Tensor) -> tuple[Tensor, ...]:
         """[B, *action_shape] -> a batch for each part of the action space"""

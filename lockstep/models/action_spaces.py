@@ -22,15 +22,15 @@ from lockstep.models.gaussian import Gaussian
 class Joint(Distribution):
     """Independent distributions side by side: their actions are concatenated, log-probabilities and entropies add.
 
-    Serves MultiDiscrete and MultiBinary spaces (int64 actions [K]) and Tuple spaces (float32 [K], in which whole
-    numbers are exact up to 2**24).
+    Serves MultiDiscrete and MultiBinary spaces (int64 actions [K]), and Tuple and Dict spaces (float32 [K], in which
+    whole numbers are exact up to 2**24).
     """
 
     def __init__(self, space: gymnasium.Space[Any], parts: tuple[Distribution, ...]):
         self.space, self.parts = space, parts
         self.action_sizes = tuple(math.prod(part.action_shape) for part in parts)
         self.action_shape = (sum(self.action_sizes),)
-        self.action_dtype = torch.float32 if isinstance(space, spaces.Tuple) else torch.int64
+        self.action_dtype = torch.float32 if composite(space) else torch.int64
         self.param_sizes = tuple(part.num_params for part in parts)
         self.num_params = sum(self.param_sizes)
         self.noise_sizes = tuple(part.noise_size for part in parts)
@@ -71,7 +71,7 @@ class Joint(Distribution):
         return next(filter(None, (part.warning_at_start(std) for part in self.parts)), "")
 
     def to_env(self, action: np.ndarray) -> Any:
-        if not isinstance(self.space, spaces.Tuple):
+        if not composite(self.space):
             shaped = action.reshape(-1, *self.space.shape)  # type: ignore[misc]
             return (shaped + getattr(self.space, "start", 0)).astype(self.space.dtype)
         arrays = np.split(action, np.cumsum(self.action_sizes)[:-1], axis=-1)
@@ -105,8 +105,21 @@ class Joint(Distribution):
 _NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 
 
+def composite(space: gymnasium.Space[Any]) -> bool:
+    """Whether actions consist of parts, which batches hold as a tuple of arrays."""
+    return isinstance(space, (spaces.Tuple, spaces.Dict))
+
+
+def action_parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.Space[Any], ...]:
+    """The spaces of an action's parts, in the order of batches; the space itself if actions have no parts."""
+    if isinstance(space, spaces.Dict):
+        return tuple(space.spaces.values())
+    return tuple(space.spaces) if isinstance(space, spaces.Tuple) else (space,)
+
+
 def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> Distribution:
-    """The distribution over an action space: Discrete, MultiDiscrete, MultiBinary, Box of floats, or Tuple of these.
+    """The distribution over an action space: Discrete, MultiDiscrete, MultiBinary, Box of floats, or a Tuple or Dict of
+    these.
 
     Raises:
         SettingsError: the space is not supported.
@@ -119,10 +132,10 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
         return Joint(space, (Categorical(spaces.Discrete(2)),) * math.prod(space.shape))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Gaussian(space, squash)
-    nested = isinstance(space, spaces.Tuple) and any(isinstance(part, spaces.Tuple) for part in space.spaces)
-    if isinstance(space, spaces.Tuple) and len(space.spaces) and not nested:
-        return Joint(space, tuple(make_distribution(part, squash=squash) for part in space.spaces))
+    parts = action_parts(space)
+    if composite(space) and parts and not any(map(composite, parts)):
+        return Joint(space, tuple(make_distribution(part, squash=squash) for part in parts))
     raise SettingsError(
         f"There is no action distribution for {space}. Allowed are Discrete, MultiDiscrete, MultiBinary, Box of "
-        "floats, and a flat Tuple of these: wrap the environment, or write your own ModelConfig."
+        "floats, and a flat Tuple or Dict of these: wrap the environment, or write your own ModelConfig."
     )

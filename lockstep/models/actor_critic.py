@@ -21,7 +21,7 @@ from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
-from lockstep.models.observations import NO_MASKS, ObservationLayout
+from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_initial_std
 
 
@@ -37,17 +37,24 @@ class Unchanged(nn.Module):
 
 
 class Actor(nn.Module):
-    """Maps observations to the parameters of the action distribution."""
+    """Maps observations to the parameters of the action distribution.
 
-    def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical):
+    Args:
+        masked: whether observations have an action mask.
+    """
+
+    def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical, *, masked: bool = False):
         super().__init__()
         self.encoder, self.layers = encoder, layers
         self.bound = distribution.bound if isinstance(distribution, Scaled) else None
+        self.mask = distribution.mask if masked else None
 
     def forward(self, obs: Any) -> Tensor:
         """[T, B, ...] -> fp32 [T, B, P]"""
         features = self.encoder(obs)
         outputs = self.layers(features.flatten(0, 1))[0].unflatten(0, features.shape[:2])
+        if self.mask is not None:
+            return self.mask(outputs, allowed_actions(obs))
         return outputs if self.bound is None else self.bound(outputs)
 
 
@@ -157,8 +164,8 @@ class ActorCriticConfig(TrunkConfig):
     ) -> ActorCritic:
         self.validate()
         distribution = self._distribution(action_space)
-        if ObservationLayout.of(observation_space).mask_size:
-            raise SettingsError(f"This model does not support action masks. {NO_MASKS}")
+        layout = ObservationLayout.of(observation_space)
+        layout.check_mask(action_space, distribution.num_logits)
         discrete = isinstance(distribution, Categorical)
 
         def encoder() -> nn.Module:
@@ -172,7 +179,8 @@ class ActorCriticConfig(TrunkConfig):
         with reproducible_initialization(seed):
             of_actor, of_critics = encoder(), encoder()
             features = int(of_actor.out_features)  # type: ignore[arg-type]
-            actor = Actor(of_actor, layers(1, features, distribution.num_params), distribution)
+            of_policy = layers(1, features, distribution.num_params)
+            actor = Actor(of_actor, of_policy, distribution, masked=layout.mask_size > 0)
             if self.policy == "gaussian":
                 actor.layers.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)

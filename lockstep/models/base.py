@@ -67,8 +67,8 @@ class Exploring(Protocol):
         """Like sample, but numbers [..., X] control exploration."""
         ...
 
-    def uniform(self, noise: Tensor) -> Tensor:
-        """[..., N] -> an action drawn uniformly."""
+    def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
+        """[..., P], [..., N] -> an action drawn uniformly, of those that a mask in params allows."""
         ...
 
 

@@ -51,7 +51,7 @@ class Scaled(Distribution):
         """A sample: the policy itself explores."""
         return self.sample(params, noise)
 
-    def uniform(self, noise: Tensor) -> Tensor:
+    def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
         """A uniform action: noise [..., D] -> [..., D]"""
         return 2 * noise - 1
 

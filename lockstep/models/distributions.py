@@ -112,9 +112,9 @@ class Categorical(Distribution):
         """A sample: the policy itself explores."""
         return self.sample(params, noise)
 
-    def uniform(self, noise: Tensor) -> Tensor:
-        """Any action: noise [..., N] -> [...]"""
-        return noise.argmax(-1)
+    def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Any action that the mask in params [..., P] allows: noise [..., N] -> [...]"""
+        return self.mask(noise, params > _FORBIDDEN).argmax(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         log_p = F.log_softmax(params, -1)
@@ -128,10 +128,14 @@ class Categorical(Distribution):
 
 
 class EpsilonGreedy(Distribution):
-    """The action with the highest value; when exploring, any action with probability ε. Parameters are action values.
+    """The action with the highest value; when exploring, any allowed action with probability ε. Parameters are action
+    values.
 
     Outside training, sample takes a random action with probability 0.001 (Hessel et al. 2018, table 1), so that every
     episode ends.
+
+    Args:
+        masked: whether parameters may be those of mask; otherwise all actions are allowed.
     """
 
     exact = True
@@ -141,9 +145,9 @@ class EpsilonGreedy(Distribution):
     EVALUATION_EPSILON = 0.001
     acting = f"ε-greedy (ε {EVALUATION_EPSILON})"
 
-    def __init__(self, space: spaces.Discrete):
-        self.n, self.start = int(space.n), int(space.start)
-        self.num_params = self.encoded_size = self.n
+    def __init__(self, space: spaces.Discrete, *, masked: bool = False):
+        self.n, self.start, self.masked = int(space.n), int(space.start), masked
+        self.num_params = self.num_logits = self.encoded_size = self.n
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """See the class."""
@@ -151,11 +155,16 @@ class EpsilonGreedy(Distribution):
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
         """numbers [..., 1]: ε"""
-        return torch.where(noise[..., 0] < numbers[..., 0], self.uniform(noise), params.argmax(-1))
+        return torch.where(noise[..., 0] < numbers[..., 0], self.uniform(params, noise), params.argmax(-1))
 
-    def uniform(self, noise: Tensor) -> Tensor:
-        """Any action: noise [..., N] -> [...]"""
-        return (noise[..., 1] * self.n).long().clamp(max=self.n - 1)
+    def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Any action that the mask in params [..., P] allows: noise [..., N] -> [...]"""
+        if not self.masked:
+            return (noise[..., 1] * self.n).long().clamp(max=self.n - 1)
+        allowed = params > _FORBIDDEN
+        count = allowed.sum(-1)
+        place = torch.minimum((noise[..., 1] * count).long(), count - 1)
+        return (allowed.cumsum(-1) <= place.unsqueeze(-1)).sum(-1)
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)

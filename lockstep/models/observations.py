@@ -17,11 +17,6 @@ from lockstep.config.settings import SettingsError
 
 ACTION_MASK = "action_mask"
 """The entry of a Dict observation that holds the mask of allowed discrete actions; models do not observe it."""
-NO_MASKS = (
-    "Remove action_mask from the observation, or use PPO, IMPALA or A2C. For environments whose agents take turns, "
-    "lockstep adds a mask; use these algorithms there, too."
-)
-"""Advice for models that cannot mask actions."""
 _LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
 _PICTURE = 8
 """The smallest side of an entry that looks like an image."""
@@ -92,6 +87,11 @@ class ObservationLayout:
         """The vectors in an observation [T, B, ...], concatenated in canonical order: fp32 [T, B, D]."""
         parts = [flatten_entry(entry(obs, key)).float() for key, _ in self.vectors]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1) if parts else empty_like(obs)
+
+
+def allowed_actions(obs: Any) -> Tensor:
+    """The action mask of observations [T, B, ...]: bool [T, B, num_logits], True where an action is allowed."""
+    return obs[ACTION_MASK].flatten(2).bool()
 
 
 def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:

@@ -31,7 +31,7 @@ from lockstep.models.encoders import (
 )
 from lockstep.models.gaussian import bounded_log_std
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
-from lockstep.models.observations import ACTION_MASK, ObservationLayout
+from lockstep.models.observations import ObservationLayout, allowed_actions
 
 _SYMBOLS = 11
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "portable": torch.float32}
@@ -168,7 +168,7 @@ class StandardModel(PolicyModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
         extra = previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
-        allowed = obs[ACTION_MASK].flatten(2).bool() if self.masked else None
+        allowed = allowed_actions(obs) if self.masked else None
         states = state.split(self.state_sizes, -1)
         results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]
         output = ModelOutput(self.policy_head(results[0][0], allowed), self.value_head(results[-1][0]))

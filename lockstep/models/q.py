@@ -23,7 +23,7 @@ from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import linear, reproducible_initialization
-from lockstep.models.observations import NO_MASKS, ObservationLayout
+from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.policy import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
 
 
@@ -137,7 +137,7 @@ class QModel(PolicyModel):
     ) -> None:
         super().__init__()
         self.trunk, self.head, self.distribution = trunk, head, distribution
-        self._encode = distribution.encode
+        self._encode, self._mask = distribution.encode, distribution.mask if distribution.masked else None
         self.uses_previous, self.state_size = uses_previous, trunk.state_size
         self.quantiles, self.implicit = isinstance(support, str), isinstance(head, ImplicitQHead)
         self.atoms: Tensor | None
@@ -156,7 +156,7 @@ class QModel(PolicyModel):
         """Returns the expected returns of all actions as the policy's parameters, and the highest of them as the
         value."""
         numbers, state = self.describe(obs, start, state, prev_action, prev_reward)
-        q = self.expected(numbers)
+        q = self.choices(numbers, obs)
         return ModelOutput(q, q.amax(-1)), state
 
     def describe(
@@ -188,6 +188,12 @@ class QModel(PolicyModel):
         if self.atoms is not None:
             return (numbers.softmax(-1) * self.atoms).sum(-1)
         return numbers.mean(-1) if self.quantiles else numbers.squeeze(-1)
+
+    def choices(self, numbers: Tensor, obs: Any) -> Tensor:
+        """[T, B, A, K] -> the expected returns by which actions are chosen, [T, B, A]. Actions that the mask in obs
+        forbids get less than any return."""
+        q = self.expected(numbers)
+        return q if self._mask is None else self._mask(q, allowed_actions(obs))
 
     def set_noise(self, uniform: Tensor | None) -> None:
         """Set the noise of noisy layers from Z uniform numbers in (0, 1); None removes it."""
@@ -258,9 +264,9 @@ class QModelConfig(TrunkConfig):
                 f"A Q-network needs discrete actions, but the action space is {action_space}. Use an "
                 "environment with Discrete actions, or an algorithm for continuous ones."
             )
-        if ObservationLayout.of(observation_space).mask_size:
-            raise SettingsError(f"Q-networks do not support action masks yet. {NO_MASKS}")
-        distribution = EpsilonGreedy(action_space)
+        layout = ObservationLayout.of(observation_space)
+        distribution = EpsilonGreedy(action_space, masked=layout.mask_size > 0)
+        layout.check_mask(action_space, distribution.num_logits)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         core, dtype = {"none": None, "gru": GRU, "lstm": LSTM}[self.core], PRECISIONS[precision]
         support: Tensor | Literal["quantiles"] | None = None

@@ -18,6 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.answers import flag, number
 from lockstep.envs.convert import single_action
+from lockstep.models.action_spaces import action_parts
 
 OWN = '''
 import os
@@ -201,6 +202,10 @@ def test_actions_have_the_type_of_their_space_and_belong_to_the_environment() ->
             assert np.array_equal(batch, before)
     both = single_action(spaces.Tuple([kinds[0][0], kinds[3][0]]), (kinds[0][1], kinds[3][1]), 0)
     assert type(both[0]) is np.int64 and not np.shares_memory(both[1], kinds[3][1])
+    named = spaces.Dict(speed=kinds[3][0], gear=kinds[0][0])
+    assert list(action_parts(named)) == list(named.spaces.values())
+    action = single_action(named, (kinds[3][1], kinds[0][1]), 0)
+    assert named.contains(action) and list(action) == ["speed", "gear"] and action["gear"] == both[0]
 
 
 def test_an_action_that_the_environment_changes_stays_what_it_was(own: str, tmp_path: Path) -> None:

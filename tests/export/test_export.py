@@ -220,6 +220,7 @@ DISTRIBUTIONS = [
     make_distribution(spaces.MultiDiscrete(np.array([[3, 2], [4, 5]]), start=np.array([[1, 0], [0, 7]]))),
     make_distribution(spaces.MultiBinary(4)),
     make_distribution(spaces.Tuple((spaces.Discrete(4, start=1), BOX, spaces.MultiDiscrete([2, 3])))),
+    make_distribution(spaces.Dict(speed=BOX, gear=spaces.Discrete(4, start=1))),
     EpsilonGreedy(spaces.Discrete(4, start=-1)),
     Deterministic(BOX),
     DiagonalGaussian(BOX),

@@ -38,13 +38,13 @@ def test_warm_up_is_uniform_within_bounds(kind: type[Deterministic]) -> None:
     distribution = kind(BOX)
     assert isinstance(distribution, Exploring)
     noise = (torch.arange(1000) + 0.5).div(1000).unsqueeze(-1).expand(-1, 2)
-    action = distribution.uniform(noise)
+    action = distribution.uniform(torch.zeros(1000, distribution.num_params), noise)
     torch.testing.assert_close(action.sort(0).values, (2 * noise - 1))
 
 
 def test_uniform_discrete_actions_are_equally_likely() -> None:
     noise = torch.rand(30_000, 3, generator=torch.Generator().manual_seed(1))
-    shares = Categorical(spaces.Discrete(3)).uniform(noise).bincount() / len(noise)
+    shares = Categorical(spaces.Discrete(3)).uniform(torch.zeros(len(noise), 3), noise).bincount() / len(noise)
     torch.testing.assert_close(shares, torch.full((3,), 1 / 3), rtol=0, atol=0.01)
 
 

@@ -264,7 +264,7 @@ def test_actions_are_members_of_their_space(space: spaces.Space) -> None:
     [
         (spaces.Text(5), False, "no action distribution"),
         (spaces.Box(0, 9, (2,), np.int64), False, "no action distribution"),
-        (spaces.Dict(a=spaces.Discrete(2)), False, "no action distribution"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), False, "flat Tuple or Dict"),
         (spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.Discrete(2)])]), False, "flat Tuple"),
         (spaces.Box(-np.inf, np.inf, (2,)), True, "no bounds"),
     ],

@@ -1,0 +1,178 @@
+"""Action masks: forbidden actions are never taken, neither at random nor by value, and never valued in a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tiny import options
+
+from lockstep import recipes, train
+from lockstep.algorithms import DQNConfig
+from lockstep.algorithms.offpolicy import OffPolicyConfig
+from lockstep.algorithms.sac import SAC, SACConfig
+from lockstep.config.settings import SettingsError
+from lockstep.core.transitions import Transitions
+from lockstep.envs.base import EnvConfig
+from lockstep.evaluation.scores import evaluate
+from lockstep.experiment import Experiment
+from lockstep.models import QModelConfig
+from lockstep.models.actor_critic import ActorCriticConfig
+from lockstep.models.base import Networks
+from lockstep.models.distributions import Categorical, EpsilonGreedy
+
+FORBIDDEN = -1e9
+
+
+class Doors(gymnasium.Env[Any, int]):
+    """Four doors, of which two are open at a time, never twice the same two. A closed one may not be tried. Door d pays
+    d; an episode has 8 steps."""
+
+    observation_space: spaces.Space[Any] = spaces.Dict(last=spaces.MultiBinary(4), action_mask=spaces.MultiBinary(4))
+    action_space: spaces.Space[Any] = spaces.Discrete(4)
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        last, self._open = self._open, np.zeros(4, np.int8)
+        self._open[self.np_random.choice(4, 2, replace=False)] = 1
+        return {"last": last, "action_mask": self._open.copy()}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._time, self._open = 0, np.zeros(4, np.int8)
+        return self._observe(), {}
+
+    def step(self, action: int) -> Any:
+        assert self._open[action], f"door {action} is closed"
+        self._time += 1
+        return self._observe(), float(action), False, self._time == 8, {}
+
+
+def doors(recipe: Callable[[], Experiment], **algorithm: Any) -> Experiment:
+    """A recipe that learns from doors, in three iterations of which the first is a warm-up."""
+    full = recipe()
+    assert isinstance(full.algorithm, OffPolicyConfig)
+    settings: dict[str, Any] = {"rollout": 8, "batch_size": 8, "updates": 2, "warmup": 32, **algorithm}
+    core = {"core_size": 8} if full.model.recurrent else {}
+    return full.replace(
+        env=EnvConfig(id=f"{__file__}:Doors", num_envs=4),
+        model=dataclasses.replace(full.model, encoder="mlp", hidden_sizes=(8,), **core),
+        algorithm=dataclasses.replace(
+            full.algorithm, **settings, replay=dataclasses.replace(full.algorithm.replay, capacity=400)
+        ),
+        scheme=dataclasses.replace(full.scheme, shards=2, acting_batch=0),
+        total_steps=96,
+        precision="fp32",
+    )
+
+
+def sac() -> Experiment:
+    return recipes.sac_mujoco().replace(model=ActorCriticConfig(hidden_sizes=(8,)))
+
+
+CASES: dict[str, Experiment] = {
+    "dqn": doors(recipes.dqn_cartpole),
+    "rainbow": doors(recipes.rainbow_atari),
+    "iqn": doors(recipes.iqn_atari, samples=4, target_samples=4),
+    "r2d2": doors(recipes.r2d2_memory, burn_in=2, unroll=4, n_step=2),
+    "sac": doors(sac),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forbidden_actions_are_never_taken(name: str, tmp_path: Path) -> None:
+    digest = train(CASES[name], options=options(tmp_path / "inline")).digest
+    assert all(0 < score <= 24 for score in evaluate(tmp_path / "inline", episodes=20).scores)
+    if name == "rainbow":  # one layout of several processes: actors and learners mask alike
+        assert train(CASES[name], "cpu:a1-l1", options(tmp_path / "split")).digest == digest
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 1, 0]])
+def test_random_actions_are_even_among_allowed_ones(mask: list[int]) -> None:
+    allowed = torch.tensor(mask, dtype=torch.bool)
+    distribution = EpsilonGreedy(spaces.Discrete(4), masked=True)
+    noise = torch.stack([torch.zeros(1200), (torch.arange(1200) + 0.5) / 1200], -1)
+    params = distribution.mask(torch.randn(1200, 4), allowed.expand(1200, 4))
+    found = torch.bincount(distribution.explore(params, noise, torch.ones(1200, 1)), minlength=4)
+    assert found.tolist() == [1200 // sum(mask) * each for each in mask]
+    if all(mask):
+        assert torch.equal(
+            distribution.uniform(params, noise), EpsilonGreedy(spaces.Discrete(4)).uniform(params, noise)
+        )
+    drawn = Categorical(spaces.Discrete(4)).uniform(params, torch.rand(1200, 4))
+    assert allowed[drawn].all() and drawn.unique().tolist() == allowed.nonzero().flatten().tolist()
+
+
+def observations(masks: list[list[int]]) -> dict[str, torch.Tensor]:
+    items = len(masks)
+    return {"last": torch.randint(0, 2, (1, items, 4)), "action_mask": torch.tensor([masks])}
+
+
+def built(model: Any, seed: int, space: spaces.Space[Any] = Doors.observation_space) -> Any:
+    return model.build(space, Doors.action_space, precision="fp32", normalize_observations=False, seed=seed)
+
+
+def transitions() -> Transitions:
+    return Transitions(
+        obs=observations([[1, 1, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1]]),
+        action=torch.tensor([[0, 3, 2]]),
+        reward=torch.tensor([[1.0, 2.0, 3.0]]),
+        discount=torch.tensor([[0.9, 0.9, 0.0]]),
+        next_obs=observations([[0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]]),
+        weight=torch.ones(3),
+        valid=torch.ones(1, 3, dtype=torch.bool),
+        noise=None,
+    )
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("returns", ["expected", "quantiles"])
+def test_targets_choose_among_allowed_actions(returns: Any, double: bool) -> None:
+    config = QModelConfig(encoder="mlp", hidden_sizes=(8,), returns=returns, numbers=3)
+    online, target = (built(config, seed) for seed in (1, 2))
+    batch = transitions()
+    found = DQNConfig(double=double).build().loss(Networks(online, target), batch, {})
+    chosen_by, start, state = online if double else target, torch.ones(1, 3, dtype=torch.bool), torch.zeros(3, 0)
+    values = target.expected(target.describe(batch.next_obs, start, state)[0])[0].detach()
+    choice = chosen_by.expected(chosen_by.describe(batch.next_obs, start, state)[0])[0].detach()
+    best = [max(actions, key=lambda a: float(choice[i, a])) for i, actions in enumerate(([1, 3], [0, 1]))]
+    wanted = [1 + 0.9 * float(values[0, best[0]]), 2 + 0.9 * float(values[1, best[1]]), 3.0]
+    assert float(found.metrics["value/target"]) == pytest.approx(sum(wanted), rel=1e-5)
+    acted = online(batch.obs, start, state)[0]
+    assert (acted.policy[0] == FORBIDDEN).tolist() == [
+        [False, False, True, True],
+        [True, True, True, False],
+        [False] * 4,
+    ]
+    assert acted.value[0].tolist() == acted.policy[0].amax(-1).tolist()
+
+
+def test_the_target_entropy_counts_allowed_actions() -> None:
+    algorithm = SACConfig().build()
+    assert isinstance(algorithm, SAC)
+    online, target = (built(ActorCriticConfig(hidden_sizes=(8,)), seed) for seed in (1, 2))
+    for each in (online, target):
+        each.variables = torch.nn.ParameterDict(algorithm.variables(each))
+    batch = transitions()
+    found = algorithm.loss(Networks(online, target), batch, {})
+    probabilities = online.actor(batch.obs)[0].softmax(-1)
+    assert (probabilities[0, 2:] == 0).all() and (probabilities[1, :3] == 0).all()
+    entropy = -(probabilities * probabilities.clamp(min=1e-30).log()).sum(-1)
+    wanted = sum(entropy.tolist()) - 0.98 * (math.log(2) + math.log(1) + math.log(4))
+    assert float(found.metrics["loss/temperature"]) == pytest.approx(wanted, abs=1e-6)
+    found.total.backward()
+    assert all(x.grad is None or x.grad.isfinite().all() for x in online.parameters())
+
+
+@pytest.mark.parametrize("recipe", [recipes.dqn_cartpole, sac])
+def test_a_mask_of_another_size_is_refused(recipe: Callable[[], Experiment]) -> None:
+    space = spaces.Dict(last=spaces.MultiBinary(4), action_mask=spaces.MultiBinary(3))
+    with pytest.raises(SettingsError, match=r"action_mask has 3 entries, .* 4 discrete choices"):
+        built(recipe().model, 1, space)
