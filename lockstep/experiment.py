@@ -220,7 +220,8 @@ class Experiment:
         return from_json, (to_json(self),)
 
     def replace(self, **changes: object) -> Experiment:
-        """The same experiment with other settings.
+        """The same experiment with other settings. A dotted name changes a part, as on the command line:
+        replace(**{"algorithm.learning_rate": 1e-3, "env.num_envs": 16}).
 
         Raises:
             SettingsError: a setting does not exist, or its value has the wrong type.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import gymnasium
+import numpy as np
 import pytest
 from tiny import cut, options
 
@@ -22,6 +25,8 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, from_json, to_json
 from lockstep.config.settings import SettingsError, check_values, parse_count, parse_options, write_option
+from lockstep.config.user_code import load_object
+from lockstep.envs.base import EnvConfig
 from lockstep.envs.check import check_env
 from lockstep.launchers.launch import resume, train
 from lockstep.recipes import RECIPES
@@ -264,9 +269,13 @@ def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: s
     [
         ({"lr": 1}, r"no setting 'lr'.*algorithm\.learning_rate"),
         ({"learning_rat": 1}, r"algorithm\.learning_rate"),
-        ({"num_envs": 8}, r"env=dataclasses\.replace\(experiment\.env, num_envs"),
+        ({"num_envs": 8}, r"replace\(\*\*\{\"env\.num_envs\": \.\.\.\}\)"),
+        ({"algorithm.learning_rat": 1}, r"no setting 'learning_rat'.*learning_rate"),
+        ({"algoritm.learning_rate": 1}, r"no setting 'algoritm\.learning_rate'.*algorithm\.learning_rate"),
+        ({"seed.first": 1}, r"no setting 'seed\.first'"),
+        ({"algorithm.learning_rate": "high"}, "learning_rate='high' must be a number"),
         ({"zzz": 1}, "It has env, model, algorithm"),
-        ({"algorithm": {"learning_rate": 0.1}}, r"algorithm=.*AlgorithmConfig.*learning_rate=0\.1"),
+        ({"algorithm": {"learning_rate": 0.1}}, r"algorithm=.*AlgorithmConfig.*learning_rate\": 0\.1"),
         ({"env": "CartPole-v1"}, "env='CartPole-v1' must be"),
         ({"total_steps": "1M"}, "total_steps='1M' must be a whole number"),
     ],
@@ -274,6 +283,40 @@ def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: s
 def test_replace_refuses_what_is_no_setting_and_values_of_another_kind(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         recipes.ppo_cartpole().replace(**changes)
+
+
+def test_dotted_names_replace_parts() -> None:
+    base = recipes.ppo_cartpole()
+    changes: dict[str, Any] = {"algorithm.optimizer.eps": 1e-3, "algorithm.learning_rate": 0.5, "seed": 7}
+    found = base.replace(**changes, **{"env.num_envs": 16})
+    algorithm = dataclasses.replace(
+        base.algorithm, learning_rate=0.5, optimizer=dataclasses.replace(base.algorithm.optimizer, eps=1e-3)
+    )
+    assert found == base.replace(algorithm=algorithm, seed=7, env=dataclasses.replace(base.env, num_envs=16))
+    both = base.replace(env=EnvConfig(id="Pendulum-v1"), **{"env.num_envs": 4})
+    assert both.env == EnvConfig(id="Pendulum-v1", num_envs=4)
+
+
+def test_a_results_metrics_are_columns(tmp_path: Path) -> None:
+    result = train(cut(recipes.ppo_cartpole), options=options(tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = result.metrics()
+    assert {name for line in lines for name in line} == set(found) and len(lines) == 3
+    for name, column in found.items():
+        np.testing.assert_array_equal(column, [np.nan if line.get(name) is None else line[name] for line in lines])
+
+
+class Own(gymnasium.Env[Any, Any]):
+    pass
+
+
+def test_environments_of_ones_own_are_passed_as_classes_and_functions() -> None:
+    assert EnvConfig.of(Own, num_envs=3) == EnvConfig(id=f"{__name__}:Own", num_envs=3)
+    assert load_object(EnvConfig.of(test_dotted_names_replace_parts).id) is test_dotted_names_replace_parts
+    make: Any
+    for make, where in ((lambda: Own(), "inside a function"), (functools.partial(Own), "without a name")):
+        with pytest.raises(SettingsError, match=f"{where}.*writefile"):
+            EnvConfig.of(make)
 
 
 @pytest.mark.parametrize("name", ["options", "curriculum"])

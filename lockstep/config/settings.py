@@ -191,13 +191,27 @@ def check_values(settings: Any, path: str = "") -> None:
 
 
 def changed(settings: T, changes: Mapping[str, Any]) -> T:
-    """Settings with some of them replaced, like dataclasses.replace, with the values' types checked.
+    """Settings with some of them replaced, like dataclasses.replace, with the values' types checked. A dotted name
+    changes a part: {"algorithm.learning_rate": 1e-3}.
 
     Raises:
         SettingsError: a setting does not exist, or its value has the wrong type.
     """
     kind, hints = type(settings).__name__, _hints(type(settings))
     known = [each.name for each in dataclasses.fields(settings) if each.init]
+    of_parts: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        part, dot, rest = name.partition(".")
+        if dot:
+            of_parts.setdefault(part, {})[rest] = value
+    changes = {name: value for name, value in changes.items() if "." not in name}
+    for part, inner in of_parts.items():
+        whole = changes.get(part, getattr(settings, part, None))
+        if part in known and dataclasses.is_dataclass(whole) and not isinstance(whole, type):
+            changes[part] = changed(whole, inner)
+        else:
+            name = f"{part}.{next(iter(inner))}"
+            raise SettingsError(f"{kind} has no setting {name!r}. {_instead(settings, name, known)}")
     for name, value in changes.items():
         if name not in known:
             raise SettingsError(f"{kind} has no setting {name!r}. {_instead(settings, name, known)}")
@@ -205,8 +219,8 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
             part = getattr(settings, name)
             advice = ""
             if dataclasses.is_dataclass(part) and isinstance(value, dict):
-                given = ", ".join(f"{key}={each!r}" for key, each in value.items())
-                advice = f" To change a part of it: {name}=dataclasses.replace(experiment.{name}, {given})."
+                given = ", ".join(f'"{name}.{key}": {each!r}' for key, each in value.items())
+                advice = f" To change a part of it: replace(**{{{given}}})."
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[name])}.{advice}")
     return dataclasses.replace(settings, **changes)
 
@@ -223,8 +237,7 @@ def _instead(settings: Any, name: str, known: list[str]) -> str:
     ]
     if not meant:
         return f"It has {', '.join(known)}."
-    part, _, last = meant[0].rpartition(".")
-    how = f" Write {part}=dataclasses.replace(experiment.{part}, {last}=...)." if part and "." not in part else ""
+    how = f' Write replace(**{{"{meant[0]}": ...}}).' if "." in meant[0] else ""
     return f"Did you mean {' or '.join(meant)}?{how}"
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -174,8 +175,8 @@ def _raised_at(error: Exception) -> str | None:
     return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else None
 
 
-def reference_to(cls: type) -> str:
-    """The inverse of load_object for a class: `module:name`, or `file.py:name` for a class in a user's file.
+def reference_to(cls: type | Callable[..., Any]) -> str:
+    """The inverse of load_object for a class or a function: `module:name`, or `file.py:name` for one in a user's file.
 
     The file is named as it was when it was loaded. A script is named by its path relative to the current folder if it
     is inside it, so that a run's identity does not depend on where its files are.
@@ -187,3 +188,20 @@ def reference_to(cls: type) -> str:
         path, here = Path(str(module.__file__)).resolve(), Path.cwd()
         return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{cls.__qualname__}"
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def checked_reference_to(make: type | Callable[..., Any]) -> str:
+    """reference_to for what a user passes in a program.
+
+    Raises:
+        SettingsError: other processes cannot import it.
+    """
+    name = getattr(make, "__qualname__", "")
+    inside, typed = "<" in name, make.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if name and not inside and not typed:
+        return reference_to(make)
+    where = "inside a function" if inside else "at a prompt or in a notebook" if typed else "without a name"
+    raise SettingsError(
+        f"{name or make!r} is made {where}, so other processes cannot import it. Define it at the outermost level of a "
+        "file and import it from there; in a notebook, begin its cell with %%writefile my_env.py."
+    )

@@ -16,7 +16,7 @@ import torch
 import tyro
 
 from lockstep.config.settings import Options, SettingsError, check_free
-from lockstep.config.user_code import load_object
+from lockstep.config.user_code import checked_reference_to, load_object
 from lockstep.distributed.shared_memory import Arena, PrivateArena
 from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
 from lockstep.envs.episodes import Seeds
@@ -89,6 +89,16 @@ class EnvConfig:
 
     later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents"})
     free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
+
+    @staticmethod
+    def of(make: Callable[..., Any], **settings: Any) -> EnvConfig:
+        """Environments that a class or a function of yours makes, with further settings: EnvConfig.of(MyEnv,
+        num_envs=16). They are referred to by name, as in id="my_env.py:MyEnv".
+
+        Raises:
+            SettingsError: other processes cannot import it.
+        """
+        return EnvConfig(id=checked_reference_to(make), **settings)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.core.schedule import Recorded, Schedule
@@ -24,6 +26,13 @@ class Result:
     """Mean raw score of the last 100 training episodes."""
     stopped: bool
     """Whether a signal ended the run before total_steps; resume continues it."""
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The lines of metrics.jsonl as columns: float64 [lines] by name, NaN where a line has no such number.
+        `pandas.DataFrame(result.metrics())` is a table of them."""
+        lines = RunFolder(self.run).records()
+        names = dict.fromkeys(name for line in lines for name in line)
+        return {name: np.array([line.get(name) for line in lines], np.float64) for name in names}
 
 
 @dataclass(frozen=True)
