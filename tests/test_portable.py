@@ -54,10 +54,11 @@ def test_digests_are_the_same_on_every_machine(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # it compiles all kernels
 def test_digests_are_those_of_a_cpu_without_vectors(tmp_path: Path) -> None:
     environment = {**os.environ, **PLAIN, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, __file__, str(tmp_path / "digests.json")]
-    subprocess.run(command, env=environment, check=True, timeout=900)
+    subprocess.run(command, env=environment, check=True, timeout=1100)
     assert json.loads((tmp_path / "digests.json").read_text()) == EXPECTED
 
 

@@ -90,7 +90,7 @@ def test_a_run_ends_at_such_an_operation(
 def test_what_an_experiment_allows_is_in_its_identity_and_in_the_answers_about_its_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experiment = EXPERIMENTS["ppo"]()
+    experiment = EXPERIMENTS["cartpole-lag-1"]()
     loose = experiment.replace(allow_nondeterministic=True)
     assert loose.identity() != experiment.identity()
     with warnings.catch_warnings():
