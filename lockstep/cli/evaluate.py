@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
+from lockstep.config.settings import Names
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class EvalArguments:
     27,000."""
     opponents: tuple[str, ...] = ()
     """Players of the other agents in matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
+    metrics: Names = ()
+    """Numbers in the environment's info to report, in the form of --env.metrics. Default: those of training."""
     json: bool = False
     """Print JSON."""
 
@@ -95,6 +98,7 @@ def evaluate(arguments: list[str]) -> int:
             levels=given.levels,
             max_steps=given.max_steps,
             opponents=given.opponents,
+            metrics=given.metrics,
         )
     if given.json:
         say_json({"run": given.run, **result.to_json()})

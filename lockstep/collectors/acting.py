@@ -21,7 +21,7 @@ from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.core.rollout import Rollout
+from lockstep.core.rollout import Episode, Rollout
 from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
@@ -89,6 +89,8 @@ class ActingBatch:
         """Steps of the present rollout that environments have completed."""
         self._ended = np.zeros((steps, size), bool)
         """Where episodes ended, for the score: a lost life does not end one."""
+        self._reported = np.full((steps, size, len(agent.experiment.env.metrics)), np.nan)
+        """The metrics of the episodes that ended."""
         self._algorithm = agent.algorithm
         self._random = False
         """Whether actions are drawn uniformly."""
@@ -255,6 +257,8 @@ class ActingBatch:
         np.logical_or(step.terminated, step.truncated, out=self._ended[at, rows])
         np.logical_not(step.first, out=fields["valid"][at, rows])
         np.logical_or(step.first, step.life_lost, out=fields["start"][after, rows])
+        if step.metrics is not None:
+            self._reported[at, rows] = step.metrics
 
     def play(self, shards: list[ShardRollout], alive: Callable[[], None], *, bootstrap: bool) -> None:
         """Play all steps, each in one call: what act, receive and finish do, but for the scores."""
@@ -367,7 +371,7 @@ class ActingBatch:
             member.drift = tensors["drift"].clone()
 
     def score(self) -> None:
-        """Add up raw rewards into episode scores."""
+        """Add up raw rewards into episode scores, and list the episodes that ended."""
         for member in self.members:
             self._score(member)
 
@@ -387,7 +391,8 @@ class ActingBatch:
             of_all.append((begin + end)[order].tolist())
             before[env[over]] = -end[over]
             before += sofar[:, -1]
-        member.episodes = list(zip(*of_all, strict=True))
+        reported = map(tuple, self._reported[:, member.rows][t, env][order].tolist())
+        member.episodes = list(map(Episode, *of_all, reported))
 
 
 def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.buffers.rollout_buffers import ActingGroup
+from lockstep.core.rollout import Episode
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.episodes import joined, part
 from lockstep.envs.subprocess import SteppingPool
@@ -32,8 +33,8 @@ class ActingShard:
         self.length = np.zeros(num_envs, np.int64)
         self.return_carry = torch.zeros(num_envs)
         """The discounted return so far, for return normalisation."""
-        self.episodes: list[tuple[float, int]] = []
-        """(raw score, length in steps) of the episodes that ended in the last rollout."""
+        self.episodes: list[Episode] = []
+        """The episodes that ended in the last rollout."""
         self.drift: Tensor | None = None
         """fp32 [B, N]: the present state of drifting noise."""
         self.offset = 0

@@ -154,6 +154,19 @@ Options = Annotated[
 """Free keyword arguments. On the command line, `name=value` pairs replace all previous ones."""
 
 
+Names = Annotated[
+    tuple[str, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME[,NAME...]",
+        instance_from_str=lambda args: tuple(name for text in args for name in text.split(",") if name),
+        is_instance=lambda instance: isinstance(instance, tuple),
+        str_from_instance=lambda instance: list(instance),
+    ),
+]
+"""Names that the command line separates by commas or spaces."""
+
+
 def require(package: str, extra: str, what: str, otherwise: str) -> None:
     """Raise SettingsError if an optional package is not installed.
 

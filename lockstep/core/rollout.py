@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -51,6 +51,17 @@ class Rollout(ArrayTuple):
     """fp32 [B, K]: core state before obs_0."""
 
 
+class Episode(NamedTuple):
+    """The numbers of a training episode."""
+
+    score: float
+    """Sum of its raw rewards."""
+    length: int
+    """In environment steps."""
+    metrics: tuple[float, ...] = ()
+    """What the environment reported of it, in the order of env.metrics; NaN where it reported nothing."""
+
+
 @dataclass(frozen=True)
 class RolloutInfo:
     """The facts about a collected rollout; the buffer holds its data."""
@@ -65,8 +76,8 @@ class RolloutInfo:
     """float64: what it adds to the normalizers. An array, since torch would send a tensor through files and sockets."""
     digests: dict[str, str]
     """The digest of each field."""
-    episodes: list[tuple[float, int]]
-    """(raw score, length in steps) of the episodes that ended in it."""
+    episodes: list[Episode]
+    """The episodes that ended in it."""
     cut: int | None = None
     """The number of its steps if it was cut; None if it has all of them."""
     noise: int | None = None

@@ -24,7 +24,7 @@ def flag(name: str, value: Any) -> bool:
     Raises:
         SettingsError: the value is something else, such as None, NaN or a text.
     """
-    found = _single(value)
+    found = single(value)
     if found is None or found not in (0, 1):
         raise SettingsError(
             f"The environment returned {name}={value!r}, which is neither True nor False. Fix the environment, or "
@@ -39,7 +39,7 @@ def number(reward: Any) -> float:
     Raises:
         SettingsError: the value is something else, such as a text or a complex number.
     """
-    found = _single(reward)
+    found = single(reward)
     if found is None:
         raise SettingsError(
             f"The environment returned the reward {reward!r}, which is not a number. Fix the environment, or wrap it."
@@ -47,7 +47,7 @@ def number(reward: Any) -> float:
     return float(found)
 
 
-def _single(value: Any) -> Any:
+def single(value: Any) -> Any:
     """The only number or bool in a value; None if it holds something else."""
     try:
         array = np.asarray(value)

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 import tyro
 
-from lockstep.config.settings import Options, SettingsError, check_free
+from lockstep.config.settings import Names, Options, SettingsError, check_free
 from lockstep.config.user_code import checked_reference_to, load_object
 from lockstep.distributed.shared_memory import Arena, PrivateArena
 from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.info import labels
 from lockstep.kernels.bound import Bound
 
 Observation = Any
@@ -86,8 +87,11 @@ class EnvConfig:
     """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or a function of your own
     (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
     makes them harder to exploit."""
+    metrics: Names = ()
+    """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: of each episode the
+    last one, or with :mean, :sum, :max or :min that of its steps. They change nothing that is learned."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents"})
+    later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents", "metrics"})
     free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
 
     @staticmethod
@@ -119,6 +123,7 @@ class EnvConfig:
                 "limit. Give their number, as in --env.num-levels 200."
             )
 
+        labels(self.metrics)
         for kind in ("options", "curriculum"):
             for name, value in getattr(self, kind).items():
                 check_free(value, f"env.{kind}.{name}")
@@ -155,6 +160,9 @@ class StepResult(NamedTuple):
     """bool [B]: this was a reset step, which ignored the action and started a new episode."""
     life_lost: np.ndarray
     """bool [B]: a life was lost, but the episode continues. Always False under protocols without this signal."""
+    metrics: np.ndarray | None = None
+    """float64 [B, M]: the metrics (EnvConfig.metrics) of episodes that ended; other rows mean nothing. NaN where the
+    environment reported none. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
 
 
 def atari_protocol(sticky: float, skip: int, longest: float) -> str:
@@ -286,6 +294,11 @@ class Adapter(ABC):
 
     def has_levels(self, env_id: str) -> bool:
         """Whether it can draw the episodes of an id from a set of levels (env.num_levels)."""
+        del env_id
+        return False
+
+    def reports(self, env_id: str) -> bool:
+        """Whether the steps of an id return its metrics (env.metrics)."""
         del env_id
         return False
 

@@ -30,6 +30,9 @@ class EnvPool(Adapter):
     def has_levels(self, env_id: str) -> bool:
         return _family(env_id) == _PROCGEN
 
+    def reports(self, env_id: str) -> bool:
+        return True
+
     def needs_egl(self, env_id: str) -> bool:
         return ".mujoco" in _family(env_id)
 

@@ -16,6 +16,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -73,6 +74,8 @@ class EnvPoolShard(ShardEnv):
         self._reseed_every = config.reseed_every
         self._life_loss = config.protocol == "classic"
         self._seeds = seeds
+        tells = seeds.first_index == 0
+        self._numbers = EpisodeNumbers(config.metrics, num_envs, tells=tells) if config.metrics else None
         self._log = ActionLog()
         self._count = 0
         self._since = 0
@@ -170,6 +173,8 @@ class EnvPoolShard(ShardEnv):
             raise SettingsError(f"{self._id} has several players in one environment, which is not supported yet.")
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._info = info
+        if self._numbers is not None:
+            self._numbers.begin(self._order)
         return obs
 
     def _write(self, obs: Any, out: Observation) -> None:
@@ -220,7 +225,17 @@ class EnvPoolShard(ShardEnv):
         else:
             life_lost = np.zeros(self.num_envs, np.bool_)
         reward = self._rewards(reward, terminated, before)
-        return StepResult(np.where(first, 0, reward).astype(np.float32), terminated, truncated, first, life_lost)
+        reward = np.where(first, 0, reward).astype(np.float32)
+        self._read_numbers(first)
+        metrics = self._numbers.values(self._ended) if self._numbers is not None else None
+        return StepResult(reward, terminated, truncated, first, life_lost, metrics)
+
+    def _read_numbers(self, first: np.ndarray) -> None:
+        """Read the metrics of a step; first: bool [B], as in StepResult."""
+        if self._numbers is not None:
+            self._numbers.begin(first)
+            self._numbers.note_all(self._info, ~first)
+            self._numbers.add()
 
     def reseed_due(self) -> bool:
         return self._since >= self._reseed_every
@@ -237,10 +252,12 @@ class EnvPoolShard(ShardEnv):
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
     ) -> int:
         self._count = int(state["count"])
-        obs = self._restart()
+        obs, ended = self._restart(), self._ended
         for (action,) in self._log.load(state):
             self._send(action)
-            obs, _, _, _, self._info = self._pool.recv()
+            obs, _, terminated, truncated, self._info = self._pool.recv()
+            self._read_numbers(ended)
+            ended = (terminated | truncated) & ~ended
             alive()
         self._since = int(state["since"])
         self._ended = state["ended"].astype(np.bool_)

@@ -58,6 +58,9 @@ class Gymnasium(Adapter):
         del env_id
         return True
 
+    def reports(self, env_id: str) -> bool:
+        return not env_id.startswith(PREFIX)
+
     def group_size(self, config: EnvConfig) -> int:
         return max(1, agents_of(config))
 

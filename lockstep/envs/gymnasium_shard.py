@@ -19,6 +19,7 @@ from lockstep.envs.closing import close_all
 from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
+from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 from lockstep.system.output import tell
 
@@ -54,6 +55,8 @@ class GymShard(ShardEnv):
         self._first_length = np.repeat(lengths[:: self._agents], self._agents)
         self._longest = config.reseed_every
         self._start_level, self._num_levels = config.start_level, config.num_levels
+        tells = seeds.first_index == 0
+        self._numbers = EpisodeNumbers(config.metrics, num_envs, tells=tells) if config.metrics else None
         self._log = ActionLog()
         self._action: tuple[np.ndarray, ...] = ()
         self._obs: list[Any] = [None] * num_envs
@@ -109,18 +112,22 @@ class GymShard(ShardEnv):
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise _misanswered("reset", answer, "(observation, info)")
         self._obs[j], _ = answer
+        if self._numbers is not None:
+            self._numbers.begin(j)
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         """Play one step of environment j and its group; write rewards and ends into step."""
         answer = self._envs[j].step(single_action(self.action_space, action, j))
         try:
-            self._obs[j], reward, terminated, truncated, _ = answer
+            self._obs[j], reward, terminated, truncated, info = answer
         except (TypeError, ValueError):
             wanted = "(observation, reward, terminated, truncated, info)"
             raise _misanswered("step", answer, wanted) from None
         step.terminated[j] = terminated if isinstance(terminated, BOOLS) else flag("terminated", terminated)
         step.truncated[j] = truncated if isinstance(truncated, BOOLS) else flag("truncated", truncated)
         step.reward[j] = reward if isinstance(reward, NUMBERS) else number(reward)
+        if self._numbers is not None:
+            self._numbers.note(j, info)
 
     def _play_one(self, j: int, step: StepResult | None) -> None:
         """Play one step of environment j, or begin its episode if `step` is None."""
@@ -154,7 +161,10 @@ class GymShard(ShardEnv):
         terminated = step.terminated | (cut & self._gone)
         step = step._replace(terminated=terminated, truncated=(step.truncated | cut) & ~terminated)
         self._ended = step.terminated | step.truncated
-        return step
+        if self._numbers is None:
+            return step
+        self._numbers.add()
+        return step._replace(metrics=self._numbers.values(self._ended))
 
     def _tell_where(self, j: int, *, first: bool) -> None:
         """Print what an environment was doing when it raised an error."""
@@ -196,6 +206,8 @@ class GymShard(ShardEnv):
                 self._reset_one(j, self._seed(j))
                 for action in actions[len(actions) - int(steps[j]) :]:
                     self._step_one(j, action, ignored)
+                    if self._numbers is not None:
+                        self._numbers.add()
                     alive()
         self._steps = steps
         self._writer.write_list(self._obs, out, self._where)

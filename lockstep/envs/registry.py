@@ -155,6 +155,9 @@ def resolve(config: EnvConfig) -> EnvConfig:
         if refusal is not None:
             refusals.append(refusal)
             continue
+        if config.metrics and not adapter.reports(env_id):
+            # Another adapter plays other episodes, and a metric must not change what is learned.
+            raise _reports_nothing(config, name, env_id)
         clip = config.reward_clip or config.protocol != "none"
         return dataclasses.replace(config, id=env_id, adapter=settled_name(name), reward_clip=clip)
     raise refusals[0] if refusals else _not_served(config)
@@ -190,6 +193,16 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
             f"environments. {_instead(config, 'decorrelate', lambda other: other.decorrelates)}"
         )
     return None
+
+
+def _reports_nothing(config: EnvConfig, name: str, env_id: str) -> SettingsError:
+    """The error for metrics of an adapter that returns no info."""
+    others = [other for other in _serving(env_id) if load_adapter(other).reports(env_id)]
+    instead = f"Use --env.adapter {' or '.join(others)} (its results differ), or leave" if others else "Leave"
+    return SettingsError(
+        f"env.metrics={','.join(config.metrics)}: env.adapter={name} does not pass on what env.id={config.id} reports "
+        f"in its info. {instead} out --env.metrics."
+    )
 
 
 def _instead(config: EnvConfig, setting: str, can: Callable[[Adapter], bool]) -> str:

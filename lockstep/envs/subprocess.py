@@ -201,6 +201,8 @@ class _Exchange(ArrayTuple):
     first: Any
     replayed: Any
     """int64 [B]: steps replayed so far, counted in the first row of each block."""
+    metrics: Any
+    """float64 [B, M]; None without metrics."""
 
 
 def _exchange(
@@ -209,8 +211,9 @@ def _exchange(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
     num_envs: int,
+    metrics: int,
 ) -> tuple[_Exchange, int]:
-    """The arrays of one shard, which begin at byte `begin`, and the byte after them."""
+    """The arrays of one shard, which begin at byte `begin`, and the byte after them; metrics: how many."""
 
     def allocate(arena: Arena) -> tuple[_Exchange, int]:
         arena.zeros((begin,), torch.uint8)
@@ -225,6 +228,7 @@ def _exchange(
             truncated=arena.zeros((num_envs,), torch.bool),
             first=arena.zeros((num_envs,), torch.bool),
             replayed=arena.zeros((num_envs,), torch.int64),
+            metrics=arena.zeros((num_envs, metrics), torch.float64) if metrics else None,
         )
         return exchange, arena.size
 
@@ -246,7 +250,9 @@ class PooledShard(ShardEnv):
         begin = pool.used
         self._ask("make", lambda rows: (begin, config, Seeds(seed, purpose, first_index + rows.start), num_envs, rows))
         self.observation_space, self.action_space, self.frames_per_step, self.emulator = self._answers()[0]
-        self._exchange, pool.used = _exchange(pool.memory, begin, self.observation_space, self.action_space, num_envs)
+        self._exchange, pool.used = _exchange(
+            pool.memory, begin, self.observation_space, self.action_space, num_envs, len(config.metrics)
+        )
         self._log = ActionLog()
         # The processes keep these, too, but their logs reach back to different steps.
         self._episode = np.zeros(num_envs, np.int64)
@@ -284,9 +290,9 @@ class PooledShard(ShardEnv):
         self._answers()
         self._copy_observations(out)
         x = self._exchange
-        step = StepResult(
-            x.reward.copy(), x.terminated.copy(), x.truncated.copy(), x.first.copy(), np.zeros(self.num_envs, np.bool_)
-        )
+        lost = np.zeros(self.num_envs, np.bool_)
+        metrics = None if x.metrics is None else x.metrics.copy()
+        step = StepResult(x.reward.copy(), x.terminated.copy(), x.truncated.copy(), x.first.copy(), lost, metrics)
         self._episode += step.first
         self._steps = np.where(step.first, 0, self._steps + 1)
         self._ended = step.terminated | step.truncated
@@ -353,7 +359,8 @@ class _Slice:
         self._shard = load_adapter(config.adapter).make(config, seeds=seeds, num_envs=rows.stop - rows.start)
         shard = self._shard
         self.facts = shard.observation_space, shard.action_space, shard.frames_per_step, shard.emulator
-        whole, _ = _exchange(memory, begin, shard.observation_space, shard.action_space, num_envs)
+        spaces_of = shard.observation_space, shard.action_space
+        whole, _ = _exchange(memory, begin, *spaces_of, num_envs, len(config.metrics))
         self._exchange = whole[rows]
         self._action = tuple(self._exchange.action.values())
 
@@ -365,6 +372,8 @@ class _Slice:
         self._shard.send(self._action)
         step = self._shard.recv(x.obs)
         x.reward[:], x.terminated[:], x.truncated[:], x.first[:] = step[:4]
+        if x.metrics is not None:
+            x.metrics[:] = step.metrics
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         def count() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import numpy as np
 from lockstep import envs
 from lockstep.config.options import check_episodes
 from lockstep.config.settings import SettingsError
+from lockstep.envs.info import labels
 from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, acting_of, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
@@ -32,6 +34,43 @@ Levels = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """What the environment reported of a policy's episodes under one name."""
+
+    values: tuple[float, ...]
+    """Of each episode, by the episode's number; NaN if it reported nothing."""
+
+    @property
+    def known(self) -> list[float]:
+        """Those of the episodes that reported something."""
+        return [value for value in self.values if not math.isnan(value)]
+
+    @property
+    def mean(self) -> float:
+        """NaN if no episode reported anything."""
+        return float(np.mean(self.known)) if self.known else math.nan
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """95% confidence interval of the mean, as of scores; None for fewer than two episodes."""
+        return bootstrap_interval(self.known) if len(self.known) > 1 else None
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "not reported"
+        interval = f", 95% CI {readable(self.interval[0])} to {readable(self.interval[1])}" if self.interval else ""
+        return f"{readable(self.mean)}{interval}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All results as JSON values."""
+        return {
+            "mean": self.mean if self.known else None,
+            "interval95": list(self.interval) if self.interval else None,
+            "values": [None if math.isnan(value) else value for value in self.values],
+        }
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The scores of a policy."""
 
@@ -43,6 +82,8 @@ class Evaluation:
     """One line about how these scores were measured."""
     acting: str = "sampled"
     """How the policy chose actions: sampled, greedy, deterministic, and so on."""
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    """What the environment reported (env.metrics), by name."""
 
     @property
     def mean(self) -> float:
@@ -65,7 +106,8 @@ class Evaluation:
     def __str__(self) -> str:
         interval = f", 95% CI {readable(self.interval[0])} to {readable(self.interval[1])}" if self.interval else ""
         spread = f"{readable(self.mean)} ± {readable(self.std)}"
-        return f"score {spread}{interval}, median {readable(self.median)} ({self.protocol})"
+        reported = "".join(f", {name} {metric}" for name, metric in self.metrics.items())
+        return f"score {spread}{interval}, median {readable(self.median)}{reported} ({self.protocol})"
 
     def to_json(self) -> dict[str, Any]:
         """All results as JSON values."""
@@ -79,6 +121,7 @@ class Evaluation:
             "lengths": list(self.lengths),
             "protocol": self.protocol,
             "actions": self.acting,
+            "metrics": {name: metric.to_json() for name, metric in self.metrics.items()},
         }
 
 
@@ -93,6 +136,7 @@ def evaluate(
     levels: Levels = "train",
     max_steps: int | None = None,
     opponents: tuple[str, ...] = (),
+    metrics: tuple[str, ...] = (),
 ) -> Evaluation:
     """Play whole episodes with a run's policy and report their raw scores.
 
@@ -110,6 +154,7 @@ def evaluate(
         levels: train plays the levels of training; test plays all higher ones (see EnvConfig.num_levels).
         max_steps: the limit of an episode with gymnasium, whose tasks may never end; None for 27,000.
         opponents: players of the other agents in matches, as in EnvConfig.opponents; none for those of training.
+        metrics: numbers that environments report, as in EnvConfig.metrics; none for those of training.
 
     Raises:
         SettingsError: the run or checkpoint does not exist, or a number is out of range.
@@ -118,10 +163,13 @@ def evaluate(
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
         tell(f"warning: {run} had diverged by then: its model has parameters that are not numbers.", sys.stderr)
-    with settled(policy.experiment.torch_threads):
+    experiment = policy.experiment
+    if metrics:
+        experiment = experiment.replace(env=replace(experiment.env, metrics=metrics))
+    with settled(experiment.torch_threads):
         result = evaluate_policy(
             policy.model,
-            policy.experiment,
+            experiment,
             episodes,
             greedy,
             seed=seed,
@@ -129,14 +177,14 @@ def evaluate(
             num_envs=num_envs,
             levels=levels,
             max_steps=max_steps,
-            opponents=resolved(policy.experiment.env, opponents),
+            opponents=resolved(experiment.env, opponents),
             threads=cores(),
             stop=RunFolder.open(run).options().on_nonfinite == "stop",
         )
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
     trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
     protocol = f"{result.protocol}, {trained}"
-    return Evaluation(result.scores, result.lengths, protocol, result.acting)
+    return replace(result, protocol=protocol)
 
 
 def evaluate_policy(
@@ -204,6 +252,8 @@ def evaluate_policy(
     count = player.env.num_envs
     scores = np.zeros(episodes)
     lengths = np.zeros(episodes, np.int64)
+    names = labels(experiment.env.metrics)
+    reported = np.full((episodes, len(names)), np.nan)
     episode = np.arange(count)
     cut = 0
     try:
@@ -214,7 +264,10 @@ def evaluate_policy(
             scores[episode[counted]] += step.reward[counted]
             lengths[episode[counted]] += 1
             cut += int(np.sum(lengths[episode[counted & step.truncated]] == longest))
-            episode[step.terminated | step.truncated] += count
+            ended = step.terminated | step.truncated
+            if step.metrics is not None:
+                reported[episode[counted & ended]] = step.metrics[counted & ended]
+            episode[ended] += count
     finally:
         player.close()
     acting = acting_of(model, greedy=greedy)
@@ -225,7 +278,8 @@ def evaluate_policy(
         f"{acting} actions, raw scores, {count} environment{'s' * (count != 1)}, "
         f"seed {seed}/{seed_purpose}"
     )
-    return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol, acting)
+    metrics = {name: Metric(tuple(values)) for name, values in zip(names, reported.T.tolist(), strict=True)}
+    return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol, acting, metrics)
 
 
 def _environment(experiment: Experiment, emulator: str) -> str:

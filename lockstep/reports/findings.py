@@ -218,7 +218,7 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
     """All other metrics of learning that changed, such as losses: means over runs."""
     every = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in every for name in run.names(""))
-    kept = [name for name in names if name == "gradient_norm" or name.partition("/")[0] not in (*_ELSEWHERE, name)]
+    kept = [name for name in names if _is_diagnostic(name)]
     parts, count, dropped = list[str](), 0, list[str]()
     for task in named:
         found = []
@@ -236,10 +236,20 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
             parts.append(page.details(title, page.figures(found, "small"), unfolded=len(named) == 1))
     if not count:
         return ""
-    text = "Losses and other metrics of learning: means over the runs of a method, up to where the first run ends."
+    text = (
+        "Losses, what environments reported, and other metrics: means over the runs of a method, up to where the first "
+        "run ends."
+    )
     if dropped:
         text += f" The page would be too large with {', '.join(dropped)}: make a separate report of these."
     return page.paragraph(text, "note") + "".join(parts)
+
+
+def _is_diagnostic(metric: str) -> bool:
+    """Whether no other section shows it, and it is no end of an interval."""
+    if metric.startswith("eval/env/"):
+        return not metric.endswith(("_low", "_high"))
+    return metric == "gradient_norm" or metric.partition("/")[0] not in (*_ELSEWHERE, metric)
 
 
 def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns, x: str = "samples") -> str:

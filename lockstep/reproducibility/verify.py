@@ -25,8 +25,8 @@ from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Difference, LedgerError
 
 DEFAULT_ITERATIONS = 3
-_SCORES = ("score/mean", "score/length", "score/iteration_mean", "score/iteration_max")
-"""Metrics of training episodes, which the ledger does not contain."""
+_SCORES = ("score/mean", "score/length", "score/iteration_mean", "score/iteration_max", "env/")
+"""Beginnings of the metrics of training episodes, which the ledger does not contain."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,9 @@ def _scores(folder: RunFolder) -> dict[tuple[int, str], float | None]:
     lines: list[dict[str, float | None]] = []
     with contextlib.suppress(OSError, SettingsError):  # damage is reported elsewhere
         lines = folder.records()
-    return {(int(line["iteration"] or 0), name): line[name] for line in lines for name in _SCORES if name in line}
+    return {
+        (int(line["iteration"] or 0), name): line[name] for line in lines for name in line if name.startswith(_SCORES)
+    }
 
 
 def _other_scores(

@@ -104,9 +104,11 @@ def plain_line(status: Status) -> str:
     """A status in one line."""
     shares = " ".join(f"{name} {share:.0%}" for name, share in status.shares.items())
     losses = " ".join(f"{name} {number(value)}" for name, value in _losses(status, 4).items())
+    reported = "".join(f" {name} {number(value)}" for name, value in status.reported.items())
     return (
         f"iteration {status.iteration}/{status.iterations} | samples {status.samples:,} "
-        f"({status.samples / status.total_samples:.1%}) | score {number(status.score)} (best {number(status.best)}) | "
+        f"({status.samples / status.total_samples:.1%}) | score {number(status.score)} (best {number(status.best)})"
+        f"{reported} | "
         f"{status.samples_per_second:,.0f} samples/s {status.frames_per_second:,.0f} frames/s | {shares} | "
         f"lag {status.policy_lag:.2g} | {losses} | left {duration(status.eta)}"
     )
@@ -182,15 +184,14 @@ def panel(
         Text("length", label),
         number(status.length),
     )
-    losses = Text()
-    for name, value in _losses(status).items():
-        losses.append(f"{name}\u00a0", label).append(f"{number(value)}   ")
+    losses, reported = (_named(numbers) for numbers in (_losses(status), status.reported))
     rows = [
         progress,
         Text(),
         numbers,
         Text(),
         score,
+        *([reported] if reported else []),
         Text(sparkline(status.history, inner), "green"),
         Text(),
         _shares_bar(status.shares, inner),
@@ -215,6 +216,13 @@ def make_display(kind: Literal["auto", "live", "plain", "none"], title: str, fol
 def _losses(status: Status, most: int = 8) -> dict[str, float]:
     shown = [(name, value) for name, value in status.metrics.items() if not name.startswith("hyper/")]
     return dict(shown[:most])
+
+
+def _named(numbers: dict[str, float]) -> Text:
+    line = Text()
+    for name, value in numbers.items():
+        line.append(f"{name}\u00a0", "bright_black").append(f"{number(value)}   ")
+    return line
 
 
 def _waits_line(waits: dict[str, float]) -> Text:

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import to_json
+from lockstep.core.rollout import Episode
+from lockstep.envs.info import labels
 from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.run.folder import RunFolder
@@ -46,8 +48,8 @@ class IterationReport:
     """Gradient steps since the run began, including this iteration."""
     metrics: dict[str, float]
     """Global means, such as "loss/policy"."""
-    episodes: list[tuple[float, int]]
-    """(raw score, length in environment steps) of each episode that ended in this iteration."""
+    episodes: list[Episode]
+    """The episodes that ended in this iteration."""
     times: dict[str, float]
     """Seconds of this iteration, mean over workers: env, inference, learning, waiting, other."""
     seconds: float
@@ -76,7 +78,8 @@ class _Totals:
     episodes: int = 0
     best: float | None = None
     best_checkpoint: float | None = None
-    window: list[tuple[float, int]] = field(default_factory=list)
+    window: list[list[float]] = field(default_factory=list)
+    """Of each of the last episodes: its score, its length and its metrics."""
     history: list[float] = field(default_factory=list)
 
 
@@ -98,7 +101,9 @@ class Recorder:
         self._experiment = experiment
         self._layout = layout
         self._totals = _Totals(**state)
-        self._window: deque[tuple[float, int]] = deque(map(tuple, self._totals.window), maxlen=WINDOW)  # type: ignore[arg-type]
+        kept = (Episode(score, int(length), tuple(metrics)) for score, length, *metrics in self._totals.window)
+        self._window = deque(kept, maxlen=WINDOW)
+        self._metrics = labels(experiment.env.metrics)
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
         self._waits: deque[dict[str, float]] = deque(maxlen=32)
         self._times: deque[dict[str, float]] = deque(maxlen=32)
@@ -118,7 +123,16 @@ class Recorder:
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 episodes, None before the first ends."""
-        return statistics.fmean(score for score, _ in self._window) if self._window else None
+        return statistics.fmean(episode.score for episode in self._window) if self._window else None
+
+    def reported(self) -> dict[str, float]:
+        """The mean of each of env.metrics over those of the last 100 episodes that reported it."""
+        means = {}
+        for name, *values in zip(self._metrics, *(episode.metrics for episode in self._window)):
+            known = [value for value in values if not math.isnan(value)]
+            if known:
+                means[name] = statistics.fmean(known)
+        return means
 
     def mark_best(self) -> bool:
         """Whether the checkpoint being taken has the highest score so far; call once per checkpoint. Until a tenth of
@@ -169,6 +183,7 @@ class Recorder:
                 "eval/score_low": low,
                 "eval/score_high": high,
                 "eval/length": statistics.fmean(result.lengths),
+                **_of_evaluation(result),
             }
         )
         self.message(f"evaluation after {samples:,} samples: {result}")
@@ -179,7 +194,8 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
-        return {**dataclasses.asdict(self._totals), "window": [list(episode) for episode in self._window]}
+        window = [[episode.score, episode.length, *episode.metrics] for episode in self._window]
+        return {**dataclasses.asdict(self._totals), "window": window}
 
     def seal(self) -> dict[str, Any]:
         """Sync metrics.jsonl to disk, so that it survives a power failure; returns its entry in a checkpoint."""
@@ -219,7 +235,8 @@ class Recorder:
             iteration_seconds=seconds / len(self._recent),
             score=self.score(),
             best=totals.best,
-            length=statistics.fmean(length for _, length in self._window) if self._window else None,
+            length=statistics.fmean(episode.length for episode in self._window) if self._window else None,
+            reported=self.reported(),
             episodes=self._totals.episodes,
             history=list(self._totals.history),
             shares=_shares(times),
@@ -279,10 +296,20 @@ def _line(report: IterationReport, status: Status) -> dict[str, float]:
     if status.best is not None:
         line["score/best"] = status.best
     if report.episodes:
-        scores = [score for score, _ in report.episodes]
+        scores = [episode.score for episode in report.episodes]
         line |= {"score/iteration_mean": statistics.fmean(scores), "score/iteration_max": max(scores)}
+    line |= {f"env/{name}": mean for name, mean in status.reported.items()}
     line |= {f"time/{name}": share for name, share in _shares(report.times).items()}
     return line | report.metrics
+
+
+def _of_evaluation(result: Evaluation) -> dict[str, float]:
+    """What the environment reported, with the ends of the intervals."""
+    line = {}
+    for name, metric in result.metrics.items():
+        low, high = metric.interval or (math.nan, math.nan)
+        line |= {f"eval/env/{name}": metric.mean, f"eval/env/{name}_low": low, f"eval/env/{name}_high": high}
+    return line
 
 
 def _shares(times: dict[str, float]) -> dict[str, float]:

@@ -34,6 +34,8 @@ class Status:
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds per iteration, recent mean, that learners wait for `rollouts` and collectors for `parameters`, if these
     are separate processes."""
+    reported: dict[str, float] = field(default_factory=dict)
+    """By name: means of env.metrics over recent episodes."""
     timing_decides: bool = False
     """Whether timing decides, so that another layout gives another result."""
     torch_threads: int = 1

@@ -18,7 +18,7 @@ from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector, Collectors, RolloutInfo
 from lockstep.config.layout import Layout
 from lockstep.config.settings import NotFinite
-from lockstep.core.rollout import Rollout
+from lockstep.core.rollout import Episode, Rollout
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.envs.base import EnvConfig, ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, wrong_numbers
@@ -103,8 +103,8 @@ def test_a_lost_life_is_an_end_to_the_agent_and_none_to_the_score(monkeypatch: p
     assert rollout.valid.tolist() == [[yes, yes], [yes, no], [yes, yes], [yes, yes]]
     assert rollout.start.tolist() == [[yes, yes], [no, no], [yes, yes], [no, no], [no, no]]
     assert other.start.tolist() == [[no, no], [yes, no], [no, no], [yes, yes], [no, no]]
-    assert first.episodes == [(2.0, 1), (0.5, 4)], "with raw rewards"
-    assert second.episodes == [(4.0, 1), (10.0, 4)], "of which the second began in the rollout before"
+    assert first.episodes == [Episode(2.0, 1), Episode(0.5, 4)], "with raw rewards"
+    assert second.episodes == [Episode(4.0, 1), Episode(10.0, 4)], "of which the second began in the rollout before"
 
 
 def test_environments_that_start_afresh_count_nothing_of_what_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_environments_that_start_afresh_count_nothing_of_what_was_cut(monkeypatc
     _, (info, rollout) = collected(Scripted(told, due=4), monkeypatch)
     assert rollout.start.tolist() == [[True, True], [False, False], [False, False], [True, True], [False, False]]
     assert (rollout.obs[0] == -1).all()
-    assert info.episodes == [(1.0, 2), (2.0, 2)]
+    assert info.episodes == [Episode(1.0, 2), Episode(2.0, 2)]
     # Returns of the first environment: 1/2, 1/2 + 1/4, 1. Of the second: 1, 1 + 1/2, 1.
     assert info.moments.tolist() == [6, 2.25 + 3.5, 1.8125 + 4.25]
 

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
+from lockstep.core.rollout import Episode
 from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.recipes import RECIPES, ppo_cartpole
@@ -39,7 +40,7 @@ def report(iteration: int, scores: list[float] | None = None, **changes: Any) ->
         "frames": 4 * iteration * STEP,
         "updates": 20 * iteration,
         "metrics": {"loss/policy": -0.5, "loss/value": 2.0},
-        "episodes": [(score, int(10 * score)) for score in scores or []],
+        "episodes": [Episode(score, int(10 * score)) for score in scores or []],
         "times": {"learning": 0.3, "env": 0.1, "inference": 0.05, "other": 0.0, "waiting": 0.05},
         "seconds": 0.5,
         "lags": {"policy_versions": 1.0},
@@ -118,7 +119,7 @@ def test_best_checkpoint_is_remembered_across_a_resume(folder: RunFolder) -> Non
     recorder.record(report(1, [1.0] * 9))
     assert recorder.mark_best(), "whatever few episodes have scored"
     assert not recorder.mark_best()
-    recorder.record(dataclasses.replace(report(1), episodes=[(math.nan, 1)]))
+    recorder.record(dataclasses.replace(report(1), episodes=[Episode(math.nan, 1)]))
     assert not recorder.mark_best(), "nor is a score the best that is no number"
     for _ in range(100):
         recorder.record(report(1, [7.0]))
