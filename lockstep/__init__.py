@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lockstep.run.ledger import LedgerError as LedgerError
     from lockstep.scheme import Scheme as Scheme
     from lockstep.system.supervision import WorkerError as WorkerError
+    from lockstep.training.callbacks import Callback as Callback
     from lockstep.training.job import Result as Result
 
 _HOME = {
@@ -42,6 +43,7 @@ _HOME = {
     "CheckpointError": "lockstep.run.checkpoint:CheckpointError",
     "LedgerError": "lockstep.run.ledger:LedgerError",
     "WorkerError": "lockstep.system.supervision:WorkerError",
+    "Callback": "lockstep.training.callbacks:Callback",
     "Result": "lockstep.training.job:Result",
     "train": "lockstep.launchers.launch:train",
     "resume": "lockstep.launchers.launch:resume",
@@ -58,6 +60,7 @@ _HOME = {
 
 __all__ = [
     "Actor",
+    "Callback",
     "CheckpointError",
     "Experiment",
     "Layout",

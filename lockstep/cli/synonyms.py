@@ -195,6 +195,8 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ),
     ("eval_episodes", "n_eval_episodes num_eval_episodes evaluation_duration"),
     ("episodes", "n_eval_episodes num_eval_episodes evaluation_duration"),
+    ("callback", "callbacks hook hooks on_iteration"),
+    ("env.metrics", "info_keywords info_keys"),
     ("greedy", "deterministic stochastic sample argmax explore", "Without it, actions are drawn from the policy."),
     ("sample", "greedy deterministic stochastic argmax", "Without it, the file takes the most likely actions."),
     ("episodes", "n_episodes num_episodes max_num_episodes"),

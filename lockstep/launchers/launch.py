@@ -18,7 +18,8 @@ from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import tell
 from lockstep.system.supervision import is_unattended
-from lockstep.training import warm_start
+from lockstep.training import callbacks, warm_start
+from lockstep.training.callbacks import Given
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import work
 from lockstep.training.prepare import check_model, prepare_run, warn_before_run
@@ -31,6 +32,7 @@ def train(
     options: RunOptions | str | Path | None = None,
     *,
     stop_after: int | None = None,
+    on_iteration: Given | None = None,
 ) -> Result:
     """Train from the beginning.
 
@@ -40,13 +42,17 @@ def train(
             which chooses one for this machine.
         options: the run's folder and display; a text or a path is the run's folder.
         stop_after: end after this many iterations, without changing the schedules that total_steps defines.
+        on_iteration: a function that is called with a lockstep.training.callbacks.Progress after every iteration, in
+            the process that records the run, or a lockstep.Callback. Default: what options.callback names.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
         NotFinite: an environment returned NaN or an infinity, or learning has diverged; also a SettingsError.
         WorkerError: a worker process raised, died or stalled.
     """
-    return launch(experiment, Layout.of(layout), RunOptions.of(options), stop_after=stop_after)
+    return launch(
+        experiment, Layout.of(layout), RunOptions.of(options), stop_after=stop_after, on_iteration=on_iteration
+    )
 
 
 def launch(
@@ -57,6 +63,7 @@ def launch(
     stop_after: int | None = None,
     recorded: Recorded | None = None,
     weights: Path | None = None,
+    on_iteration: Given | None = None,
 ) -> Result:
     """Train from the beginning, or repeat a run.
 
@@ -70,6 +77,7 @@ def launch(
         layout, experiment, iterations=stop_after, repeats=recorded is not None, say=options.display != "none"
     )
     experiment, options = prepare_run(experiment, layout, options, recorded)
+    _check_callback(on_iteration, options, layout)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
     here = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
     if here or begun_with:  # like learn, but before the folder exists
@@ -80,7 +88,7 @@ def launch(
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats, asked)
     try:
         with _writing(folder, layout):
-            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded))
+            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration))
     except SettingsError:
         if layout.launcher.leads:
             folder.remove_unbegun()  # otherwise the corrected command would be refused for this folder
@@ -94,6 +102,7 @@ def resume(
     *,
     checkpoint: str | int | None = None,
     stop_after: int | None = None,
+    on_iteration: Given | None = None,
 ) -> Result:
     """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the same digest and
     ledger as without the interruption.
@@ -102,6 +111,7 @@ def resume(
         layout: as for train; it may differ from before. Default: what the run was started with; if that was auto, and
             timing decides nothing, auto chooses anew.
         checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
+        on_iteration: as for train.
 
     Raises:
         SettingsError: the run or checkpoint does not exist.
@@ -120,6 +130,7 @@ def resume(
     asked = folder.asked_layout() if layout is None else Layout.of(layout)
     layout = chosen(asked, experiment, say=options.display != "none")
     experiment, options = prepare_run(experiment, layout, options)
+    _check_callback(on_iteration, options, layout)
     with _writing(folder, layout):
         path = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin = iteration_of(path)
@@ -132,12 +143,18 @@ def resume(
         elif layout.launcher.leads:
             differs = other_platform(folder, layout) if begin and layout.launcher.computes_here else ()
             folder.note_resumption(begin, layout, options, differs)
-        return _start(Job(folder, experiment, layout, options, path, stop_after))
+        return _start(Job(folder, experiment, layout, options, path, stop_after, None, on_iteration))
 
 
 def _check_stop(stop_after: int | None) -> None:
     if stop_after is not None and not (isinstance(stop_after, int) and stop_after >= 1):
         raise SettingsError(f"stop_after={stop_after!r} must be a number of iterations, at least 1, or None.")
+
+
+def _check_callback(on_iteration: Given | None, options: RunOptions, layout: Layout) -> None:
+    given = options.callback if on_iteration is None else on_iteration
+    if given is not None:
+        callbacks.check(given, layout)
 
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:

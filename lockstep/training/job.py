@@ -12,6 +12,7 @@ from lockstep.config.options import RunOptions
 from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
 from lockstep.run.folder import RunFolder
+from lockstep.training.callbacks import Given
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ class Job:
     stop_after: int | None = None
     recorded: Recorded | None = None
     """The recorded decisions of timing to repeat, if the run repeats another."""
+
+    on_iteration: Given | None = None
+    """What follows the run, instead of what the options name."""
+
+    @property
+    def callback(self) -> Given | str | None:
+        """What follows the run, if anything does."""
+        return self.options.callback if self.on_iteration is None else self.on_iteration
 
     @property
     def schedule(self) -> Schedule:

@@ -29,6 +29,7 @@ from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
 from lockstep.system.output import tell
 from lockstep.training import agreement, determinism, warm_start
+from lockstep.training.callbacks import callback_of
 from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.writer import Resumed, RunWriter, report_of
@@ -80,9 +81,18 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
         done, counts = resumed.iteration, resumed.counts
         if group.rank == 0:
             writer = RunWriter(
-                job.folder, experiment, job.layout, options, worker, stop.alive, resumed, stops=job.stops
+                job.folder,
+                experiment,
+                job.layout,
+                options,
+                worker,
+                stop.alive,
+                resumed,
+                stops=job.stops,
+                callback=None if job.callback is None else callback_of(job.callback),
             )
-        stopped = False
+        stopped = halted = False
+        followed = group.broadcast(writer is not None and writer.followed)
         group.barrier()
         stop.begin()
         for iteration in schedule.ticks(done, job.stop_after):
@@ -107,7 +117,9 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
             if writer is not None and reports is not None:
                 writer.record(iteration, counts, learned, reports, time.perf_counter() - begin, lost)
                 writer.evaluate(done)
-            ended = stopped or done == experiment.iterations or done == job.stop_after
+            if followed:  # all learners end after the same iteration
+                halted = group.broadcast(writer is not None and writer.asked_to_stop(done))
+            ended = stopped or halted or done == experiment.iterations or done == job.stop_after
             if ended or done % options.checkpoint_every == 0:
                 held = agreement.held(agent) if group.size > 1 else None
                 every = group.gather((worker.save(job.folder.checkpoints, done), held))

@@ -148,8 +148,8 @@ class Recorder:
     def _settled(self) -> bool:
         return len(self._window) >= WINDOW // 10
 
-    def record(self, report: IterationReport) -> None:
-        """Write one iteration's line and refresh the display."""
+    def record(self, report: IterationReport) -> dict[str, float]:
+        """Write one iteration's line and refresh the display. Returns the line."""
         self._window.extend(report.episodes)
         self._updates = report.updates
         totals = self._totals
@@ -163,10 +163,12 @@ class Recorder:
             if len(totals.history) > _HISTORY:
                 totals.history = totals.history[::2]
         status = self._status(report)
-        self._write(_line(report, status))
+        line = _line(report, status)
+        self._write(line)
         self._warn_once(report)
         self._judge_layout(status)
         self._display.update(status)
+        return line
 
     def evaluation(self, iterations: int, result: Evaluation) -> None:
         """Write an evaluation of the version after this many iterations, as a separate line."""

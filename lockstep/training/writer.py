@@ -1,4 +1,4 @@
-"""Writes what learner 0 keeps of a run: metrics, ledger, evaluations, checkpoints."""
+"""Writes what learner 0 keeps of a run: metrics, ledger, evaluations, checkpoints. It also calls the run's callback."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lockstep.run import checkpoint
 from lockstep.run import metrics as rows
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Ledger, ledger_head
+from lockstep.training.callbacks import Callback, Following
 from lockstep.training.display import PARTS
 from lockstep.training.divergence import Divergence
 from lockstep.training.lags import Lags
@@ -102,8 +103,13 @@ class RunWriter:
         resumed: Resumed,
         *,
         stops: bool = True,
+        callback: Callback | None = None,
     ) -> None:
-        """stops: whether the run ends when numbers are not finite."""
+        """
+        Args:
+            stops: whether the run ends when numbers are not finite.
+            callback: what follows the run.
+        """
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
         self._worker, self._alive = worker, alive
         self._damage: str | None = None
@@ -117,6 +123,22 @@ class RunWriter:
         self._fault = ""
         """Which non-finite values environments returned."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
+        self._following = None
+        if callback is not None:
+            self._following = Following(callback, folder.path, worker.agent, worker.rollouts.frames_per_step)
+
+    @property
+    def followed(self) -> bool:
+        """Whether a callback follows the run."""
+        return self._following is not None
+
+    def asked_to_stop(self, iterations: int) -> bool:
+        """Whether the callback has asked for the end of the run; iterations: how many are done."""
+        if self._following is None or not self._following.stopped:
+            return False
+        if iterations < self._experiment.iterations:
+            self._recorder.message(f"the callback ends the run after iteration {iterations}; lockstep resume continues")
+        return True
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 training episodes."""
@@ -172,7 +194,7 @@ class RunWriter:
         self._fault = self._fault or next((each.not_finite for each in acted if each.not_finite), "")
         spent = [times for report in reports for times in report.times]
         times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
-        self._recorder.record(
+        line = self._recorder.record(
             IterationReport(
                 iteration=iteration + 1,
                 samples=counts["samples"],
@@ -188,6 +210,8 @@ class RunWriter:
             )
         )
         self._divergence.look(iteration + 1, learned.metrics, lost, self._fault)
+        if self._following is not None:
+            self._following.iteration(iteration + 1, line)
 
     def evaluate(self, iterations: int) -> None:
         """If an evaluation is due, score the current version on separate environments."""
@@ -204,6 +228,8 @@ class RunWriter:
                 stop=self._stops,
             )
             self._recorder.evaluation(iterations, evaluation)
+            if self._following is not None:
+                self._following.evaluation(evaluation)
 
     def finish_checkpoint(
         self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]], *, finite: bool = True
@@ -224,6 +250,8 @@ class RunWriter:
         )
         self._folder.checkpointed.touch()
         self._recorder.message(f"checkpoint {iterations:08d}")
+        if self._following is not None:
+            self._following.checkpoint(checkpoint.checkpoint_path(self._folder.checkpoints, iterations))
 
     def close(self) -> None:
         try:
