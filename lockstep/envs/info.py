@@ -155,6 +155,7 @@ class EpisodeNumbers:
     def _warn(self) -> None:
         unseen = sorted(self._unseen - _told)
         _told.update(unseen)
+        self._unseen.clear()  # to look for keys takes time
         if unseen:
             found = ", ".join(self._others) or "no numbers"
             tell(

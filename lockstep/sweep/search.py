@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError, parse_count
+from lockstep.envs.info import labels
 from lockstep.experiment import Experiment
 from lockstep.run.files import read_objects
 from lockstep.sweep.spec import Run, changed, plain, replaced, setting
@@ -200,6 +201,12 @@ def check_objective(objective: str, runs: Sequence[Run]) -> None:
         raise SettingsError(
             f"--objective {objective} needs evaluations during training, which these runs do not have: add "
             "--eval-every N, in iterations."
+        )
+    group, _, name = objective.removeprefix("eval/").partition("/")
+    if group == "env" and not all(name in labels(run.experiment.env.metrics) for run in runs):
+        raise SettingsError(
+            f"--objective {objective} needs the number that environments report as {name}, which these runs do not "
+            "read: name it in --env.metrics."
         )
 
 

@@ -353,6 +353,7 @@ def test_a_population_from_flags() -> None:
         ((*FLAGS, "--population", "4", "--drop", "x"), "only failed runs can be dropped"),
         ((*FLAGS, "--population", "4", "--retry-stopped"), "given up are part of its result"),
         ((*FLAGS, "--population", "4", "--objective", "eval/score"), "add --eval-every N"),
+        ((*FLAGS, "--population", "4", "--objective", "env/won"), "--objective env/won .* name it in --env.metrics"),
         ((*FLAGS, "--rivals"), "--rivals is for populations"),
         ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
         (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),
