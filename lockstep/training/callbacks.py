@@ -122,9 +122,17 @@ def _takes(function: Any, arguments: int) -> bool:
 
 @contextlib.contextmanager
 def _their_code() -> Iterator[None]:
-    """Apply the settings of callbacks, and show what they print at once: a worker process ends without doing so."""
-    with _THEIRS.applied(thorough=True):
-        yield
+    """Apply the settings of callbacks, and show what they print at once: a worker process ends without doing so.
+
+    Raises:
+        RuntimeError: a callback raised SettingsError. That would pass for a mistake in the settings of the run, which is
+            told without a traceback.
+    """
+    try:
+        with _THEIRS.applied(thorough=True):
+            yield
+    except SettingsError as error:
+        raise RuntimeError(f"The callback raised {type(error).__name__}: {error}") from error
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no reader, or no stream
         sys.stdout.flush()
 

@@ -168,6 +168,13 @@ def test_an_exception_ends_the_run(tmp_path: Path) -> None:
         lockstep.train(experiment(), "inline", options(tmp_path / "run"), on_iteration=fails_at_two)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
+    def asks_wrongly(progress: Progress) -> None:
+        lockstep.evaluate(progress.run / "absent")
+
+    with pytest.raises(RuntimeError, match="The callback raised SettingsError") as error:
+        lockstep.train(experiment(), "inline", options(tmp_path / "wrong"), on_iteration=asks_wrongly)
+    assert isinstance(error.value.__cause__, SettingsError)
+
 
 def test_the_example_follows_a_run(tmp_path: Path) -> None:
     given = dataclasses.replace(options(tmp_path / "run"), callback=f"{EXAMPLE}:UntilSolved")

@@ -84,6 +84,12 @@ def test_panel_says_who_waits_for_whom() -> None:
     assert "rollouts 0.25 s" in text and "parameters 0.003 s" in text
 
 
+def test_what_environments_report_stands_beside_the_score() -> None:
+    shown = status(reported={"success": 0.25, "height_mean": 1234.0})
+    assert "best 12.5) success 0.25 height_mean 1,234 |" in plain_line(shown)
+    assert "success 0.25   height_mean 1,234" in draw(shown).replace("\u00a0", " ")
+
+
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
 def test_panel_fits_the_terminal(width: int) -> None:
     rows = draw(status(), width).splitlines()
