@@ -125,8 +125,8 @@ def _their_code() -> Iterator[None]:
     """Apply the settings of callbacks, and show what they print at once: a worker process ends without doing so.
 
     Raises:
-        RuntimeError: a callback raised SettingsError. That would pass for a mistake in the settings of the run, which is
-            told without a traceback.
+        RuntimeError: a callback raised SettingsError, which would pass for a mistake in the run's own settings and
+            be told without a traceback.
     """
     try:
         with _THEIRS.applied(thorough=True):
