@@ -29,7 +29,7 @@ from lockstep.training.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = (
-    *("custom_model", "custom_env", "compiled_env", "custom_algorithm"),
+    *("custom_model", "custom_env", "custom_vector_env", "compiled_env", "custom_algorithm"),
     *("custom_storage", "custom_scheme", "gradient_compression"),
 )
 

@@ -24,6 +24,8 @@ class Entry:
     """A regular expression for ids that only this package is likely to serve, so that errors can name the extra."""
     callables: bool = False
     """Whether it serves ids that refer to a user's callable, such as file.py:make."""
+    batches: bool = False
+    """Whether it serves callables that make many environments at once."""
     native: bool = False
     """Whether it steps environments outside of Python, so that one process is as fast as several."""
 
@@ -48,9 +50,10 @@ ADAPTERS = {
     "envpool": Entry("lockstep.envs.envpool:EnvPool", "envpool", claims=r"vizdoom/.+", native=True),
     "gymnasium": Entry("lockstep.envs.gymnasium:Gymnasium", callables=True),
     "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", callables=True, native=True),
+    "vector": Entry("lockstep.envs.vector:Vector", callables=True, batches=True),
 }
 """Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
-for `compiled`, which came later: an id keeps its adapter."""
+for `compiled` and `vector`, which came later: an id keeps its adapter."""
 _BUILT_IN = frozenset(ADAPTERS.values())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError
+from lockstep.envs.convert import as_array
 
 BOOLS = (bool, np.bool_)
 """Types of `terminated` and `truncated` that need no further check."""
@@ -54,6 +55,31 @@ def single(value: Any) -> Any:
     except (TypeError, ValueError, RuntimeError):  # a ragged list, or a tensor that requires gradients
         return None
     return array.item() if array.size == 1 and array.dtype.kind in "biuf" else None
+
+
+def batch_of(name: str, value: Any, count: int, kinds: str) -> np.ndarray:
+    """What a batch of environments returned for each of them: an array or a tensor [count].
+
+    Args:
+        name: such as "rewards".
+        kinds: allowed kinds of its dtype, such as "biuf" for numbers.
+
+    Raises:
+        SettingsError: it has another shape or kind.
+    """
+    try:
+        found = as_array(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = np.asarray(None)
+    if found.dtype.kind not in kinds:
+        wanted = "bools" if kinds == "b" else "numbers"
+        raise SettingsError(f"The batch returned {name} of type {found.dtype}, but must return {wanted}, [{count}].")
+    if found.shape not in ((count,), (count, 1)):
+        raise SettingsError(
+            f"The batch returned {name} of the shape {found.shape}, but ({count},) is needed: one for each of its "
+            f"{count} environments."
+        )
+    return found.reshape(count)
 
 
 def register(envs: Sequence[Any], env_id: str) -> None:

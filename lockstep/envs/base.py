@@ -199,6 +199,8 @@ class ShardEnv(ABC):
     """Emulator frames per environment step (4 in Atari, 1 without an emulator)."""
     emulator: str = ""
     """How the emulator runs, if there is one; evaluations add it to their protocol."""
+    share_seeds: bool = False
+    """Whether one random stream serves all of them. Then an environment depends on the others of its shard."""
 
     @abstractmethod
     def reset(self, out: Observation) -> None:

@@ -35,6 +35,8 @@ WAYS = {
     "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
 }
 """The checks, in order."""
+_SHARED_ALONE = "another shard in the process changes no bit"
+"""What the check `alone` shows of environments that share a random stream, of which none can be without the others."""
 _ADVICE = (
     "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again in "
     "reset."
@@ -131,7 +133,8 @@ def check_env(
         "are the same on every layout, and can be verified and resumed exactly."
     )
     for way, found in _differences(game, expected, steps):
-        tell(f"{'fails' if found else 'holds':<12}{WAYS[way]}")
+        shown = _SHARED_ALONE if way == "alone" and expected.share_seeds else WAYS[way]
+        tell(f"{'fails' if found else 'holds':<12}{shown}")
         if found:
             failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_ADVICE}")
             break
@@ -172,8 +175,12 @@ def _differences(game: _Game, expected: _Played, steps: int, *, elsewhere: bool 
     actions, trace = expected.actions, expected.trace
     yield "finite", expected.numbers.not_finite
     yield "again", _difference(trace, game.play(steps, actions).trace)
-    alone = [game.only(j).play(steps, [_columns(batch, j) for batch in actions]).trace for j in game.matches()]
-    yield "alone", _difference(trace, _Trace(*(np.concatenate(parts, 1) for parts in zip(*alone, strict=True))))
+    if expected.share_seeds:
+        alone = game.play(steps, actions, beside=True).trace
+    else:
+        each = [game.only(j).play(steps, [_columns(batch, j) for batch in actions]).trace for j in game.matches()]
+        alone = _Trace(*(np.concatenate(parts, 1) for parts in zip(*each, strict=True)))
+    yield "alone", _difference(trace, alone)
     later = [(steps - t, actions[t:], state) for t, state in expected.states.items()]
     if elsewhere:
         other, *rebuilt = _in_child(game, [(steps, actions), *later])
@@ -215,6 +222,8 @@ class _Played(NamedTuple):
     """Time that the environments took for their steps."""
     env: tuple[gymnasium.Space[Any], gymnasium.Space[Any], str]
     """Observation space, action space and emulator."""
+    share_seeds: bool
+    """As of ShardEnv."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +245,14 @@ class _Game:
         """The same game with some of its environments only."""
         return replace(self, rows=self.rows[rows])
 
-    def play(self, steps: int, actions: list[Any] | None = None, state: dict[str, np.ndarray] | None = None) -> _Played:
-        """Play random or given actions, from the start or from a state."""
+    def play(
+        self,
+        steps: int,
+        actions: list[Any] | None = None,
+        state: dict[str, np.ndarray] | None = None,
+        beside: bool = False,
+    ) -> _Played:
+        """Play random or given actions, from the start or from a state; beside: while another shard does the same."""
         original, count = actions is None, len(self.rows)
         trace = _Trace(
             np.zeros((steps + 1, count), np.uint64),
@@ -249,6 +264,7 @@ class _Game:
         restarts: list[int] = []
         numbers, seconds = _Numbers(), 0.0
         env = make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=count)
+        other = make(self.config, seed=self.seed, first_index=self.rows.stop, num_envs=count) if beside else None
         env.examine()
         out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
         entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
@@ -258,9 +274,14 @@ class _Game:
                 env.reset(out)
             else:
                 env.load_state_dict(state, out)
+            if other is not None:
+                other.reset(map_structure(np.empty_like, out))
             for t in range(steps + 1):
                 if t:
                     sent.append(next(chosen))
+                    if other is not None:
+                        other.send(sent[-1])
+                        other.recv(map_structure(np.empty_like, out))
                     began = time.perf_counter()
                     env.send(sent[-1])
                     result = env.recv(out)
@@ -281,8 +302,10 @@ class _Game:
                     states[t] = {name: array.copy() for name, array in env.state_dict().items()}
         finally:
             env.close()
+            if other is not None:
+                other.close()
         facts = env.observation_space, env.action_space, env.emulator
-        return _Played(trace, sent, states, restarts, numbers, seconds, facts)
+        return _Played(trace, sent, states, restarts, numbers, seconds, facts, env.share_seeds)
 
 
 class _Numbers:
@@ -386,6 +409,11 @@ def _facts(game: _Game, played: _Played) -> dict[str, str]:
     reward = trace.reward[1:][~trace.reset[1:]]
     return {
         **({"protocol": emulator} if emulator else {}),
+        **(
+            {"seeds": "one for all environments of a shard, so each depends on the others"}
+            if played.share_seeds
+            else {}
+        ),
         "observation": "; ".join(
             f"{name} {x.dtype} {list(x.shape or ())}, {seen[name][0]:.4g} to {seen[name][1]:.4g}".lstrip()
             for name, x in shapes.items()

@@ -1,4 +1,4 @@
-"""Makes one environment: of a gymnasium or PettingZoo id, or of a user's callable."""
+"""Makes environments, one or a batch of them: of a gymnasium or PettingZoo id, or of a user's callable."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.extras import install_command
@@ -42,6 +44,19 @@ def is_callable(env_id: str) -> bool:
     return ":" in env_id and not re.search(r"-v\d+$", env_id)
 
 
+def makes_batch(env_id: str) -> bool:
+    """Whether the id refers to a user's callable that makes many environments at once: it takes num_envs."""
+    if not is_callable(env_id) or env_id.startswith(PREFIX):
+        return False
+    found = load_object(env_id)
+    if isinstance(found, type) and issubclass(found, (gymnasium.Env, VectorEnv)):
+        return issubclass(found, VectorEnv)
+    try:
+        return "num_envs" in inspect.signature(found).parameters
+    except (TypeError, ValueError):  # it is no callable, or has no signature
+        return False
+
+
 def construct(config: EnvConfig, render: bool = False) -> Any:
     """Make one environment of gymnasium's or PettingZoo's. Errors of a user's constructor are raised unchanged.
 
@@ -58,12 +73,68 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         several = config.id.startswith(PREFIX)
         if several == has_agents(made) and (several or isinstance(made, gymnasium.Env)):
             return made
+        if _is_batch(made):
+            raise SettingsError(
+                f"env.id={config.id} returned a {type(made).__name__}, which is a batch of environments, but "
+                "env.adapter=gymnasium steps single ones. Let it take the argument num_envs, or use --env.adapter "
+                "vector."
+            )
         wanted = "a PettingZoo environment" if several else "a gymnasium.Env"
         raise SettingsError(
             f"env.id={config.id} returned {made!r}, but must return {wanted}. An environment of the old gym needs a "
             f"wrapper, such as shimmy's, and the id of a PettingZoo environment begins with {PREFIX}, as in "
             f"{PREFIX}file.py:make."
         )
+    with _of_library(config):
+        if config.id.startswith(PREFIX):
+            return _of_pettingzoo(config.id, options)
+        return gymnasium.make(config.id, disable_env_checker=True, **options)
+
+
+def construct_batch(config: EnvConfig, num_envs: int, render: bool = False) -> Any:
+    """Make num_envs environments in one object: a VectorEnv, or what a user's callable makes.
+
+    Raises:
+        SettingsError: as of construct, or it is a single environment.
+    """
+    options: dict[str, Any] = copy.deepcopy(config.options)
+    if "num_envs" in options:
+        raise SettingsError("env.options cannot set num_envs: use --env.num-envs, which counts those of all shards.")
+    if not is_callable(config.id):
+        if render:
+            options.setdefault("render_mode", "rgb_array")
+        with _of_library(config):
+            return gymnasium.make_vec(config.id, num_envs=num_envs, **options)
+    make = load_object(config.id)
+    if render and "render_mode" in inspect.signature(make).parameters:
+        options.setdefault("render_mode", "rgb_array")
+    with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
+        made = make(num_envs=num_envs, **options)
+    if isinstance(made, VectorEnv) or _is_batch(made):
+        return made
+    single = isinstance(made, gymnasium.Env)
+    raise SettingsError(
+        f"env.id={config.id} returned {made!r}, "
+        + (
+            "which is one environment. Use --env.adapter gymnasium, or return a batch of num_envs environments."
+            if single
+            else "but env.adapter=vector takes a gymnasium.vector.VectorEnv, or an object with num_envs, "
+            "observation_space, action_space, reset(rows, seeds) and step(actions)."
+        )
+    )
+
+
+def _is_batch(made: Any) -> bool:
+    """Whether an object looks like a VectorEnv or a BatchEnv."""
+    if isinstance(made, VectorEnv):
+        return True
+    methods = all(callable(getattr(made, name, None)) for name in ("reset", "step"))
+    return methods and hasattr(made, "num_envs") and not isinstance(made, gymnasium.Env)
+
+
+@contextlib.contextmanager
+def _of_library(config: EnvConfig) -> Iterator[None]:
+    """Import what registers the id, and turn the errors of a library that makes environments into SettingsErrors."""
     for prefix, module in _REGISTERED_BY.items():
         if config.id.startswith(prefix):
             importlib.import_module(module)
@@ -77,9 +148,7 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
             warnings.filterwarnings(
                 "ignore", ".*not in the possible render_modes", UserWarning
             )  # an error follows if images are requested
-            if config.id.startswith(PREFIX):
-                return _of_pettingzoo(config.id, options)
-            return gymnasium.make(config.id, disable_env_checker=True, **options)
+            yield
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise needs_library(config.id, error) from error
 

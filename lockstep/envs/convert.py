@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
@@ -19,6 +20,7 @@ from lockstep.models.observations import ACTION_MASK
 from lockstep.system.output import tell
 
 _Write = Callable[[np.ndarray, np.ndarray], None]
+_Where = Callable[[int], str]
 _COLORS = (1, 3, 4)
 """Channels that an image may have."""
 _LOOKS = 16
@@ -32,6 +34,11 @@ _LARGE, _TIGHT = 2.0**16, 2.0**-7
 """If bounds are at least this far from 0, and at most this share of that distance apart, float32 keeps 16 bits or
 fewer of the difference."""
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
+
+
+def as_array(x: Any) -> np.ndarray:
+    """An array, or a tensor as one."""
+    return x.numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
 class _Unfit(SettingsError):
@@ -56,7 +63,7 @@ class _Entry:
         self._told = False
         """Whether the warning about its bounds was printed."""
 
-    def require_kind(self, batch: np.ndarray, values: list[Any]) -> None:
+    def require_kind(self, batch: np.ndarray, values: Any) -> None:
         """Raise SettingsError if the numbers of a batch are of another kind than the space declares."""
         if batch.dtype.kind not in self._kinds:
             kinds = [np.asarray(value).dtype.kind in self._kinds for value in values]
@@ -69,6 +76,29 @@ class _Entry:
                 row,
             )
         self.dtype = batch.dtype
+
+    def of_batch(self, obs: Any, count: int) -> np.ndarray:
+        """This entry of a batch of `count` observations."""
+        value = obs
+        try:
+            for part in self.path:
+                value = value[part]
+            array = as_array(value)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(
+                f"An {self.name} of the batch cannot be read ({error!r}). Return arrays or tensors with one row for "
+                "each environment, nested as observation_space is."
+            ) from error
+        wanted = (count, *self.shape)
+        if array.shape != wanted and array.shape[:1] + tuple(n for n in array.shape[1:] if n != 1) != (
+            count,
+            *(n for n in self.shape if n != 1),
+        ):
+            raise SettingsError(
+                f"An {self.name} of the batch has the shape {array.shape}, but {wanted} is needed: one row for each "
+                f"of the {count} environments, and observation_space says {self.shape}."
+            )
+        return array
 
     def compare(self, batch: np.ndarray, where: Callable[[int], str]) -> None:
         """Warn once if numbers of a batch lie outside the bounds of the space.
@@ -142,25 +172,58 @@ class ObservationWriter:
         self, observations: list[Any], out: Observation, where: Callable[[int], str] = lambda j: f"observation {j}"
     ) -> None:
         """Convert a list of B single observations into out; where(j) says where observation j comes from."""
-        look, self.looks = self.looks > 0, max(0, self.looks - 1)
+        look = self._looks_now()
         for entry in self._entries:
             try:
                 values = observations
                 for part in entry.path:
                     values = [value[part] for value in values]
-                array = np.array(values)
-                if array.dtype is not entry.dtype:
-                    entry.require_kind(array, values)
-                if array.shape[1:] != entry.shape:
-                    array = _as_declared(entry, array)
-                if look:
-                    entry.compare(array, where)
-                entry.write(array, out[entry.key] if self._nested else out)
+                self._write_entry(entry, np.array(values), values, out, where if look else None)
             except _Unfit as unfit:
                 raise SettingsError(f"{unfit} It was {where(unfit.row)}.") from unfit
             except (LookupError, TypeError, ValueError, RuntimeError) as error:
                 unfit = _unlike(entry, observations, error)
                 raise SettingsError(f"{unfit} It was {where(unfit.row)}.") from error
+
+    def arrays(self, obs: Any, count: int) -> list[np.ndarray]:
+        """The entries of a batch of `count` observations, which are arrays or tensors [count, ...], nested as the space
+        is.
+
+        Raises:
+            SettingsError: an entry is missing or has another shape.
+        """
+        return [entry.of_batch(obs, count) for entry in self._entries]
+
+    def write_arrays(self, arrays: list[np.ndarray], out: Observation, where: Callable[[int], str]) -> None:
+        """Convert the result of `arrays` into out; where(j) says where observation j comes from."""
+        look = self._looks_now()
+        for entry, array in zip(self._entries, arrays, strict=True):
+            try:
+                self._write_entry(entry, array, array, out, where if look else None)
+            except _Unfit as unfit:
+                raise SettingsError(f"{unfit} It was {where(unfit.row)}.") from unfit
+
+    def _looks_now(self) -> bool:
+        """Whether this batch is compared with the bounds."""
+        look, self.looks = self.looks > 0, max(0, self.looks - 1)
+        return look
+
+    def _write_entry(
+        self,
+        entry: _Entry,
+        array: np.ndarray,
+        values: Any,
+        out: Observation,
+        where: _Where | None,
+    ) -> None:
+        """Check and convert one entry of a batch; compare it with its bounds if `where` is given."""
+        if array.dtype is not entry.dtype:
+            entry.require_kind(array, values)
+        if array.shape[1:] != entry.shape:
+            array = _as_declared(entry, array)
+        if where is not None:
+            entry.compare(array, where)
+        entry.write(array, out[entry.key] if self._nested else out)
 
 
 def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
@@ -307,3 +370,20 @@ def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j:
         return space.dtype.type(x[j])
     # Environments may change the action that they are given, so they get a copy.
     return np.array(x[j], space.dtype).reshape(space.shape)
+
+
+def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], tensors: bool = False) -> Any:
+    """A copy of the actions of a whole batch [B, ...], of the type that their space declares."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(batch_action(part, (x,), tensors) for part, x in zip(space.spaces, parts, strict=True))
+    (x,) = parts
+    batch = np.array(x, space.dtype).reshape(len(x), *(space.shape or ()))
+    return torch.from_numpy(batch) if tensors else batch
+
+
+def with_rows(arrays: list[np.ndarray], rows: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
+    """Copies of the entries of a batch [B, ...], in which some rows are those of `others` [n, ...]."""
+    copies = [array.copy() for array in arrays]
+    for copy, other in zip(copies, others, strict=True):
+        copy[rows] = other.reshape(len(rows), *copy.shape[1:])
+    return copies

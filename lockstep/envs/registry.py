@@ -15,7 +15,7 @@ from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, settled_name
 from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, atari_name, load_adapter
-from lockstep.envs.construct import is_callable
+from lockstep.envs.construct import is_callable, makes_batch
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.random_actions import RandomActions
 from lockstep.envs.subprocess import PooledShard, SteppingPool
@@ -170,8 +170,12 @@ def adapter_of(config: EnvConfig) -> Adapter:
 
 def _candidates(env_id: str) -> list[str]:
     """The installed adapters that may serve an id, the fastest first."""
-    of_user = is_callable(env_id)
-    return [name for name, entry in ADAPTERS.items() if entry.installed and (entry.callables or not of_user)]
+    of_user, batch = is_callable(env_id), makes_batch(env_id)
+    return [
+        name
+        for name, entry in ADAPTERS.items()
+        if entry.installed and (entry.callables or not of_user) and (entry.batches or not batch)
+    ]
 
 
 def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> SettingsError | None:

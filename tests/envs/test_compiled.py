@@ -153,7 +153,7 @@ def test_buffers_need_not_be_contiguous() -> None:
 def test_the_adapter_is_never_chosen_by_itself() -> None:
     for env_id in CLASSIC:
         assert envs.resolve(EnvConfig(id=env_id)).adapter != "compiled"
-        assert envs.list_envs()[env_id][-1] == "compiled"
+        assert "compiled" in envs.list_envs()[env_id][1:]
 
 
 def test_lockstep_does_not_import_numba() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.episodes import joined, part
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Short episodes and early reseeding, so that little playing sees many of each.
 CASES = {
     "ale": EnvConfig(
@@ -34,6 +36,22 @@ CASES = {
     "gymnasium-endless": EnvConfig(
         id="Pendulum-v1", adapter="gymnasium", reseed_every=7, options={"max_episode_steps": -1}
     ),
+    "vector-sync": EnvConfig(
+        id="CartPole-v1", adapter="vector", reseed_every=40, options={"vectorization_mode": "sync"}
+    ),
+    "vector-same-step": EnvConfig(
+        id="lockstep/TupleBandit-v0",
+        adapter="vector",
+        reseed_every=40,
+        options={"mask": True, "vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": "SameStep"}},
+    ),
+    "vector-disabled": EnvConfig(
+        id="CartPole-v1",
+        adapter="vector",
+        reseed_every=40,
+        options={"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": "Disabled"}},
+    ),
+    "batch": EnvConfig(id=f"{EXAMPLES}/custom_vector_env.py:Reach", reseed_every=7),
     "random-actions": EnvConfig(id="CartPole-v1", adapter="gymnasium", random_actions=True),
     "gymnasium-tuple": EnvConfig(id="lockstep/TupleBandit-v0", adapter="gymnasium", options={"mask": True}),
 }
@@ -196,7 +214,7 @@ def test_shards_of_different_ages_are_not_joined() -> None:
 
 
 def _reseeds(config: EnvConfig, step: int) -> bool:
-    return _by_envpool(config) and step % config.reseed_every == 0
+    return (_by_envpool(config) or config.adapter == "vector") and step % config.reseed_every == 0
 
 
 def test_restoring_replaces_whatever_was_played_before(config: EnvConfig) -> None:

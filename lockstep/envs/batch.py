@@ -1,0 +1,85 @@
+"""What a batched environment is: one object that steps many copies of a task at once, with arrays or tensors.
+
+Shape legend: B copies, which lockstep calls environments; n of them begin an episode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))
+
+
+class BatchEnv(Protocol):
+    """B environments in one object. Any class with these attributes will do; it need not inherit from this one.
+
+    `--env.id file.py:Name` calls Name(num_envs=B, …) with `env.options` as further arguments. Results are numpy arrays
+    or torch tensors on the CPU, nested as the space is. If `reset` returns tensors, actions are tensors, too.
+
+    lockstep decides when an episode begins and from which seed. So `step` need not reset anything: it may go on from an
+    ended episode, and what it returns for such an environment is ignored until `reset` has begun its next episode.
+
+    Two further methods are optional. With `get_state() -> {name: array [B, ...]}` and `set_state(state)`, checkpoints
+    keep the state, and resuming replays nothing. `render(index)` returns a picture of one environment, [H, W, 3], and
+    `close()` releases what the environment holds.
+    """
+
+    num_envs: int
+    observation_space: gymnasium.Space[Any]
+    """Of a single environment."""
+    action_space: gymnasium.Space[Any]
+    """Of a single environment."""
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        """Begin an episode in some environments, and leave the others as they are.
+
+        Args:
+            rows: int64 [n], their indices in ascending order.
+            seeds: int64 [n], one for each of them, from 0 to 2**31 - 1. All randomness of the episode follows from it.
+
+        Returns:
+            Their first observations, [n, ...].
+        """
+        ...
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Play one step in all environments.
+
+        Args:
+            actions: [B, ...]; a tuple of these if the space is a Tuple.
+
+        Returns:
+            Observations [B, ...], rewards [B], terminated bool [B], truncated bool [B], and final observations. These
+            are None, or, if the simulator resets environments by itself, the last observations [B, ...] of those that
+            have ended; their other rows are ignored.
+        """
+        ...
+
+
+def uniform(
+    seeds: np.ndarray, count: int, low: float = 0.0, high: float = 1.0, *, draw: int | np.ndarray = 0
+) -> np.ndarray:
+    """Random numbers for a batch, without a generator for each environment: float64 [n, count], from low to below high.
+
+    Row i depends on seeds[i] and draw alone, so an environment does not influence the others. The generator is
+    SplitMix64 (Steele, Lea and Flood 2014).
+
+    Args:
+        seeds: whole numbers [n].
+        count: numbers for each seed.
+        draw: tells the draws of an episode apart, such as the number of its step; one for all, or [n].
+    """
+    keys = _mixed(np.asarray(seeds).astype(np.uint64)) + np.asarray(draw).astype(np.uint64) * _STEP
+    bits = _mixed(_mixed(keys)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _STEP)
+    return low + (high - low) * ((bits >> np.uint64(11)) * 2.0**-53)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """64 bits that depend on all bits of each uint64."""
+    for shift, factor in _MIX:
+        x = (x ^ (x >> shift)) * factor
+    return x ^ (x >> np.uint64(31))

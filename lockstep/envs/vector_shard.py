@@ -1,0 +1,221 @@
+"""One shard's environments in a gymnasium.vector.VectorEnv.
+
+Shape legend: B environments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
+from lockstep.config.settings import SettingsError
+from lockstep.envs.answers import batch_of, register, unregister
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.closing import close_all
+from lockstep.envs.convert import ObservationWriter, batch_action, with_rows
+from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.pictures import as_picture
+
+_MODES = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
+
+
+class VectorShard(ShardEnv):
+    """B environments of a VectorEnv. All of them restart from new seeds every `reseed_every` steps. Until then their
+    random streams continue from episode to episode.
+
+    In the modes SAME_STEP and DISABLED, an environment that has ended takes part in one more step, because a VectorEnv
+    steps all of them. Its results are dropped, and options["reset_mask"] resets it.
+    """
+
+    frames_per_step = 1
+
+    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], config: EnvConfig, *, seeds: Seeds) -> None:
+        for name, value in (("num_levels", config.num_levels), ("decorrelate", config.decorrelate)):
+            if value:
+                raise SettingsError(
+                    f"env.{name}={value}: env.id={config.id} is a VectorEnv of gymnasium, which begins episodes by "
+                    f"itself. Use --env.{name.replace('_', '-')} 0."
+                )
+        self._env, self._id, self._seeds = env, config.id, seeds
+        self._mode = _mode(env, config.id)
+        self.num_envs = env.num_envs
+        self.action_space = env.single_action_space
+        self._writer = ObservationWriter(env.single_observation_space)
+        self.observation_space = self._writer.space
+        # Other classes take one seed for all, as VectorEnv.reset declares it.
+        self.share_seeds = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self._reseed_every = config.reseed_every
+        self._log = ActionLog()
+        self._action: tuple[np.ndarray, ...] = ()
+        self._count = 0
+        self._since = 0
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._masks = False
+        """Whether it has been seen to reset only what reset_mask names."""
+        register([env], config.id)
+
+    def reset(self, out: Observation) -> None:
+        self._count = 0
+        self._write(self._restart(), out)
+
+    def reseed(self, out: Observation) -> None:
+        self._count += 1
+        self._write(self._restart(), out)
+
+    def examine(self) -> None:
+        self._writer.looks = sys.maxsize
+
+    def _write(self, arrays: list[np.ndarray], out: Observation) -> None:
+        self._writer.write_arrays(arrays, out, self._where)
+
+    def _where(self, j: int) -> str:
+        return f"environment {self._seeds.first_index + j}, {self._since} steps after its seed"
+
+    def _restart(self) -> list[np.ndarray]:
+        """Begin from the seeds of the current count; return the entries of the observations."""
+        self._since = 0
+        self._log.clear()
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        index = np.arange(1 if self.share_seeds else self.num_envs)
+        seeds = self._seeds.derive(index, np.full(len(index), self._count)).tolist()
+        return self._reset(seed=seeds[0] if self.share_seeds else seeds)
+
+    def _reset(self, **arguments: Any) -> list[np.ndarray]:
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            answer = self._env.reset(**arguments)
+        if not (isinstance(answer, tuple) and len(answer) == 2):
+            raise _misanswered(self._id, "reset", answer, "(observations, infos)")
+        return self._writer.arrays(answer[0], self.num_envs)
+
+    def _reset_masked(self, mask: np.ndarray) -> list[np.ndarray]:
+        return self._reset(options={"reset_mask": mask.copy()})
+
+    def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
+        parts = action if isinstance(action, tuple) else (action,)
+        self._action = tuple(np.asarray(part) for part in parts)
+        self._log.append(self._action)
+
+    def recv(self, out: Observation) -> StepResult:
+        arrays, result = self._step(self._action)
+        self._write(arrays, out)
+        return result
+
+    def _step(self, action: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], StepResult]:
+        first, going = self._ended, ~self._ended
+        self._since += 1
+        if self._mode is AutoresetMode.DISABLED and first.any():  # gymnasium's own classes would refuse the step
+            self._reset_masked(first)
+        with ENVIRONMENT_SETTINGS.applied(thorough=self._writer.looks > 0):
+            answer = self._env.step(batch_action(self.action_space, action))
+        if not (isinstance(answer, tuple) and len(answer) == 5):
+            wanted = "(observations, rewards, terminations, truncations, infos)"
+            raise _misanswered(self._id, "step", answer, wanted)
+        obs, reward, terminated, truncated, infos = answer
+        arrays = self._writer.arrays(obs, self.num_envs)
+        reward = batch_of("rewards", reward, self.num_envs, "biuf").astype(np.float32)
+        terminated = batch_of("terminations", terminated, self.num_envs, "b") & going
+        truncated = batch_of("truncations", truncated, self.num_envs, "b") & going & ~terminated
+        ended = terminated | truncated
+        reward[first] = 0
+        if self._mode is not AutoresetMode.NEXT_STEP and first.any():
+            arrays = self._begun(arrays, first)
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            rows = np.flatnonzero(ended)
+            arrays = with_rows(arrays, rows, self._final(infos, rows))
+        self._ended = ended
+        return arrays, StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
+
+    def _begun(self, arrays: list[np.ndarray], first: np.ndarray) -> list[np.ndarray]:
+        """Begin the next episode of some environments: the entries of observations with theirs."""
+        before = [] if self._masks else [array.copy() for array in arrays]
+        begun = self._reset_masked(first)
+        others = ~first
+        for x, y in zip(before, begun, strict=False):
+            if x[others].tobytes() != y[others].tobytes():
+                raise SettingsError(
+                    f'env.id={self._id} ignores options["reset_mask"] in its reset, which has to reset only the '
+                    f"environments that this array bool [{self.num_envs}] names, and return the others' observations "
+                    "as they are. Follow it, or let the VectorEnv reset environments in the step after their end and "
+                    'set metadata["autoreset_mode"] to AutoresetMode.NEXT_STEP.'
+                )
+        self._masks = self._masks or bool(others.any())
+        rows = np.flatnonzero(first)
+        return with_rows(arrays, rows, [array[rows] for array in begun])
+
+    def _final(self, infos: Any, rows: np.ndarray) -> list[np.ndarray]:
+        """The entries of the last observations of environments that have ended."""
+        final = infos.get("final_obs") if isinstance(infos, dict) else None
+        if final is None:
+            raise SettingsError(
+                f"env.id={self._id} resets environments in the step of their end (AutoresetMode.SAME_STEP), but its "
+                'infos have no "final_obs". Return there the last observations of the environments that ended, as '
+                "gymnasium's own VectorEnvs do."
+            )
+        if isinstance(final, np.ndarray) and final.dtype == object:  # one observation, perhaps nested, or None, each
+            space = self._env.single_observation_space
+            empty = create_empty_array(space, len(rows), np.zeros)
+            return self._writer.arrays(concatenate(space, [final[j] for j in rows], empty), len(rows))
+        return [array[rows] for array in self._writer.arrays(final, self.num_envs)]
+
+    def reseed_due(self) -> bool:
+        return self._since >= self._reseed_every
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "count": np.array(self._count),
+            "since": np.array(self._since),
+            "ended": self._ended.copy(),
+            **self._log.last(self._since),
+        }
+
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
+        self._count = int(state["count"])
+        arrays = self._restart()
+        for action in self._log.load(state):
+            arrays, _ = self._step(action)
+            alive()
+        self._write(arrays, out)
+        return self._since * self.num_envs
+
+    def render(self, index: int = 0) -> np.ndarray:
+        if self._env.render_mode not in ("rgb_array", "rgb_array_list"):
+            raise SettingsError(
+                f"env.id={self._id} cannot render images (render_mode={self._env.render_mode!r}). Let it take "
+                "render_mode and pass it on."
+            )
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            pictures = self._env.render()
+        assert pictures is not None
+        return as_picture(pictures[index])
+
+    def close(self) -> None:
+        unregister([self._env])
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([self._env])
+
+
+def _mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
+    """How a VectorEnv resets environments that have ended."""
+    found = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return found if isinstance(found, AutoresetMode) else AutoresetMode(found)
+    except ValueError:
+        said = "does not say" if found is None else f"says {found!r} for"
+        raise SettingsError(
+            f'The VectorEnv of env.id={env_id} {said} metadata["autoreset_mode"], so nobody knows when it resets an '
+            f"environment that has ended. Set it to the one of {_MODES} that describes it."
+        ) from None
+
+
+def _misanswered(env_id: str, method: str, answer: Any, wanted: str) -> SettingsError:
+    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+    return SettingsError(f"The {method} of env.id={env_id} returned {found}, but a VectorEnv must return {wanted}.")
