@@ -409,11 +409,7 @@ def _facts(game: _Game, played: _Played) -> dict[str, str]:
     reward = trace.reward[1:][~trace.reset[1:]]
     return {
         **({"protocol": emulator} if emulator else {}),
-        **(
-            {"seeds": "one for all environments of a shard, so each depends on the others"}
-            if played.share_seeds
-            else {}
-        ),
+        **({"seeds": "one for each shard, so its environments depend on each other"} if played.share_seeds else {}),
         "observation": "; ".join(
             f"{name} {x.dtype} {list(x.shape or ())}, {seen[name][0]:.4g} to {seen[name][1]:.4g}".lstrip()
             for name, x in shapes.items()

@@ -104,7 +104,14 @@ def construct_batch(config: EnvConfig, num_envs: int, render: bool = False) -> A
         if render:
             options.setdefault("render_mode", "rgb_array")
         with _of_library(config):
-            return gymnasium.make_vec(config.id, num_envs=num_envs, **options)
+            try:
+                return gymnasium.make_vec(config.id, num_envs=num_envs, **options)
+            except gymnasium.error.DependencyNotInstalled:
+                raise
+            except (ValueError, gymnasium.error.Error) as error:
+                raise SettingsError(
+                    f"gymnasium.make_vec cannot make env.id={config.id} with env.options {options}: {error}"
+                ) from error
     make = load_object(config.id)
     if render and "render_mode" in inspect.signature(make).parameters:
         options.setdefault("render_mode", "rgb_array")

@@ -209,14 +209,13 @@ class ObservationWriter:
         return look
 
     def _write_entry(
-        self,
-        entry: _Entry,
-        array: np.ndarray,
-        values: Any,
-        out: Observation,
-        where: _Where | None,
+        self, entry: _Entry, array: np.ndarray, values: Any, out: Observation, where: _Where | None
     ) -> None:
-        """Check and convert one entry of a batch; compare it with its bounds if `where` is given."""
+        """Check and convert one entry of a batch; compare it with its bounds if `where` is given.
+
+        Args:
+            values: the single observations that the array was made of, or the array itself.
+        """
         if array.dtype is not entry.dtype:
             entry.require_kind(array, values)
         if array.shape[1:] != entry.shape:

@@ -1,0 +1,344 @@
+"""Batched environments of arrays and tensors (BatchEnv): transitions, seeds, states, training, and mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from playing import assert_same, play, random_actions, reset
+from tiny import cut
+
+from lockstep import check_env, envs, recipes
+from lockstep.config.layout import Layout
+from lockstep.config.options import RunOptions
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
+from lockstep.envs import EnvConfig, Seeds
+from lockstep.envs.batch import uniform
+from lockstep.envs.batch_shard import BatchShard
+from lockstep.launchers.launch import resume, train
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+REACH = f"{EXAMPLES}/custom_vector_env.py:Reach"
+Reach = load_object(REACH)
+
+
+def make(env: str, num_envs: int = 5, **settings: Any) -> BatchShard:
+    env_id = env if ":" in env else f"{__file__}:{env}"
+    made = envs.make(EnvConfig(env_id, **settings), seed=1, first_index=3, num_envs=num_envs)
+    assert isinstance(made, BatchShard)
+    return made
+
+
+class Torch:
+    """The example's task in torch."""
+
+    observation_space, action_space = Reach.observation_space, Reach.action_space
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.steps = torch.zeros(num_envs, dtype=torch.int64)
+        self.position = torch.zeros(num_envs, 2, dtype=torch.float64)
+        self.velocity = torch.zeros(num_envs, 2, dtype=torch.float64)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> torch.Tensor:
+        self.steps[rows] = 0
+        self.position[rows] = torch.from_numpy(uniform(seeds, 2, -1.0, 1.0))
+        self.velocity[rows] = 0.0
+        return self.observe()[rows]
+
+    def step(self, actions: torch.Tensor) -> tuple[Any, ...]:
+        assert isinstance(actions, torch.Tensor) and actions.dtype == torch.float32
+        self.steps += 1
+        self.velocity = 0.95 * self.velocity + 0.05 * actions.clip(-1.0, 1.0)
+        self.position += self.velocity
+        distance = (self.position**2).sum(1).sqrt()
+        lost = distance > 3.0
+        reward = torch.where(lost, -10.0, -distance / 10)
+        return self.observe(), reward, lost, self.steps >= 100, None
+
+    def observe(self) -> torch.Tensor:
+        return torch.cat([self.position, self.velocity], 1).float()
+
+
+class WithState(Torch):
+    """Its checkpoints keep tensors."""
+
+    def get_state(self) -> dict[str, torch.Tensor]:
+        return {"steps": self.steps, "position": self.position, "velocity": self.velocity}
+
+    def set_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.steps, self.position, self.velocity = state["steps"], state["position"], state["velocity"]
+
+
+class ResetsItself(Reach):
+    """A simulator that puts each environment that has ended at another place at once."""
+
+    def step(self, actions: np.ndarray) -> Any:
+        last, reward, terminated, truncated, _ = super().step(actions)
+        rows = np.flatnonzero(terminated | truncated)
+        obs = last.copy()
+        obs[rows] = super().reset(rows, np.full(len(rows), 7))
+        last[~(terminated | truncated)] = np.nan  # rows that nobody may read
+        return obs, reward, terminated, truncated, last
+
+
+def test_a_point_moves_as_worked_out_by_hand() -> None:
+    """From rest, with the action (1, -1): velocities 0.05, then 0.95 * 0.05 + 0.05 = 0.0975."""
+    env = make(REACH, options={"steps": 3})
+    start = reset(env)[""]
+    seeds = Seeds(1, "train", 3).derive(np.arange(5), np.zeros(5, int))
+    assert np.array_equal(start[:, :2], uniform(seeds, 2, -1, 1).astype(np.float32)) and not start[:, 2:].any()
+    moments = play(env, [np.tile(np.array([1, -1], np.float32), (5, 1))] * 5)
+    place = start[:, :2].astype(np.float64)
+    for moment, speed in zip(moments[:3], (0.05, 0.0975, 0.142625)):
+        place = place + np.array([speed, -speed])
+        np.testing.assert_allclose(moment.obs[""], np.hstack([place, np.tile([speed, -speed], (5, 1))]), rtol=1e-5)
+        np.testing.assert_allclose(moment.step.reward, -np.linalg.norm(place, axis=1) / 10, rtol=1e-5)
+    assert [m.step.truncated.tolist() for m in moments] == [[at == 2] * 5 for at in range(5)]
+    assert moments[3].step.first.all() and not moments[3].step.reward.any() and not moments[3].step.truncated.any()
+    seeds = Seeds(1, "train", 3).derive(np.arange(5), np.ones(5, int))
+    assert np.array_equal(moments[3].obs[""][:, :2], uniform(seeds, 2, -1, 1).astype(np.float32))
+    assert not moments[4].step.first.any()
+
+
+@pytest.mark.parametrize("kind", ["Torch", "WithState", "ResetsItself"])
+def test_the_same_task_in_other_ways_gives_the_same_bits(kind: str) -> None:
+    expected, env = make(REACH, reseed_every=30, decorrelate=20), make(kind, reseed_every=30, decorrelate=20)
+    actions = random_actions(expected, 150)
+    assert np.array_equal(reset(expected)[""], reset(env)[""])
+    played = play(expected, actions)
+    assert sum(int(step.first.sum()) for _, step in played) > 15
+    assert_same(played, play(env, actions))
+
+
+@pytest.mark.parametrize(("kind", "replays"), [(REACH, True), ("ResetsItself", True), ("WithState", False)])
+def test_restoring_replays_actions_unless_there_is_a_state(kind: str, replays: bool) -> None:
+    """In the middle of episodes, between an end and its reset, and just after it."""
+    env = make(kind, options={"steps": 30} if kind == REACH else {}, decorrelate=20)
+    actions = random_actions(env, 90)
+    reset(env)
+    states, played = [], []
+    for t, action in enumerate(actions):
+        ended = bool(played) and (played[-1].step.terminated | played[-1].step.truncated).any()
+        if t == 50 or (t < 50 and ended) or (played and played[-1].step.first.any()):
+            states.append((t, env.state_dict(), played[-1].obs[""]))
+        played += play(env, [action])
+    assert len(states) > 4
+    for t, state, current in states:
+        assert any(name.startswith("actions") for name in state) == (replays and state["steps"].max() > 0)
+        restored = make(kind, options={"steps": 30} if kind == REACH else {}, decorrelate=20)
+        out = np.empty_like(current)
+        assert restored.load_state_dict(state, out) == (5 * state["steps"].max() if replays else 0)
+        assert np.array_equal(out, current)
+        assert_same(played[t:], play(restored, actions[t:]))
+
+
+def test_levels_and_episodes() -> None:
+    env = make(REACH, options={"steps": 4})
+    starts = [reset(env)[""], *(obs[""][step.first] for obs, step in play(env, random_actions(env, 40)))]
+    assert len(np.unique(np.concatenate(starts), axis=0)) == 5 * 9
+    env = make(REACH, options={"steps": 4}, num_levels=2, start_level=10)
+    starts = [reset(env)[""], *(obs[""][step.first] for obs, step in play(env, random_actions(env, 40)))]
+    levels = uniform(np.array([10, 11]), 2, -1, 1).astype(np.float32)
+    assert np.array_equal(np.unique(np.concatenate(starts)[:, :2], axis=0), np.unique(levels, axis=0))
+
+
+def test_random_numbers_are_splitmix64s() -> None:
+    def mix(x: int) -> int:
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> shift)) * factor % 2**64
+        return x ^ (x >> 31)
+
+    step = 0x9E3779B97F4A7C15
+    assert mix(step) == 0xE220A8397B1DCDAF, "the first number of SplitMix64 from 0"
+    found = uniform(np.array([3, 9]), 2, -1.0, 3.0, draw=np.array([0, 5]))
+    for row, (seed, draw) in enumerate(((3, 0), (9, 5))):
+        key = mix((mix(seed) + draw * step) % 2**64)
+        assert found[row].tolist() == [-1 + 4 * ((mix((key + k * step) % 2**64) >> 11) * 2.0**-53) for k in (1, 2)]
+    assert np.array_equal(found[1:], uniform(np.array([9]), 2, -1.0, 3.0, draw=5))
+    many = uniform(np.arange(20_000), 2)
+    assert abs(many.mean() - 0.5) < 0.01 and abs(np.corrcoef(many.T)[0, 1]) < 0.03
+
+
+class Unseeded(Reach):
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        return super().reset(rows, np.random.randint(2**31, size=len(rows)))
+
+
+class Shares(Reach):
+    """One generator for all environments: what one draws depends on the others."""
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        draw = np.random.default_rng(seeds[0])
+        return super().reset(rows, draw.integers(2**31, size=len(rows)))
+
+
+class Keeps(Reach):
+    """The velocity outlives an episode."""
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        velocity = self._velocity.copy()
+        super().reset(rows, seeds)
+        self._velocity = velocity
+        return self._observe()[rows]
+
+
+class Forgets(WithState):
+    """A state without the velocity."""
+
+    def get_state(self) -> Any:
+        return {name: x for name, x in super().get_state().items() if name != "velocity"}
+
+    def set_state(self, state: Any) -> None:
+        super().set_state({**state, "velocity": torch.zeros(self.num_envs, 2, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize(
+    ("env", "failed"),
+    [
+        ("Torch", None),
+        ("WithState", None),
+        ("Unseeded", "again"),
+        ("Shares", "alone"),
+        ("Keeps", "rebuilt"),
+        ("Forgets", "rebuilt"),
+    ],
+)
+@pytest.mark.slow
+def test_planted_faults_are_found(env: str, failed: str | None) -> None:
+    assert check_env(EnvConfig(f"{__file__}:{env}", num_envs=3), steps=80).failed == failed
+
+
+class Parts(Reach):
+    """Nested observations, actions of a Tuple, and numbers as a user may return them."""
+
+    observation_space = spaces.Dict(
+        point=spaces.Tuple((Reach.observation_space, spaces.Discrete(3))),
+        picture=spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    )
+    action_space = spaces.Tuple((Reach.action_space, spaces.Discrete(3)))
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        return self.parts(super().reset(rows, seeds))
+
+    def step(self, actions: Any) -> Any:
+        push, kind = actions
+        assert kind.dtype == np.int64 and kind.shape == (self.num_envs,)
+        obs, reward, terminated, truncated, _ = super().step(push)
+        return self.parts(obs), reward.tolist(), terminated.tolist(), truncated[:, None], None
+
+    def parts(self, obs: np.ndarray) -> Any:
+        return {"point": (obs, np.arange(len(obs)) % 3), "picture": np.full((len(obs), 8, 8, 3), 9, np.uint8)}
+
+
+def test_nested_spaces() -> None:
+    env = make("Parts", reseed_every=10)
+    moments = play(env, random_actions(env, 30)) if reset(env) else []
+    assert {name: x.shape for name, x in moments[-1].obs.items()} == {
+        "picture": (5, 3, 8, 8),
+        "point.0": (5, 4),
+        "point.1": (5, 3),
+    }
+    assert moments[10].step.first.all()
+
+
+class Wrong(Reach):
+    """Returns something wrong where its argument says."""
+
+    def __init__(self, num_envs: int, at: str) -> None:
+        super().__init__(num_envs)
+        self.at = at
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        obs = super().reset(rows, seeds)
+        return self._observe() if self.at == "rows" and len(rows) < self.num_envs else obs
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, last = super().step(actions)
+        truncated = self._steps >= np.arange(2, 2 + self.num_envs)
+        return {
+            "rows": (obs, reward, terminated, truncated, last),
+            "info": (obs, reward, terminated, truncated, {}),
+            "four": (obs, reward, terminated, truncated),
+            "reward": (obs, reward[:2], terminated, truncated, last),
+            "words": (obs, ["a"] * self.num_envs, terminated, truncated, last),
+            "ends": (obs, reward, terminated.astype(np.float32), truncated, last),
+            "shape": (obs[:, :3], reward, terminated, truncated, last),
+            "kind": (obs.astype(np.complex64), reward, terminated, truncated, last),
+        }[self.at]
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ("rows", r"has the shape \(5, 4\), but \(1, 4\) is needed"),
+        ("info", r"observation of the batch cannot be read|shape \(\)"),
+        ("four", r"returned a tuple of 4, but must return \(observations, rewards"),
+        ("reward", r"rewards of the shape \(2,\), but \(5,\) is needed"),
+        ("words", r"rewards of type <U1, but must return numbers, \[5\]"),
+        ("ends", r"terminated of type float32, but must return bools"),
+        ("shape", r"has the shape \(5, 3\), but \(5, 4\) is needed"),
+        ("kind", r"is of type complex64.*environment 3, in step 1 of an episode that begins from seed \d+"),
+    ],
+)
+def test_wrong_answers_are_explained(at: str, message: str) -> None:
+    env = make("Wrong", options={"at": at})
+    with pytest.raises(SettingsError, match=message):
+        reset(env)
+        play(env, random_actions(env, 6))
+
+
+class HalfState(Torch):
+    def get_state(self) -> Any:
+        return {}
+
+
+class FlatState(WithState):
+    def get_state(self) -> Any:
+        return {"steps": self.steps[:2]}
+
+
+class Counted(Reach):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(4)
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(SettingsError, match="only one of get_state and set_state"):
+        make("HalfState")
+    with pytest.raises(SettingsError, match=r"'steps' of the shape \(2,\).*length 5"):
+        env = make("FlatState")
+        reset(env)
+        env.state_dict()
+    with pytest.raises(SettingsError, match=r"has num_envs=4, but a shard takes 5"):
+        make("Counted")
+    with pytest.raises(SettingsError, match=r"render\(index\)"):
+        make(REACH).render()
+    with pytest.raises(SettingsError, match="env_processes"):
+        train(cut(recipes.ppo_mujoco, env={"id": REACH}), Layout.parse("inline,env_processes=2"))
+
+
+def test_4096_environments_train_to_the_same_bits_on_every_layout_and_resumed(
+    processes_are_there_already: None, tmp_path: Path
+) -> None:
+    experiment = cut(recipes.ppo_mujoco, env={"id": REACH, "num_envs": 4096, "options": {"steps": 10}})
+
+    def options(name: str) -> RunOptions:
+        return RunOptions(run=str(tmp_path / name), display="none", tensorboard=False, checkpoint_every=1)
+
+    expected = train(experiment, "inline", options("inline"))
+    assert expected.iterations == 3
+    for layout in ("processes:2", "cpu:a1-l1"):
+        assert train(experiment, layout, options(layout)).digest == expected.digest
+    for env in (REACH, f"{__file__}:WithState"):
+        one = experiment.replace(env=dataclasses.replace(experiment.env, id=env, options={}))
+        name = env.rpartition(":")[2]
+        whole = train(one, "inline", options(name)).digest
+        train(one, "inline", options(f"{name}-stopped"), stop_after=2)
+        assert resume(tmp_path / f"{name}-stopped").digest == whole
