@@ -57,29 +57,44 @@ def single(value: Any) -> Any:
     return array.item() if array.size == 1 and array.dtype.kind in "biuf" else None
 
 
-def batch_of(name: str, value: Any, count: int, kinds: str) -> np.ndarray:
-    """What a batch of environments returned for each of them: an array or a tensor [count].
+def numbers_of(name: str, value: Any, count: int) -> np.ndarray:
+    """The numbers [count] that a batch of environments returned: an array or a tensor of numbers or bools.
 
     Args:
-        name: such as "rewards".
-        kinds: allowed kinds of its dtype, such as "biuf" for numbers.
+        name: of what it returned, such as "rewards".
 
     Raises:
-        SettingsError: it has another shape or kind.
+        SettingsError: the value has another shape or holds something else.
     """
     try:
         found = as_array(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError):  # a ragged list, or a tensor of a type that NumPy lacks
         found = np.asarray(None)
-    if found.dtype.kind not in kinds:
-        wanted = "bools" if kinds == "b" else "numbers"
-        raise SettingsError(f"The batch returned {name} of type {found.dtype}, but must return {wanted}, [{count}].")
+    if found.dtype.kind not in "biuf":
+        raise SettingsError(f"The batch returned {name} of type {found.dtype}, but must return numbers, [{count}].")
     if found.shape not in ((count,), (count, 1)):
         raise SettingsError(
             f"The batch returned {name} of the shape {found.shape}, but ({count},) is needed: one for each of its "
             f"{count} environments."
         )
     return found.reshape(count)
+
+
+def flags_of(name: str, value: Any, count: int) -> np.ndarray:
+    """The bools [count] that a batch of environments returned, perhaps as numbers that are 0 or 1.
+
+    Raises:
+        SettingsError: as of numbers_of, or a number is neither.
+    """
+    found = numbers_of(name, value, count)
+    if found.dtype == np.bool_:
+        return found
+    if not np.isin(found, (0, 1)).all():
+        raise SettingsError(
+            f"The batch returned {name} with {found[~np.isin(found, (0, 1))][0]}, which is neither True nor False. Fix "
+            "the environment, or wrap it."
+        )
+    return found.astype(np.bool_)
 
 
 def register(envs: Sequence[Any], env_id: str) -> None:

@@ -201,6 +201,8 @@ class ShardEnv(ABC):
     """How the emulator runs, if there is one; evaluations add it to their protocol."""
     share_seeds: bool = False
     """Whether one random stream serves all of them. Then an environment depends on the others of its shard."""
+    limits_episodes: bool = True
+    """False if it cannot truncate an episode after env.reseed_every steps, although its adapter declares that."""
 
     @abstractmethod
     def reset(self, out: Observation) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import batch_of, register, unregister
+from lockstep.envs.answers import flags_of, numbers_of, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter, as_array, batch_action, with_rows
@@ -88,9 +88,9 @@ class BatchShard(ShardEnv):
                 "truncated, final observations), where the last is None unless the batch resets environments by itself."
             )
         obs, reward, terminated, truncated, final = answer
-        reward = batch_of("rewards", reward, self.num_envs, "biuf")
-        terminated = batch_of("terminated", terminated, self.num_envs, "b")
-        truncated = batch_of("truncated", truncated, self.num_envs, "b")
+        reward = numbers_of("rewards", reward, self.num_envs)
+        terminated = flags_of("terminated", terminated, self.num_envs)
+        truncated = flags_of("truncated", truncated, self.num_envs)
         arrays = self._writer.arrays(obs, self.num_envs)
         over = terminated | truncated
         if final is not None and over.any():

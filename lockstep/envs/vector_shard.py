@@ -16,7 +16,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import batch_of, register, unregister
+from lockstep.envs.answers import flags_of, numbers_of, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter, batch_action, with_rows
@@ -35,6 +35,7 @@ class VectorShard(ShardEnv):
     """
 
     frames_per_step = 1
+    limits_episodes = False
 
     def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], config: EnvConfig, *, seeds: Seeds) -> None:
         for name, value in (("num_levels", config.num_levels), ("decorrelate", config.decorrelate)):
@@ -119,9 +120,9 @@ class VectorShard(ShardEnv):
             raise _misanswered(self._id, "step", answer, wanted)
         obs, reward, terminated, truncated, infos = answer
         arrays = self._writer.arrays(obs, self.num_envs)
-        reward = batch_of("rewards", reward, self.num_envs, "biuf").astype(np.float32)
-        terminated = batch_of("terminations", terminated, self.num_envs, "b") & going
-        truncated = batch_of("truncations", truncated, self.num_envs, "b") & going & ~terminated
+        reward = numbers_of("rewards", reward, self.num_envs).astype(np.float32)
+        terminated = flags_of("terminations", terminated, self.num_envs) & going
+        truncated = flags_of("truncations", truncated, self.num_envs) & going & ~terminated
         ended = terminated | truncated
         reward[first] = 0
         if self._mode is not AutoresetMode.NEXT_STEP and first.any():

@@ -226,11 +226,7 @@ def evaluate_policy(
     experiment = experiment.replace(env=envs.resolve(experiment.env))
     limits = envs.adapter_of(experiment.env).limits_episodes
     if max_steps is not None and not limits:
-        raise SettingsError(
-            f"--max-steps {max_steps} cannot limit the episodes of {experiment.env.id}, because "
-            f"env.adapter={experiment.env.adapter} has its own limit, an option of the environment. Leave out "
-            "--max-steps."
-        )
+        raise _has_own_limit(experiment, max_steps)
     longest = (max_steps or MAX_STEPS) if limits else sys.maxsize
     if levels == "test" or (levels is None and experiment.env.num_levels):
         experiment = experiment.replace(env=experiment.env.held_out())
@@ -257,6 +253,8 @@ def evaluate_policy(
     episode = np.arange(count)
     cut = 0
     try:
+        if max_steps is not None and not player.env.limits_episodes:
+            raise _has_own_limit(experiment, max_steps)
         while (episode < episodes).any():
             step = player.step()
             alive()
@@ -280,6 +278,13 @@ def evaluate_policy(
     )
     metrics = {name: Metric(tuple(values)) for name, values in zip(names, reported.T.tolist(), strict=True)}
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol, acting, metrics)
+
+
+def _has_own_limit(experiment: Experiment, max_steps: int) -> SettingsError:
+    return SettingsError(
+        f"--max-steps {max_steps} cannot limit the episodes of {experiment.env.id}, because "
+        f"env.adapter={experiment.env.adapter} has its own limit, an option of the environment. Leave out --max-steps."
+    )
 
 
 def _environment(experiment: Experiment, emulator: str) -> str:

@@ -231,7 +231,7 @@ class Parts(Reach):
         push, kind = actions
         assert kind.dtype == np.int64 and kind.shape == (self.num_envs,)
         obs, reward, terminated, truncated, _ = super().step(push)
-        return self.parts(obs), reward.tolist(), terminated.tolist(), truncated[:, None], None
+        return self.parts(obs), reward.tolist(), terminated.astype(np.int64), truncated[:, None], None
 
     def parts(self, obs: np.ndarray) -> Any:
         return {"point": (obs, np.arange(len(obs)) % 3), "picture": np.full((len(obs), 8, 8, 3), 9, np.uint8)}
@@ -268,7 +268,7 @@ class Wrong(Reach):
             "four": (obs, reward, terminated, truncated),
             "reward": (obs, reward[:2], terminated, truncated, last),
             "words": (obs, ["a"] * self.num_envs, terminated, truncated, last),
-            "ends": (obs, reward, terminated.astype(np.float32), truncated, last),
+            "ends": (obs, reward, terminated + 0.5, truncated, last),
             "shape": (obs[:, :3], reward, terminated, truncated, last),
             "kind": (obs.astype(np.complex64), reward, terminated, truncated, last),
         }[self.at]
@@ -282,7 +282,7 @@ class Wrong(Reach):
         ("four", r"returned a tuple of 4, but must return \(observations, rewards"),
         ("reward", r"rewards of the shape \(2,\), but \(5,\) is needed"),
         ("words", r"rewards of type <U1, but must return numbers, \[5\]"),
-        ("ends", r"terminated of type float32, but must return bools"),
+        ("ends", r"terminated with 0\.5, which is neither True nor False"),
         ("shape", r"has the shape \(5, 3\), but \(5, 4\) is needed"),
         ("kind", r"is of type complex64.*environment 3, in step 1 of an episode that begins from seed \d+"),
     ],
@@ -292,6 +292,15 @@ def test_wrong_answers_are_explained(at: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         reset(env)
         play(env, random_actions(env, 6))
+
+
+class Drawn(Reach):
+    def render(self, index: int) -> Any:
+        return np.full((4, 6, 3), index, np.uint8)
+
+
+def test_pictures() -> None:
+    assert (make("Drawn").render(2) == np.full((4, 6, 3), 2)).all()
 
 
 class HalfState(Torch):

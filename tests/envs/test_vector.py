@@ -123,6 +123,16 @@ def test_processes_of_gymnasiums_give_the_same_bits() -> None:
     assert_same(*played)
 
 
+def test_pictures() -> None:
+    pytest.importorskip("pygame")
+    env = envs.make(EnvConfig("CartPole-v1", adapter="vector"), seed=1, first_index=0, num_envs=2, render=True)
+    reset(env)
+    assert env.render(1).shape == (400, 600, 3)
+    env.close()
+    with pytest.raises(SettingsError, match="render_mode=None"):
+        make().render()
+
+
 class Walks(VectorEnv[Any, Any, Any]):
     """Random walks with one generator, as users write a VectorEnv: it resets those that ended in the next step."""
 

@@ -140,6 +140,9 @@ def test_other_libraries_end_episodes_by_their_own_limits() -> None:
     atari = experiment(EnvConfig(id="Pong", protocol="machado", adapter="ale", options=options))
     with pytest.raises(SettingsError, match=r"--max-steps 7 .*env.adapter=ale"):
         evaluate_policy(build(atari), atari, 1, max_steps=7)
+    vector = experiment(EnvConfig(id="CartPole-v1", adapter="vector"))
+    with pytest.raises(SettingsError, match=r"--max-steps 7 .*env.adapter=vector"):
+        evaluate_policy(build(vector), vector, 1, max_steps=7)
     got = evaluate_policy(build(atari), atari, 1)
     assert got.lengths == (20,) and got.protocol.startswith(
         "1 whole episode of Pong (machado protocol, sticky actions 0.25"
