@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.convert import as_array
 
 BOOLS = (bool, np.bool_)
 """Types of `terminated` and `truncated` that need no further check."""
@@ -55,46 +54,6 @@ def single(value: Any) -> Any:
     except (TypeError, ValueError, RuntimeError):  # a ragged list, or a tensor that requires gradients
         return None
     return array.item() if array.size == 1 and array.dtype.kind in "biuf" else None
-
-
-def numbers_of(name: str, value: Any, count: int) -> np.ndarray:
-    """The numbers [count] that a batch of environments returned: an array or a tensor of numbers or bools.
-
-    Args:
-        name: of what it returned, such as "rewards".
-
-    Raises:
-        SettingsError: the value has another shape or holds something else.
-    """
-    try:
-        found = as_array(value)
-    except (TypeError, ValueError, RuntimeError):  # a ragged list, or a tensor of a type that NumPy lacks
-        found = np.asarray(None)
-    if found.dtype.kind not in "biuf":
-        raise SettingsError(f"The batch returned {name} of type {found.dtype}, but must return numbers, [{count}].")
-    if found.shape not in ((count,), (count, 1)):
-        raise SettingsError(
-            f"The batch returned {name} of the shape {found.shape}, but ({count},) is needed: one for each of its "
-            f"{count} environments."
-        )
-    return found.reshape(count)
-
-
-def flags_of(name: str, value: Any, count: int) -> np.ndarray:
-    """The bools [count] that a batch of environments returned, perhaps as numbers that are 0 or 1.
-
-    Raises:
-        SettingsError: as of numbers_of, or a number is neither.
-    """
-    found = numbers_of(name, value, count)
-    if found.dtype == np.bool_:
-        return found
-    if not np.isin(found, (0, 1)).all():
-        raise SettingsError(
-            f"The batch returned {name} with {found[~np.isin(found, (0, 1))][0]}, which is neither True nor False. Fix "
-            "the environment, or wrap it."
-        )
-    return found.astype(np.bool_)
 
 
 def register(envs: Sequence[Any], env_id: str) -> None:

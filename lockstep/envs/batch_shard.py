@@ -15,10 +15,11 @@ import torch
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import flags_of, numbers_of, register, unregister
+from lockstep.envs.answers import register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.batches import batch_action, flags_of, numbers_of, telling, with_rows
 from lockstep.envs.closing import close_all
-from lockstep.envs.convert import ObservationWriter, as_array, batch_action, with_rows
+from lockstep.envs.convert import ObservationWriter, as_array
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.pictures import as_picture
 
@@ -74,13 +75,19 @@ class BatchShard(ShardEnv):
 
     def _begin(self, rows: np.ndarray) -> list[np.ndarray]:
         """Begin the current episodes of some environments; return the entries of their observations [n, ...]."""
-        obs = self._env.reset(rows.copy(), self._seed(rows))
+        seeds = self._seed(rows)
+        with telling(
+            f"when it was reset (environment {self._seeds.first_index + rows[0]}, seed {seeds[0]}, and others)"
+        ):
+            obs = self._env.reset(rows.copy(), seeds)
         self._tensors = _has_tensors(obs)
         return self._writer.arrays(obs, len(rows))
 
     def _step(self, action: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
         """Step the object: the entries of the observations that the actions led to, rewards, and ends."""
-        answer = self._env.step(batch_action(self.action_space, action, self._tensors))
+        first = self._seeds.first_index
+        with telling(f"in a step of the environments {first} to {first + self.num_envs - 1}"):
+            answer = self._env.step(batch_action(self.action_space, action, self._tensors))
         if not (isinstance(answer, tuple) and len(answer) == 5):
             found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
             raise SettingsError(

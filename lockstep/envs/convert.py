@@ -86,17 +86,14 @@ class _Entry:
             array = as_array(value)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise SettingsError(
-                f"An {self.name} of the batch cannot be read ({error!r}). Return arrays or tensors with one row for "
-                "each environment, nested as observation_space is."
+                f"An {self.name} of the batched environment cannot be read ({error!r}). Return arrays or tensors "
+                "with one row for each environment, nested as observation_space is."
             ) from error
         wanted = (count, *self.shape)
-        if array.shape != wanted and array.shape[:1] + tuple(n for n in array.shape[1:] if n != 1) != (
-            count,
-            *(n for n in self.shape if n != 1),
-        ):
+        if array.shape[:1] != wanted[:1] or _without_ones(array.shape[1:]) != _without_ones(self.shape):
             raise SettingsError(
-                f"An {self.name} of the batch has the shape {array.shape}, but {wanted} is needed: one row for each "
-                f"of the {count} environments, and observation_space says {self.shape}."
+                f"An {self.name} of the batched environment has the shape {array.shape}, but {wanted} is "
+                f"needed: one row for each of the {count} environments, and observation_space says {self.shape}."
             )
         return array
 
@@ -228,12 +225,16 @@ class ObservationWriter:
 def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
     """A batch in the shape of its space. Raise SettingsError if more than axes of length 1 differ."""
     found, declared = batch.shape[1:], entry.shape
-    if [n for n in found if n != 1] != [n for n in declared if n != 1]:
+    if _without_ones(found) != _without_ones(declared):
         raise _Unfit(
             f"An {entry.name} of the environment has the shape {found}, but its observation_space says {declared}. "
             "Fix the environment, or wrap it, so that both are equal."
         )
     return batch.reshape(len(batch), *declared)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [n for n in shape if n != 1]
 
 
 def _unlike(entry: _Entry, observations: list[Any], error: Exception) -> _Unfit:
@@ -369,20 +370,3 @@ def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j:
         return space.dtype.type(x[j])
     # Environments may change the action that they are given, so they get a copy.
     return np.array(x[j], space.dtype).reshape(space.shape)
-
-
-def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], tensors: bool = False) -> Any:
-    """A copy of the actions of a whole batch [B, ...], of the type that their space declares."""
-    if isinstance(space, spaces.Tuple):
-        return tuple(batch_action(part, (x,), tensors) for part, x in zip(space.spaces, parts, strict=True))
-    (x,) = parts
-    batch = np.array(x, space.dtype).reshape(len(x), *(space.shape or ()))
-    return torch.from_numpy(batch) if tensors else batch
-
-
-def with_rows(arrays: list[np.ndarray], rows: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
-    """Copies of the entries of a batch [B, ...], in which some rows are those of `others` [n, ...]."""
-    copies = [array.copy() for array in arrays]
-    for copy, other in zip(copies, others, strict=True):
-        copy[rows] = other.reshape(len(rows), *copy.shape[1:])
-    return copies

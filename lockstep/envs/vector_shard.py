@@ -16,10 +16,11 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import flags_of, numbers_of, register, unregister
+from lockstep.envs.answers import register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.batches import batch_action, flags_of, numbers_of, telling, with_rows
 from lockstep.envs.closing import close_all
-from lockstep.envs.convert import ObservationWriter, batch_action, with_rows
+from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
 from lockstep.envs.pictures import as_picture
 
@@ -89,7 +90,7 @@ class VectorShard(ShardEnv):
         return self._reset(seed=seeds[0] if self.share_seeds else seeds)
 
     def _reset(self, **arguments: Any) -> list[np.ndarray]:
-        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+        with ENVIRONMENT_SETTINGS.applied(thorough=True), telling(f"when it was reset ({self._where(0)}, and others)"):
             answer = self._env.reset(**arguments)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise _misanswered(self._id, "reset", answer, "(observations, infos)")
@@ -113,7 +114,8 @@ class VectorShard(ShardEnv):
         self._since += 1
         if self._mode is AutoresetMode.DISABLED and first.any():  # gymnasium's own classes would refuse the step
             self._reset_masked(first)
-        with ENVIRONMENT_SETTINGS.applied(thorough=self._writer.looks > 0):
+        thorough = self._writer.looks > 0
+        with ENVIRONMENT_SETTINGS.applied(thorough=thorough), telling(f"in a step ({self._where(0)}, and others)"):
             answer = self._env.step(batch_action(self.action_space, action))
         if not (isinstance(answer, tuple) and len(answer) == 5):
             wanted = "(observations, rewards, terminations, truncations, infos)"

@@ -278,7 +278,7 @@ class Wrong(Reach):
     ("at", "message"),
     [
         ("rows", r"has the shape \(5, 4\), but \(1, 4\) is needed"),
-        ("info", r"observation of the batch cannot be read|shape \(\)"),
+        ("info", r"observation of the batched environment cannot be read|shape \(\)"),
         ("four", r"returned a tuple of 4, but must return \(observations, rewards"),
         ("reward", r"rewards of the shape \(2,\), but \(5,\) is needed"),
         ("words", r"rewards of type <U1, but must return numbers, \[5\]"),
@@ -301,6 +301,19 @@ class Drawn(Reach):
 
 def test_pictures() -> None:
     assert (make("Drawn").render(2) == np.full((4, 6, 3), 2)).all()
+
+
+class Raises(Reach):
+    def step(self, actions: Any) -> Any:
+        raise KeyError("ours")
+
+
+def test_an_error_of_the_users_says_where(capfd: pytest.CaptureFixture[str]) -> None:
+    env = make("Raises")
+    reset(env)
+    with pytest.raises(KeyError, match="ours"):
+        play(env, random_actions(env, 1))
+    assert "in a step of the environments 3 to 7:" in capfd.readouterr().err
 
 
 class HalfState(Torch):

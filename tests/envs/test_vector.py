@@ -111,6 +111,7 @@ def test_all_restart_from_new_seeds_together() -> None:
     assert np.array_equal(out, gymnasium.make_vec("CartPole-v1", 3, "sync").reset(seed=seeds)[0])
 
 
+@pytest.mark.slow
 def test_processes_of_gymnasiums_give_the_same_bits() -> None:
     """AsyncVectorEnv has other code for the masks of resets."""
     played = []
@@ -229,6 +230,7 @@ def anyhow(**options: Any) -> Any:
     return Walks(options.get("num_envs", 1))
 
 
+@pytest.mark.slow
 def test_a_users_class_is_recognized_and_checked() -> None:
     config = EnvConfig(f"{__file__}:Walks", num_envs=3)
     assert envs.resolve(config).adapter == "vector"

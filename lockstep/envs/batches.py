@@ -1,0 +1,92 @@
+"""What the shards of batched environments share: actions, checks of what a batch returns, and messages.
+
+Shape legend: B environments, n of them in `rows`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from lockstep.config.settings import SettingsError
+from lockstep.envs.convert import as_array
+from lockstep.system.output import tell
+
+
+@contextlib.contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Print what a batched environment was doing when it raises an error of its own."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception:
+        tell(f"A batched environment raised an error {what}:", sys.stderr)
+        raise
+
+
+def numbers_of(name: str, value: Any, count: int) -> np.ndarray:
+    """The numbers [count] that a batch of environments returned: an array or a tensor of numbers or bools.
+
+    Args:
+        name: of what it returned, such as "rewards".
+
+    Raises:
+        SettingsError: the value has another shape or holds something else.
+    """
+    try:
+        found = as_array(value)
+    except (TypeError, ValueError, RuntimeError):  # a ragged list, or a tensor of a type that NumPy lacks
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise SettingsError(
+            f"The batched environment returned {name} of type {found.dtype}, but must return numbers, [{count}]."
+        )
+    if found.shape not in ((count,), (count, 1)):
+        raise SettingsError(
+            f"The batched environment returned {name} of the shape {found.shape}, but ({count},) is needed: one for "
+            "each of its environments."
+        )
+    return found.reshape(count)
+
+
+def flags_of(name: str, value: Any, count: int) -> np.ndarray:
+    """The bools [count] that a batch of environments returned, perhaps as numbers that are 0 or 1.
+
+    Raises:
+        SettingsError: as of numbers_of, or a number is neither.
+    """
+    found = numbers_of(name, value, count)
+    if found.dtype == np.bool_:
+        return found
+    other = found[(found != 0) & (found != 1)]
+    if other.size:
+        raise SettingsError(
+            f"The batched environment returned {name} with {other[0]}, which is neither True nor False. Fix the "
+            "environment, or wrap it."
+        )
+    return found.astype(np.bool_)
+
+
+def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], tensors: bool = False) -> Any:
+    """A copy of the actions of a whole batch [B, ...], of the type that their space declares."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(batch_action(part, (x,), tensors) for part, x in zip(space.spaces, parts, strict=True))
+    (x,) = parts
+    batch = np.array(x, space.dtype).reshape(len(x), *(space.shape or ()))
+    return torch.from_numpy(batch) if tensors else batch
+
+
+def with_rows(arrays: list[np.ndarray], rows: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
+    """Copies of the entries of a batch [B, ...], in which some rows are those of `others` [n, ...]."""
+    copies = [array.copy() for array in arrays]
+    for copy, other in zip(copies, others, strict=True):
+        copy[rows] = other.reshape(len(rows), *copy.shape[1:])
+    return copies
