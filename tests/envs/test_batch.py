@@ -203,7 +203,6 @@ class Forgets(WithState):
     ("env", "failed"),
     [
         ("Torch", None),
-        ("WithState", None),
         ("Unseeded", "again"),
         ("Shares", "alone"),
         ("Keeps", "rebuilt"),
