@@ -286,7 +286,7 @@ class _Game:
                     env.send(sent[-1])
                     result = env.recv(out)
                     seconds += time.perf_counter() - began
-                    for part, found in zip(trace[1:], result, strict=True):
+                    for part, found in zip(trace[1:], result[: len(trace) - 1], strict=True):  # all but metrics
                         part[t] = found
                     if env.reseed_due():
                         env.reseed(out)

@@ -37,7 +37,7 @@ def digest() -> str:
         env = make(env_id)
         reset(env)
         for obs, step in play(env, random_actions(env, 300)):
-            result.update(b"".join(part.tobytes() for part in (obs[""], *step)))
+            result.update(b"".join(part.tobytes() for part in (obs[""], *step[:5])))
     return result.hexdigest()
 
 
