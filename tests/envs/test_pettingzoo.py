@@ -152,7 +152,7 @@ def play_legally(env: ShardEnv, steps: int, first: int = 0) -> tuple[list[Any], 
         actions.append(np.array([draw.choice(np.flatnonzero(row)) for draw, row in zip(draws, allowed)]))
         env.send(actions[-1])
         step = env.recv(out)
-        moments.append(Moment(snapshot(out), type(step)(*(part.copy() for part in step))))
+        moments.append(Moment(snapshot(out), type(step)(*(part.copy() for part in step[:5]))))
     return actions, moments
 
 
