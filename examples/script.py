@@ -47,7 +47,7 @@ def run(experiment: Experiment) -> str:
         moments = tree.sum({info.shard: torch.from_numpy(info.moments) for info in infos})
         agent.normalizers = agent.normalizers.merged(moments)
         versions.publish(agent.version(iteration + 1))
-        scores = [score for info in infos for score, _ in info.episodes]
+        scores = [episode.score for info in infos for episode in info.episodes]
         if scores:
             loss = learned.metrics["loss/value"]
             print(f"iteration {iteration:3d}  score {sum(scores) / len(scores):6.1f}  value loss {loss:8.3f}")

@@ -50,7 +50,7 @@ class BatchEnv(Protocol):
         """Play one step in all environments.
 
         Args:
-            actions: [B, ...]; a tuple of these if the space is a Tuple.
+            actions: [B, ...]; a tuple or a dict of these if the space is a Tuple or a Dict.
 
         Returns:
             Observations [B, ...], rewards [B], terminated bool [B], truncated bool [B], and final observations. These

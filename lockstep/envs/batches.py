@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import as_array
+from lockstep.models.action_spaces import action_parts, composite
 from lockstep.system.output import tell
 
 
@@ -77,8 +78,9 @@ def flags_of(name: str, value: Any, count: int) -> np.ndarray:
 
 def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], tensors: bool = False) -> Any:
     """A copy of the actions of a whole batch [B, ...], of the type that their space declares."""
-    if isinstance(space, spaces.Tuple):
-        return tuple(batch_action(part, (x,), tensors) for part, x in zip(space.spaces, parts, strict=True))
+    if composite(space):
+        batches = [batch_action(part, (x,), tensors) for part, x in zip(action_parts(space), parts, strict=True)]
+        return dict(zip(space.spaces, batches)) if isinstance(space, spaces.Dict) else tuple(batches)
     (x,) = parts
     batch = np.array(x, space.dtype).reshape(len(x), *(space.shape or ()))
     return torch.from_numpy(batch) if tensors else batch

@@ -93,7 +93,7 @@ EXACT: dict[str, Callable[[Any, Any], Any]] = {
     "remainder": lambda x, y: x % y,
     "whole quotient": lambda x, y: x // y,
     "absolute value": lambda x, y: abs(x),
-    "sign": lambda x, y: (np if isinstance(x, np.ndarray) else torch).sign(x),
+    "sign": lambda x, y: np.sign(x) if isinstance(x, np.ndarray) else x.sign(),
     "square root": lambda x, y: abs(x) ** 0.5 if isinstance(x, np.ndarray) else x.abs().sqrt(),
     "root by a power": lambda x, y: abs(x) ** 0.5,
     "rounding": lambda x, y: x.round(),
