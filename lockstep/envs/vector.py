@@ -32,6 +32,10 @@ class Vector(Adapter):
         del env_id
         return True
 
+    def reports(self, env_id: str) -> bool:
+        del env_id
+        return True
+
     def make(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> ShardEnv:
@@ -46,6 +50,11 @@ class Vector(Adapter):
 
 def _check(env: Any, config: EnvConfig, num_envs: int) -> None:
     """Raise SettingsError unless this object can be a shard's environments."""
+    if config.metrics and not isinstance(env, VectorEnv):
+        raise SettingsError(
+            f"env.metrics={','.join(config.metrics)}: env.id={config.id} is a batch without infos. Leave out "
+            "--env.metrics, or make it a gymnasium.vector.VectorEnv."
+        )
     names = ("observation_space", "action_space")
     if isinstance(env, VectorEnv):
         names = ("single_observation_space", "single_action_space")

@@ -22,6 +22,7 @@ from lockstep.envs.batches import batch_action, flags_of, numbers_of, telling, w
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 
 _MODES = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
@@ -59,6 +60,8 @@ class VectorShard(ShardEnv):
         self._count = 0
         self._since = 0
         self._ended = np.zeros(self.num_envs, np.bool_)
+        tells = seeds.first_index == 0
+        self._numbers = EpisodeNumbers(config.metrics, self.num_envs, tells=tells) if config.metrics else None
         self._masks = False
         """Whether it has been seen to reset only what reset_mask names."""
         register([env], config.id)
@@ -85,6 +88,8 @@ class VectorShard(ShardEnv):
         self._since = 0
         self._log.clear()
         self._ended = np.zeros(self.num_envs, np.bool_)
+        if self._numbers is not None:
+            self._numbers.begin(np.arange(self.num_envs))
         index = np.arange(1 if self.share_seeds else self.num_envs)
         seeds = self._seeds.derive(index, np.full(len(index), self._count)).tolist()
         return self._reset(seed=seeds[0] if self.share_seeds else seeds)
@@ -133,7 +138,22 @@ class VectorShard(ShardEnv):
             rows = np.flatnonzero(ended)
             arrays = with_rows(arrays, rows, self._final(infos, rows))
         self._ended = ended
-        return arrays, StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
+        lost = np.zeros(self.num_envs, np.bool_)
+        return arrays, StepResult(reward, terminated, truncated, first, lost, self._metrics(infos, first, ended))
+
+    def _metrics(self, infos: Any, first: np.ndarray, ended: np.ndarray) -> np.ndarray | None:
+        """The metrics of the episodes that have ended; None if none are asked for."""
+        numbers = self._numbers
+        if numbers is None:
+            return None
+        numbers.begin(np.flatnonzero(first))
+        same_step = self._mode is AutoresetMode.SAME_STEP  # infos then are those of the next episode's reset
+        numbers.note_all(infos, ~first & ~ended if same_step else ~first)
+        numbers.add()
+        if same_step and ended.any():
+            numbers.note_all(infos.get("final_info", {}), ended)
+            numbers.add()
+        return numbers.values(ended)
 
     def _begun(self, arrays: list[np.ndarray], first: np.ndarray) -> list[np.ndarray]:
         """Begin the next episode of some environments: the entries of observations with theirs."""

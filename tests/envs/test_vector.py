@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from playing import assert_same, buffers, play, random_actions, reset
 
@@ -122,6 +122,58 @@ def test_processes_of_gymnasiums_give_the_same_bits() -> None:
         env.close()
     assert sum(int(step.first.sum()) for _, step in played[0]) > 2
     assert_same(*played)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_metrics_are_those_of_single_environments(mode: str) -> None:
+    def metrics_of(adapter: str, **options: Any) -> list[list[list[float]]]:
+        """What the episodes of each of three environments report, the first five of each."""
+        config = EnvConfig(
+            f"{__file__}:climb" if adapter == "gymnasium" else f"{__file__}:climb_together",
+            adapter=adapter,
+            num_envs=3,
+            options=options,
+            metrics=("height", "height:mean"),
+        )
+        env = envs.make(config, seed=1, first_index=0, num_envs=3)
+        reset(env)
+        found: list[list[list[float]]] = [[], [], []]
+        for _, step in play(env, random_actions(env, 80)):
+            assert step.metrics is not None
+            for j in np.flatnonzero(step.terminated | step.truncated):
+                found[j].append(step.metrics[j].tolist())
+        env.close()
+        return [each[:5] for each in found]
+
+    found = metrics_of("vector", mode=mode)
+    assert found == metrics_of("gymnasium")
+    assert found[0] == [[length, (length + 1) / 2] for length in (3.0, 4.0, 5.0, 6.0, 7.0)]
+
+
+class Climb(gymnasium.Env[Any, Any]):
+    """After n episodes, the next one has n + 3 steps, at heights 1, 2, …"""
+
+    observation_space: spaces.Space[Any] = spaces.Box(-1, 1, (2,), np.float32)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
+    episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.height = 0
+        return np.zeros(2, np.float32), {"height": 1000.0}
+
+    def step(self, action: Any) -> Any:
+        self.height += 1
+        over = self.height == self.episodes + 3
+        self.episodes += over
+        return np.zeros(2, np.float32), 1.0, over, False, {"height": float(self.height)}
+
+
+def climb() -> Climb:
+    return Climb()
+
+
+def climb_together(num_envs: int, mode: str = "NextStep") -> VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv([Climb] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
 def test_pictures() -> None:
