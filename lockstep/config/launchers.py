@@ -33,10 +33,10 @@ class Launcher:
     one_machine: bool = True
     """Whether all processes run on this machine."""
     shares_memory: bool = True
-    """Whether processes share memory, which asynchronous gradients, preemption and, unless runs_freely is set,
-    free-running collectors need."""
-    runs_freely: bool = False
-    """Whether collectors can run freely although they share no memory with learners."""
+    """Whether processes share memory. If not, nothing may depend on timing, unless decides_by_messages is set."""
+    decides_by_messages: bool = False
+    """Whether processes that share no memory decide by messages what depends on timing: free-running collectors and
+    asynchronous gradients."""
     options: tuple[str, ...] = ("device",)
     """Which of the layout's options `device`, `pin`, `restarts` and `compress` it supports."""
     package: str = ""
@@ -78,7 +78,7 @@ LAUNCHERS = {
         starts_processes=True,
         one_machine=False,
         shares_memory=False,
-        runs_freely=True,
+        decides_by_messages=True,
         options=("restarts", "compress"),
         package="ray",
     ),

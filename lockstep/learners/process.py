@@ -20,6 +20,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Learner
+from lockstep.learners.parameter_store import Store
 from lockstep.models.observations import precision_warning
 from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
@@ -40,6 +41,7 @@ class Worker:
         alive: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         recorded: Recorded | None = None,
+        store: Store | None = None,
     ) -> None:
         scheme = agent.experiment.scheme
         if group.rank and agent.experiment.precision == "portable":
@@ -54,7 +56,7 @@ class Worker:
         if scheme.gradient_lag == "async":
             updates = () if recorded is None else recorded.updates
             self.learner: Learner = AsyncLearner(
-                agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates
+                agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates, store=store
             )
         else:
             self.learner = learner_of(agent, self.slots, self._tree, alive, capture)

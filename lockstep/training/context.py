@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.distributed.channels import Channels
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import SharedCounts
+from lockstep.learners.parameter_store import Store
 from lockstep.training.job import Job, Result
 from lockstep.transport.messages import Inbox
 
@@ -23,6 +24,8 @@ class WorkerContext:
     """Its channels to the other role, in a split layout on one machine."""
     inbox: Inbox | None = None
     """A learner's messages from and to collectors, in a split layout on several machines."""
+    store: Store | None = None
+    """Keeps the parameters of learners on several machines, if gradients are asynchronous."""
 
 
 class StopRequest:

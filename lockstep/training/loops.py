@@ -74,7 +74,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
             tell(f"warning: {warning}", sys.stderr)
     rollouts = _rollouts(job, agent, context, alive)
     capture = cuda_graph if job.layout.graphs else None
-    worker = Worker(agent, rollouts, group, alive, capture, job.recorded)
+    worker = Worker(agent, rollouts, group, alive, capture, job.recorded, context.store)
     writer = None
     try:
         resumed = _begin(job, worker)

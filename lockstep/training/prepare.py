@@ -188,7 +188,7 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
         )
     shares_memory = layout.launcher.shares_memory
     free = experiment.scheme.free_running
-    if free and recorded is None and not (layout.split and (shares_memory or layout.launcher.runs_freely)):
+    if free and recorded is None and not (layout.split and (shares_memory or layout.launcher.decides_by_messages)):
         raise SettingsError(
             f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes, on one "
             "machine or on Ray. Use --layout auto, cpu:a1-l1 (one collector, one learner) or more of each, ray:a1-l1 "
@@ -212,10 +212,10 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             "or leave out --scheme.preempt."
         )
     if experiment.scheme.gradient_lag == "async":
-        if not shares_memory:
+        if not (shares_memory or layout.launcher.decides_by_messages):
             raise SettingsError(
-                f"--scheme.gradient-lag async with --layout {layout}: learners apply gradients to parameters in "
-                "shared memory, so all must be processes of one machine. Use --layout processes:N or cpu:aC-lL, or "
+                f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
+                "parameters, on one machine or on Ray. Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or "
                 "--scheme.gradient-lag 1, which gives stale gradients on any layout."
             )
         if recorded is not None and max(layout.workers, len(layout.learners)) > 1:

@@ -39,9 +39,10 @@ from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
-from lockstep.learners.asynchronous import AsyncLearner, SharedParameters, in_time
-from lockstep.learners.learner import Applied, Learner
+from lockstep.learners.asynchronous import AsyncLearner
+from lockstep.learners.learner import Applied, Computed, Learner
 from lockstep.learners.optimizer import Optimizer
+from lockstep.learners.parameters import SharedParameters, in_time
 from lockstep.models.parameters import FlatParameters
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
@@ -134,7 +135,7 @@ class Toy:
             round=lambda: None,
         )
         self.learner, self.flat = kind(agent, range(slots), TreeSum(slots, Group())), flat
-        self.learner.optimizer = SimpleNamespace(step=self._step, moments={}, counts={})  # type: ignore[assignment]
+        self.learner.optimizer.step = self._step  # type: ignore[method-assign]
         self.seen: list[float] = []
         self.followed: list[int] = []
 
@@ -262,8 +263,8 @@ def one_number() -> tuple[Optimizer, Tensor]:
     return Optimizer(recipes.ppo_cartpole(), flat), flat.vector.detach()
 
 
-def pull(optimizer: Optimizer) -> Callable[[int], float]:
-    return lambda place: float(optimizer.step(torch.ones(16), (ParameterGroup("", 0.25),)))
+def pull() -> Computed:
+    return Computed(torch.ones(16), 0, 1, (ParameterGroup("", 0.25),))
 
 
 @pytest.mark.parametrize("device", ["cpu", "elsewhere"])
@@ -273,7 +274,14 @@ def test_learners_see_each_others_updates(device: str) -> None:
 
     def learner(rank: int) -> tuple[SharedParameters, Optimizer, Tensor]:
         optimizer, vector = one_number()
-        agent: Any = SimpleNamespace(vectors=[vector], device=SimpleNamespace(type=device), round=lambda: None)
+        agent: Any = SimpleNamespace(
+            vectors=[vector],
+            device=SimpleNamespace(type=device),
+            round=lambda: None,
+            follow=lambda updates: None,
+            algorithm=SimpleNamespace(updates_before=lambda *_: 0),
+            experiment=recipes.ppo_cartpole(),
+        )
         group: Any = SimpleNamespace(rank=rank, size=2, shared=memory, waited=0.0, barrier=lambda: None)
         return SharedParameters(agent, optimizer, group, bound=1), optimizer, vector
 
@@ -282,17 +290,17 @@ def test_learners_see_each_others_updates(device: str) -> None:
     b.open()
     a.read(0)
     b.read(0)
-    assert a.change(pull(rule_a))[:2] == (0, 0)
+    assert a.change(pull())[:2] == (0, 0)
     assert w_a[0] != 1 and w_b[0] == 1
-    assert b.change(pull(rule_b))[:2] == (1, 1)
+    assert b.change(pull())[:2] == (1, 1)
     a.read(0)
     assert torch.equal(w_a, w_b)
-    assert a.change(pull(rule_a))[:2] == (2, 0)
+    assert a.change(pull())[:2] == (2, 0)
     a.close()
     b.close()
     optimizer, w = one_number()
-    for place in range(3):
-        pull(optimizer)(place)
+    for _ in range(3):
+        optimizer.step(pull().gradient, pull().groups)
     for mine, of in ((w_a, rule_a), (w_b, rule_b)):
         assert torch.equal(mine, w)
         assert {name: x.tolist() for name, x in of.state().items()} == {
@@ -301,7 +309,7 @@ def test_learners_see_each_others_updates(device: str) -> None:
     a.open()
     b.open()
     b.read(0)
-    assert b.change(pull(rule_b))[:2] == (0, 0), "counted within the iteration"
+    assert b.change(pull())[:2] == (0, 0), "counted within the iteration"
     memory.close()
 
 
@@ -519,12 +527,16 @@ PLACE = Path(__file__).parent
 
 class Slow(PPO):
     def groups(self, updates, hyper):
-        "Is asked for while the parameters are changed."
-        if updates == 3 and not (PLACE / "locked").exists():
+        return Groups(super().groups(updates, hyper)) if updates == 3 else super().groups(updates, hyper)
+
+class Groups(tuple):
+    def __iter__(self):
+        "Is called while the parameters are changed."
+        if not (PLACE / "locked").exists():
             (PLACE / "writing").write_text(str(os.getpid()))
             (PLACE / "writing").rename(PLACE / "locked")
             time.sleep(1000)
-        return super().groups(updates, hyper)
+        return super().__iter__()
 
 @dataclasses.dataclass(frozen=True)
 class SlowConfig(PPOConfig):

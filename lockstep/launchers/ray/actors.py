@@ -13,8 +13,10 @@ from typing import Any
 
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import RolloutInfo
-from lockstep.distributed.groups import GlooGroup, Group, meeting_point
+from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
+from lockstep.learners.learner import Computed
+from lockstep.learners.parameter_store import ParameterStore, Read
 from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
@@ -22,6 +24,14 @@ from lockstep.training.job import Job, Result
 from lockstep.training.loops import collector_service
 from lockstep.transport.free_running import Admission
 from lockstep.transport.messages import CollectorService, Inbox, RolloutMessage, State, VersionMessage
+
+WHILE_BUSY = "while-busy"
+"""The concurrency group of the calls that actors answer while they work."""
+
+
+def call(actor: Any, method: str, *args: Any) -> Any:
+    """Call a method of an actor while it works; returns the reference to its answer."""
+    return getattr(actor, method).options(concurrency_group=WHILE_BUSY).remote(*args)
 
 
 class _Process:
@@ -56,7 +66,8 @@ class RayLearner(_Process):
 
     def __init__(self, job: Job, directory: str, rank: int) -> None:
         super().__init__(job, directory)
-        self._rank, self._store = rank, None
+        self._rank, self._meeting = rank, None
+        self._parameters = ParameterStore(job.experiment.scheme.max_gradient_lag)
         schedule, admission = job.schedule, None
         if job.collects_freely:
             admission = Admission(PrivateMemory(), schedule.shards, schedule.lag + 1)
@@ -66,11 +77,15 @@ class RayLearner(_Process):
         """Host and port where learners find each other."""
         import ray
 
-        self._store, place = meeting_point(ray.util.get_node_ip_address())
+        self._meeting, place = meeting_point(ray.util.get_node_ip_address())
         return place
 
-    def work(self, work: Work, meeting: tuple[str, int] | None) -> Result | None:
-        """Take part in the run from beginning to end."""
+    def work(self, work: Work, meeting: tuple[str, int] | None, learner_0: Any) -> Result | None:
+        """Take part in the run from beginning to end.
+
+        Args:
+            learner_0: the actor of learner 0.
+        """
         self._works()
         layout, folder = self._job.layout, self._job.folder.path
         if not is_run(folder):
@@ -80,15 +95,21 @@ class RayLearner(_Process):
             )
         group = Group()
         if meeting is not None:
-            group = GlooGroup(self._store or meeting_point(*meeting)[0], self._rank, layout.learning)
+            group = GlooGroup(self._meeting or meeting_point(*meeting)[0], self._rank, layout.learning)
         try:
-            return work(self._job, WorkerContext(group, inbox=self._inbox if layout.split else None), self._stop)
+            inbox = self._inbox if layout.split else None
+            store = self._parameters if self._rank == 0 else RemoteStore(learner_0)
+            return work(self._job, WorkerContext(group, inbox=inbox, store=store), self._stop)
         finally:
             group.close()
 
     def stop(self) -> None:
         """End after this iteration, with a checkpoint."""
         self._stop.request()
+
+    def stored(self, method: str, *args: Any) -> Any:
+        """Call a method of learner 0's parameter store."""
+        return getattr(self._parameters, method)(*args)
 
     def deliver(self, message: RolloutMessage) -> RolloutInfo | None:
         """Receive a rollout. If collectors run freely, learner 0 is told about it with what this returns."""
@@ -122,6 +143,33 @@ class RayLearner(_Process):
 
     def started(self, collector: int, ready: tuple[int, int]) -> None:
         self._inbox.started(collector, ready)
+
+
+class RemoteStore:
+    """The parameter store of learner 0, for the other learners."""
+
+    def __init__(self, learner_0: Any) -> None:
+        self._learner_0 = learner_0
+
+    def read(self, learner: int, seen: int) -> Read:
+        return self._ask("read", learner, seen)
+
+    def newest(self, seen: int) -> Read:
+        return self._ask("newest", seen)
+
+    def change(self, learner: int, computed: Computed, first: int) -> tuple[int, int, float]:
+        return self._ask("change", learner, computed, first)
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Raises PeerGone if learner 0 is gone."""
+        import ray.exceptions
+
+        try:
+            return ray.get(call(self._learner_0, "stored", method, *args))
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:
+            raise PeerGone(str(error)) from None
 
 
 class RayCollector(_Process):

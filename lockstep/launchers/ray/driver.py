@@ -33,7 +33,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
-from lockstep.launchers.ray.actors import RayCollector, RayLearner
+from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, call
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.output import tell
@@ -49,8 +49,6 @@ _NOTICING = 30.0
 """Seconds that Ray has to notice the loss of a node after a learner's connection to it broke."""
 _ENDING = 10.0
 """Seconds that processes have to end."""
-_WHILE_BUSY = "while-busy"
-"""The concurrency group of the calls that actors answer while they work."""
 
 
 class ProcessLost(Exception):
@@ -172,7 +170,7 @@ class RayDriver:
             self._learners.append(self._actor(name, RayLearner, rank, rank))
         meeting = self._call(self._learners[0], "meeting") if learning > 1 else None
         for rank, learner in enumerate(self._learners):
-            self._runs[learner.handle.work.remote(self._work, meeting)] = rank
+            self._runs[learner.handle.work.remote(self._work, meeting, self._learners[0].handle)] = rank
         for index in range(len(layout.collectors)):
             self._start(index)
 
@@ -184,8 +182,8 @@ class RayDriver:
             num_cpus=cpus(self._job),
             max_restarts=0,
             max_task_retries=0,
-            # Versions that are waited for may occupy lag + 1 threads, and admissions one for each collector.
-            concurrency_groups={_WHILE_BUSY: self._schedule.lag + 8 + len(self._layout.collectors)},
+            # Versions that are waited for may occupy lag + 1 threads; admissions and parameters one for each process.
+            concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + self._layout.processes},
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
@@ -193,7 +191,7 @@ class RayDriver:
 
     def _call(self, actor: _Actor, method: str, *args: Any) -> Any:
         """Call a method of an actor while it works."""
-        return getattr(actor.handle, method).options(concurrency_group=_WHILE_BUSY).remote(*args)
+        return call(actor.handle, method, *args)
 
     def _start(self, index: int) -> None:
         """Start a collector, which continues after the last rollouts of its shards that arrived."""
