@@ -32,7 +32,7 @@ _NAMES = """
     scalar_tensor scatter scatter_add select select_backward select_scatter set_ sgn sign slice slice_backward
     slice_scatter sort split split_with_sizes squeeze stack sub t threshold_backward to topk transpose tril triu
     trunc unbind unflatten unfold unsqueeze view where zero zeros zeros_like _local_scalar_dense _reshape_alias _to_copy
-    _unsafe_view
+    _unsafe_view c10d::send c10d::recv
 """
 _EXACT = frozenset(_NAMES.split())
 """Operations that torch computes with the same bits everywhere; _ALPHA lists those that must not scale an argument."""
