@@ -8,9 +8,11 @@ where it is cut. The ledger records that, and a repetition cuts at the same step
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +33,54 @@ class Preemption(Protocol):
     def collected(self, rollout_id: RolloutId) -> None:
         """Note that a rollout is complete, or was cut."""
         ...
+
+
+class Counts:
+    """How many rollouts each shard has collected. Learner 0 keeps it for processes that share no memory."""
+
+    def __init__(self, shards: int) -> None:
+        self._collected = [0] * shards
+        self._changed = threading.Condition()
+
+    def collected(self, rollout_id: RolloutId) -> None:
+        """Note that a rollout is complete, or was cut."""
+        shard, number = rollout_id
+        with self._changed:
+            self._collected[shard] = max(self._collected[shard], number + 1)  # messages may overtake each other
+            self._changed.notify_all()
+
+    def late(self, rollout_id: RolloutId, enough: int) -> None:
+        """Wait until so many shards have collected the rollout of this number, or this one has."""
+        shard, number = rollout_id
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._collected[shard] > number or sum(each > number for each in self._collected) >= enough
+            )
+
+
+class DistantCounts(Protocol):
+    """Another process's Counts."""
+
+    def collected(self, rollout_id: RolloutId) -> None: ...
+    def late(self, rollout_id: RolloutId, enough: int) -> Future[Any]:
+        """Returns at once; the result comes when Counts.late ends."""
+        ...
+
+
+class DistantStragglers:
+    """Cuts late shards of a process, as learner 0's counts say. It asks once a rollout."""
+
+    def __init__(self, counts: DistantCounts, scheme: Scheme, own: int) -> None:
+        self._counts, self._enough = counts, scheme.enough(own)
+        self._asked, self._late = -1, Future[Any]()
+
+    def cut(self, rollout_id: RolloutId, t: int) -> bool:
+        if rollout_id.number != self._asked:
+            self._asked, self._late = rollout_id.number, self._counts.late(rollout_id, self._enough)
+        return self._late.done() and self._late.exception() is None
+
+    def collected(self, rollout_id: RolloutId) -> None:
+        self._counts.collected(rollout_id)
 
 
 class Stragglers:
@@ -68,16 +118,23 @@ class RecordedCuts:
         pass
 
 
-def preemption(scheme: Scheme, recorded: Recorded | None, memory: SharedMemory | None, own: int) -> Preemption | None:
+def preemption(
+    scheme: Scheme, recorded: Recorded | None, counts: SharedMemory | DistantCounts | None, own: int
+) -> Preemption | None:
     """What decides the cuts of a process that collects; None if it cuts nothing.
 
     Args:
         recorded: the record to repeat, if any.
-        memory: shared by all processes that collect; None if there is only one.
+        counts: how all processes that collect see who is late: memory that they share, or learner 0's counts. None if
+            there is only one process.
         own: the number of this process's shards, which are equally fast.
     """
     if scheme.preempt == 1:
         return None
     if recorded is not None:
         return RecordedCuts(recorded.cut_after)
-    return None if memory is None or own == scheme.shards else Stragglers(memory, scheme, own)
+    if counts is None or own == scheme.shards:
+        return None
+    if isinstance(counts, SharedMemory):
+        return Stragglers(counts, scheme, own)
+    return DistantStragglers(counts, scheme, own)

@@ -35,8 +35,8 @@ class Launcher:
     shares_memory: bool = True
     """Whether processes share memory. If not, nothing may depend on timing, unless decides_by_messages is set."""
     decides_by_messages: bool = False
-    """Whether processes that share no memory decide by messages what depends on timing: free-running collectors and
-    asynchronous gradients."""
+    """Whether processes that share no memory decide by messages what depends on timing: free-running collectors,
+    asynchronous gradients and preemption."""
     options: tuple[str, ...] = ("device",)
     """Which of the layout's options `device`, `pin`, `restarts` and `compress` it supports."""
     package: str = ""

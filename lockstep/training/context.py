@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.collectors.preemption import DistantCounts
 from lockstep.distributed.channels import Channels
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import SharedCounts
@@ -26,6 +27,8 @@ class WorkerContext:
     """A learner's messages from and to collectors, in a split layout on several machines."""
     store: Store | None = None
     """Keeps the parameters of learners on several machines, if gradients are asynchronous."""
+    counts: DistantCounts | None = None
+    """Says which collected rollouts are late, on several machines, if these are cut."""
 
 
 class StopRequest:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collectors
-from lockstep.collectors.preemption import preemption
+from lockstep.collectors.preemption import DistantCounts, preemption
 from lockstep.core.digests import state_digest
 from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
@@ -150,7 +150,7 @@ def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[]
         return MessageRollouts(agent, context.inbox, group, schedule, versions, len(job.layout.collectors))
     slots = block(experiment.scheme.shards, group.size, group.rank)
     buffers = buffers_of(agent, slots, schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
-    cuts = preemption(experiment.scheme, job.recorded, group.collected, len(slots))
+    cuts = preemption(experiment.scheme, job.recorded, context.counts or group.collected, len(slots))
     return LocalRollouts(Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops), slots, schedule, versions)
 
 
@@ -231,13 +231,16 @@ def _collect_freely(connection: CollectorConnection, collectors: Collectors, *, 
         lap += 1
 
 
-def collector_service(job: Job, index: int, alive: Callable[[], None]) -> CollectorService:
-    """A collector that is asked for each of its rollouts, in a process of its own."""
+def collector_service(
+    job: Job, index: int, alive: Callable[[], None], counts: DistantCounts | None = None
+) -> CollectorService:
+    """A collector that is asked for each of its rollouts, in a process of its own; counts as in WorkerContext."""
     keep_freed_memory()
     device = job.layout.device_of("collector", index)
     settle(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
     agent = Agent(job.experiment, device)
     shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
     buffers = buffers_of(agent, shards, job.schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
-    collectors = Collectors(agent, buffers, job.layout, _paced(alive, job.layout.jitter), stop=job.stops)
+    cuts = preemption(job.experiment.scheme, job.recorded, counts, len(shards))
+    collectors = Collectors(agent, buffers, job.layout, _paced(alive, job.layout.jitter), cuts, stop=job.stops)
     return CollectorService(agent, collectors, compress=bool(job.layout.compress))

@@ -205,11 +205,11 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
             "cpu:aC-lL with C collectors and L learners."
         )
-    if experiment.scheme.preempt < 1 and not shares_memory:
+    if experiment.scheme.preempt < 1 and not (shares_memory or layout.launcher.decides_by_messages):
         raise SettingsError(
-            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors detect late ones "
-            "through shared memory, so all must be processes of one machine. Use --layout processes:N or cpu:aC-lL, "
-            "or leave out --scheme.preempt."
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late, "
+            "on one machine or on Ray. Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or leave out "
+            "--scheme.preempt."
         )
     if experiment.scheme.gradient_lag == "async":
         if not (shares_memory or layout.launcher.decides_by_messages):

@@ -9,10 +9,13 @@ import socket
 import sys
 import threading
 import traceback
+from concurrent.futures import Future
 from typing import Any
 
+from lockstep.collectors.preemption import Counts
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import RolloutInfo
+from lockstep.core.schedule import RolloutId
 from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.learners.learner import Computed
@@ -67,7 +70,8 @@ class RayLearner(_Process):
     def __init__(self, job: Job, directory: str, rank: int) -> None:
         super().__init__(job, directory)
         self._rank, self._meeting = rank, None
-        self._parameters = ParameterStore(job.experiment.scheme.max_gradient_lag)
+        scheme = job.experiment.scheme
+        self._parameters, self._counts = ParameterStore(scheme.max_gradient_lag), Counts(scheme.shards)
         schedule, admission = job.schedule, None
         if job.collects_freely:
             admission = Admission(PrivateMemory(), schedule.shards, schedule.lag + 1)
@@ -99,7 +103,8 @@ class RayLearner(_Process):
         try:
             inbox = self._inbox if layout.split else None
             store = self._parameters if self._rank == 0 else RemoteStore(learner_0)
-            return work(self._job, WorkerContext(group, inbox=inbox, store=store), self._stop)
+            counts = RemoteCounts(learner_0)
+            return work(self._job, WorkerContext(group, inbox=inbox, store=store, counts=counts), self._stop)
         finally:
             group.close()
 
@@ -110,6 +115,10 @@ class RayLearner(_Process):
     def stored(self, method: str, *args: Any) -> Any:
         """Call a method of learner 0's parameter store."""
         return getattr(self._parameters, method)(*args)
+
+    def counted(self, method: str, *args: Any) -> Any:
+        """Call a method of learner 0's counts."""
+        return getattr(self._counts, method)(*args)
 
     def deliver(self, message: RolloutMessage) -> RolloutInfo | None:
         """Receive a rollout. If collectors run freely, learner 0 is told about it with what this returns."""
@@ -172,6 +181,19 @@ class RemoteStore:
             raise PeerGone(str(error)) from None
 
 
+class RemoteCounts:
+    """The counts of learner 0, for every process that collects."""
+
+    def __init__(self, learner_0: Any) -> None:
+        self._learner_0 = learner_0
+
+    def collected(self, rollout_id: RolloutId) -> None:
+        call(self._learner_0, "counted", "collected", rollout_id)
+
+    def late(self, rollout_id: RolloutId, enough: int) -> Future[Any]:
+        return call(self._learner_0, "counted", "late", rollout_id, enough).future()
+
+
 class RayCollector(_Process):
     """A process that collects each rollout on request."""
 
@@ -180,11 +202,15 @@ class RayCollector(_Process):
         self._index = index
         self._service: CollectorService | None = None
 
-    def start(self, *held: tuple[dict[int, State], dict[int, int]]) -> list[Any]:
+    def start(self, learner_0: Any, *held: tuple[dict[int, State], dict[int, int]]) -> list[Any]:
         """Start with what each learner holds of the collector's shards. Returns the state of each shard, and what
-        CollectorService.start does."""
+        CollectorService.start does.
+
+        Args:
+            learner_0: the actor of learner 0.
+        """
         self._works()
-        self._service = collector_service(self._job, self._index, self._stop.alive)
+        self._service = collector_service(self._job, self._index, self._stop.alive, RemoteCounts(learner_0))
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
         ready = self._service.start(states, offsets)
         return [*self._service.states().values(), ready]

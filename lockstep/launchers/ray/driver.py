@@ -182,8 +182,9 @@ class RayDriver:
             num_cpus=cpus(self._job),
             max_restarts=0,
             max_task_retries=0,
-            # Versions that are waited for may occupy lag + 1 threads; admissions and parameters one for each process.
-            concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + self._layout.processes},
+            # Versions that are waited for may occupy lag + 1 threads; of each process, admissions and parameters one,
+            # and rollouts that may be late two.
+            concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * self._layout.processes},
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
@@ -209,7 +210,8 @@ class RayDriver:
             for rank, learner in enumerate(self._learners)
             if (mine := [shard for shard in shards if shard in block(self._shards, learning, rank)])
         ]
-        *begun, collector.last = collector.handle.start.options(num_returns=len(shards) + 1).remote(*states)
+        start = collector.handle.start.options(num_returns=len(shards) + 1)
+        *begun, collector.last = start.remote(self._learners[0].handle, *states)
         self._starts[collector.last] = index
         self._call(self._learners[0], "started", index, collector.last)
         if self._free:
@@ -343,9 +345,10 @@ class RayDriver:
         if error is None:
             actor.steps = steps
         elif not isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            if actor in self._collectors:
+            # Where timing decides the ends of rollouts, a new collector would not collect the same ones again.
+            if actor in self._collectors and self._job.experiment.scheme.preempt == 1:
                 self._replace(self._collectors.index(actor), short(error))
-            elif self._learners.index(actor) not in self._results:
+            elif actor in self._collectors or self._learners.index(actor) not in self._results:
                 raise ProcessLost(f"{actor.name} was lost ({short(error)})")
 
     def _replace(self, index: int, why: str) -> None:
