@@ -38,14 +38,22 @@ def call(actor: Any, method: str, *args: Any) -> Any:
 
 
 class _Process:
-    """Calls that the driver may make to every process at any time."""
+    """Calls that the driver may make to every process at any time.
 
-    def __init__(self, job: Job, directory: str) -> None:
-        self._job, self._stop, self._thread = job, StopRequest(), 0
+    Args:
+        name: for people.
+    """
+
+    def __init__(self, name: str, job: Job, directory: str) -> None:
+        self._name, self._job, self._stop, self._thread = name, job, StopRequest(), 0
         if threading.current_thread() is threading.main_thread():
             children.ignore((signal.SIGINT,))
         with contextlib.suppress(OSError):  # paths in settings are relative to the folder where the run was started
             os.chdir(directory)
+
+    def __repr__(self) -> str:
+        """Ray shows it in errors."""
+        return self._name
 
     def _works(self) -> None:
         """Record that the calling thread does the work, and unblock Ctrl-C in it. Ray blocks it, and programs that
@@ -67,8 +75,8 @@ class _Process:
 class RayLearner(_Process):
     """A process that learns, and also collects unless the layout has separate collectors."""
 
-    def __init__(self, job: Job, directory: str, rank: int) -> None:
-        super().__init__(job, directory)
+    def __init__(self, name: str, job: Job, directory: str, rank: int) -> None:
+        super().__init__(name, job, directory)
         self._rank, self._meeting = rank, None
         scheme = job.experiment.scheme
         self._parameters, self._counts = ParameterStore(scheme.max_gradient_lag), Counts(scheme.shards)
@@ -197,8 +205,8 @@ class RemoteCounts:
 class RayCollector(_Process):
     """A process that collects each rollout on request."""
 
-    def __init__(self, job: Job, directory: str, index: int) -> None:
-        super().__init__(job, directory)
+    def __init__(self, name: str, job: Job, directory: str, index: int) -> None:
+        super().__init__(name, job, directory)
         self._index = index
         self._service: CollectorService | None = None
 
@@ -210,6 +218,8 @@ class RayCollector(_Process):
             learner_0: the actor of learner 0.
         """
         self._works()
+        if self._service is not None:  # it had started, but its answer did not arrive
+            self._service.close()
         self._service = collector_service(self._job, self._index, self._stop.alive, RemoteCounts(learner_0))
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
         ready = self._service.start(states, offsets)

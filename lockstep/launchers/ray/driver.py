@@ -93,6 +93,14 @@ class _Actor:
 
 
 @dataclass(frozen=True)
+class _Start:
+    """The start of a collector's work."""
+
+    collector: _Actor
+    index: int
+
+
+@dataclass(frozen=True)
 class _Delivery:
     """Rollouts on their way from a collector to a learner or, if collectors run freely, to all that may need them."""
 
@@ -139,7 +147,7 @@ class RayDriver:
         """By reference: the collector that is starting."""
         self._deliveries: dict[Any, _Delivery] = {}
         self._admissions: dict[Any, _Admission] = {}
-        self._again: list[tuple[float, _Delivery | _Admission]] = []
+        self._again: list[tuple[float, _Start | _Delivery | _Admission]] = []
         self._versions: dict[int, Any] = {}
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
@@ -172,7 +180,7 @@ class RayDriver:
         for rank, learner in enumerate(self._learners):
             self._runs[learner.handle.work.remote(self._work, meeting, self._learners[0].handle)] = rank
         for index in range(len(layout.collectors)):
-            self._start(index)
+            self._add(index)
 
     def _actor(self, name: str, kind: type, place: int, index: int) -> _Actor:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -188,19 +196,23 @@ class RayDriver:
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
-        return _Actor(name, remote(kind).remote(self._job, os.getcwd(), index))
+        return _Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
 
     def _call(self, actor: _Actor, method: str, *args: Any) -> Any:
         """Call a method of an actor while it works."""
         return call(actor.handle, method, *args)
 
-    def _start(self, index: int) -> None:
-        """Start a collector, which continues after the last rollouts of its shards that arrived."""
-        layout, learning = self._layout, len(self._learners)
-        collectors = len(layout.collectors)
-        shards = block(self._shards, collectors, index)
-        collector = self._actor(f"Collector {index} of {collectors}", RayCollector, learning + index, index)
+    def _add(self, index: int) -> None:
+        """Start the process of a collector."""
+        name, place = f"Collector {index} of {len(self._layout.collectors)}", len(self._learners) + index
+        collector = self._actor(name, RayCollector, place, index)
         collector.generation = self.losses
+        self._start(collector, index)
+
+    def _start(self, collector: _Actor, index: int) -> None:
+        """Start a collector, which continues after the last rollouts of its shards that arrived."""
+        learning = len(self._learners)
+        shards = block(self._shards, len(self._layout.collectors), index)
         next_one: Any = min(self._arrived[shard] for shard in shards) + 1
         if self._free:  # learner 0 knows more about what has arrived
             next_one = self._call(self._learners[0], "take_over", list(shards), collector.generation)
@@ -282,7 +294,7 @@ class RayDriver:
         due, self._again = [f for at, f in self._again if at <= now], [(at, f) for at, f in self._again if at > now]
         for each in due:
             if each.collector in self._collectors:
-                self._deliver(each) if isinstance(each, _Delivery) else self._admit(each)
+                self._repeat(each)
         if self._broken is not None and now > self._broken[0] + _NOTICING:
             raise ProcessLost(self._broken[1])
         if self._stop.requested() and not self._told:
@@ -301,10 +313,10 @@ class RayDriver:
             self._requested += 1
 
     def _started(self, ref: Any) -> None:
-        collector = self._collectors[self._starts.pop(ref)]
+        index = self._starts.pop(ref)
         _, error = outcome(self._ray, ref)
-        if (cause := raised(self._ray, error)) is not None:
-            fail(collector.name, cause)
+        if error is not None:
+            self._failed(_Start(self._collectors[index], index), error)
 
     def _ended(self, ref: Any) -> None:
         rank = self._runs.pop(ref)
@@ -317,7 +329,7 @@ class RayDriver:
         if cause is None:
             raise ProcessLost(f"{name} was lost ({short(error)})")
         if not isinstance(getattr(cause, "cause", None), PeerGone):
-            fail(name, cause)
+            fail(cause)
         if self._broken is None:  # another process that raised, or Ray, will report the cause
             self._broken = time.monotonic(), f"{name} has lost its connection to another one"
 
@@ -333,11 +345,26 @@ class RayDriver:
             oldest = self._schedule.collects_with(min(self._arrived.values()) + 1)
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
 
-    def _failed(self, what: _Delivery | _Admission, error: Exception) -> None:
+    def _failed(self, what: _Start | _Delivery | _Admission, error: Exception) -> None:
         if (cause := raised(self._ray, error)) is not None:
-            fail(what.collector.name, cause)
-        # One of the two processes is lost, which the next poll will show, or was unreachable.
+            fail(cause)
+        # One of the processes is lost, which the next poll will show, or was unreachable.
         self._again.append((time.monotonic() + _AGAIN, what))
+
+    def _repeat(self, what: _Start | _Delivery | _Admission) -> None:
+        if isinstance(what, _Delivery):
+            self._deliver(what)
+        elif isinstance(what, _Admission):
+            self._admit(what)
+        else:  # with everything that was requested since, which waited for it and failed with it
+            self._forget(what.collector)
+            self._start(dataclasses.replace(what.collector, last=None), what.index)
+
+    def _forget(self, collector: _Actor) -> None:
+        """Wait no longer for what was requested from a collector."""
+        self._starts = {ref: index for ref, index in self._starts.items() if self._collectors[index] is not collector}
+        self._deliveries = {ref: each for ref, each in self._deliveries.items() if each.collector is not collector}
+        self._admissions = {ref: each for ref, each in self._admissions.items() if each.collector is not collector}
 
     def _polled_one(self, actor: _Actor) -> None:
         steps, error = outcome(self._ray, actor.poll)
@@ -356,12 +383,8 @@ class RayDriver:
         self.losses += 1
         require_restarts_left(self.losses, self._layout, f"{lost.name} was lost ({why})")
         say(f"{lost.name} was lost ({why}). A new one continues ({self.losses} of restarts={self._layout.restarts}).")
-        self._deliveries = {
-            ref: delivery for ref, delivery in self._deliveries.items() if delivery.collector is not lost
-        }
-        self._admissions = {ref: each for ref, each in self._admissions.items() if each.collector is not lost}
-        self._starts = {ref: of for ref, of in self._starts.items() if of != index}
-        self._start(index)
+        self._forget(lost)
+        self._add(index)
 
     def _poll(self) -> None:
         """Poll every process for its progress from time to time; raise if none makes any."""

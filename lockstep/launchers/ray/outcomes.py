@@ -10,6 +10,8 @@ from lockstep.system.supervision import WorkerError
 
 _COLOR = re.compile(r"\x1b\[\d*m")
 """A terminal color in Ray's texts of exceptions."""
+_NAME = re.compile(r"repr=(.+?)\)")
+"""The name of the process that raised an error. Errors that follow from it come before it."""
 
 
 def outcome(ray: Any, ref: Any) -> tuple[Any, Exception | None]:
@@ -30,11 +32,12 @@ def raised(ray: Any, error: Exception | None) -> Exception | None:
     return None
 
 
-def fail(name: str, error: Any) -> NoReturn:
+def fail(error: Any) -> NoReturn:
     """End the run with an error that a process raised."""
     if isinstance(error.cause, SettingsError):
         raise error.cause.bare()
-    raise WorkerError(f"{name} failed:\n{_COLOR.sub('', str(error))}")
+    text = _COLOR.sub("", str(error))
+    raise WorkerError(f"{(_NAME.findall(text) or ['A process'])[-1]} failed:\n{text}")
 
 
 def short(error: Exception) -> str:
