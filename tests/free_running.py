@@ -47,6 +47,31 @@ def remembering(iterations: int = 8, *, r2d2: bool = False, updates: int = 3, **
     return tiny.replace(algorithm=algorithm, total_steps=iterations * 8 * 4)
 
 
+def with_async(experiment: Experiment, **scheme: Any) -> Experiment:
+    """With asynchronous gradients."""
+    return experiment.replace(scheme=dataclasses.replace(experiment.scheme, gradient_lag="async", **scheme))
+
+
+def updates(run: Path) -> list[list[tuple[int, int]]]:
+    """By iteration and place: (slot, behind)."""
+    return [[tuple(update) for update in line["updates"]] for line in ledger.read(run / "ledger.jsonl")[1]]
+
+
+def check_updates(experiment: Experiment, recorded: list[list[tuple[int, int]]], *, all_steps: bool = True) -> None:
+    """The bound, that a slot's gradients come one after the other, and that all slots took all steps."""
+    steps, shards = experiment.gradient_steps[0] // experiment.scheme.shards, range(experiment.scheme.shards)
+    for iteration, decided in enumerate(recorded):
+        last = dict.fromkeys(shards, -1)
+        for place, (slot, behind) in enumerate(decided):
+            assert 0 <= behind <= experiment.scheme.max_gradient_lag
+            assert place - behind > last[slot]
+            last[slot] = place
+        if all_steps:
+            warm = experiment.algorithm.replays and iteration == 0
+            taken = [sum(slot == each for slot, _ in decided) for each in shards]
+            assert taken == [0 if warm else steps] * len(shards)
+
+
 def forge(run: Path, iteration: int, **changes: Any) -> Path:
     """A copy of a run with a changed line of its ledger, and a valid chain."""
     copy = Path(shutil.copytree(run, "forged", dirs_exist_ok=True))

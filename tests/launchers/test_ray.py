@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import random
 import re
 import signal
 import threading
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 from children import Child, until
-from free_running import free, remembering
+from free_running import check_updates, free, remembering, updates, with_async
 from tiny import EXPERIMENTS, cut, options
 from workers import Ran, ran_of
 
@@ -24,6 +26,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
+from lockstep.launchers.ray.driver import RayDriver
 from lockstep.launchers.ray.launcher import _answering, temporary_folder
 from lockstep.reproducibility.replay import replay
 from lockstep.run import ledger
@@ -74,10 +77,11 @@ def actors(kind: str = "") -> list[int]:
     return sorted(found)
 
 
-def long_run() -> Experiment:
+def long_run(iterations: int = 60, **scheme: Any) -> Experiment:
     """Sixty iterations, of which jitter makes seconds."""
-    short = cut(recipes.ppo_cartpole, epochs=1, env={"adapter": "gymnasium", "reseed_every": 20}, scheme={"lag": 1})
-    return short.replace(total_steps=20 * short.total_steps)
+    env = {"adapter": "gymnasium", "reseed_every": 20}
+    short = cut(recipes.ppo_cartpole, epochs=1, env=env, scheme={"lag": 1, **scheme})
+    return short.replace(total_steps=iterations * 8 * 8)
 
 
 def on_ray(experiment: Experiment, layout: str, run: str = "run", every: int = 1000) -> Ran:
@@ -101,20 +105,22 @@ def test_the_digest_of_every_other_layout(name: str, layout: str, cluster: None)
     until(lambda: not actors(), "all actors to end")
 
 
-def repeated(ran: Ran) -> list[dict[str, Any]]:
-    """Check the record of a free-running run: no rollout was too old, none was left out, and one process that repeats
-    the decisions ends with the same bits. Returns the record."""
+def repeated(ran: Ran, layout: str = "inline") -> list[dict[str, Any]]:
+    """Check the record of a run in which timing decided: no rollout and no gradient was too old, none was left out, and
+    a run that repeats the decisions ends with the same bits. Returns the record."""
     experiment = RunFolder(ran.run).experiment()
     _, lines = ledger.read(ran.run / "ledger.jsonl")
     assert len(lines) == experiment.iterations
     numbers = dict.fromkeys(range(experiment.scheme.shards), 0)
     for iteration, line in enumerate(lines):
-        for event in line["events"]:
+        for event in line.get("events", ()):
             ((_, version),) = event["versions"]
             assert iteration - experiment.scheme.max_lag <= version <= iteration
             assert event["rollout"] == numbers[event["shard"]]
             numbers[event["shard"]] += 1
-    again = replay(ran.run, "inline", options(Path("again")))
+    if experiment.scheme.gradient_lag == "async":
+        check_updates(experiment, updates(ran.run))
+    again = replay(ran.run, layout, options(Path("again")))
     assert again.ok and again.digest == ran.digest, again
     return lines
 
@@ -124,7 +130,7 @@ def repeated(ran: Ran) -> list[dict[str, Any]]:
     [
         (free(9), "ray:a2-l1,jitter=0.003"),
         (free(9, appo=True, lstm=True, normalize=True), "ray:a2-l2,compress=1,jitter=0.003"),
-        (remembering(9), "ray:a2-l2"),
+        (with_async(remembering(9)), "ray:a2-l2"),
         (free(9, max_lag=0), "ray:a2-l1"),
         (free(9), "ray:a2-l1,learner_delay=0.05"),
     ],
@@ -135,6 +141,45 @@ def test_what_timing_decided_can_be_repeated(experiment: Experiment, layout: str
     if "learner_delay" in layout:  # then collectors begin rollouts with versions that become old
         begun = [{event["versions"][0][1] for event in line["events"]} for line in lines]
         assert any(min(versions) < iteration for iteration, versions in enumerate(begun))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "layout"),
+    [
+        (with_async(cut(recipes.ppo_cartpole, precision="portable")), "ray:4,jitter=0.003"),
+        (with_async(free(5, lstm=True, normalize=True), max_gradient_lag=1), "ray:a1-l3,jitter=0.003"),
+    ],
+)
+def test_gradients_of_several_machines_are_asynchronous(experiment: Experiment, layout: str, cluster: None) -> None:
+    ran = on_ray(experiment, layout)
+    repeated(ran)
+    behind = [behind for decided in updates(ran.run) for _, behind in decided]
+    assert max(behind) > 0, "no gradient waited for another one"
+    lines = [json.loads(line) for line in RunFolder(ran.run).metrics.read_text().splitlines()]
+    assert max(line["lag/gradient_asynchrony_max"] for line in lines) == max(behind)
+
+
+def test_a_run_with_asynchronous_gradients_moves(cluster: None) -> None:
+    experiment = with_async(long_run(9))
+    train(experiment, Layout.parse("ray:3,jitter=0.003"), options(Path("run")), stop_after=3)
+    resume("run", Layout.parse("processes:2,jitter=0.003"), stop_after=6)
+    repeated(ran_of(resume("run", Layout.parse("ray:a1-l2,jitter=0.003"))), "ray:a1-l1")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "layout", "again"),
+    [
+        (long_run(12, preempt=0.5, lag=0), "ray:4,jitter=0.02", "ray:a2-l1"),
+        (with_async(long_run(12, preempt=0.5)), "ray:a2-l2,jitter=0.02", "inline"),
+    ],
+)
+def test_stragglers_are_cut(experiment: Experiment, layout: str, again: str, cluster: None) -> None:
+    ran = on_ray(experiment, layout)
+    cuts = [line["cuts"] for line in repeated(ran, again)]
+    assert any(cuts), "no rollout was cut"
+    lines = [json.loads(line) for line in RunFolder(ran.run).metrics.read_text().splitlines()]
+    kept = [1 - sum(8 - steps for _, steps in of_iteration) / (4 * 8) for of_iteration in cuts]
+    assert [line["lag/kept"] for line in lines] == pytest.approx(kept)
 
 
 @pytest.mark.parametrize(
@@ -150,42 +195,57 @@ def test_a_free_running_run_is_resumed(experiment: Experiment, stop_after: int, 
     repeated(ran_of(resume("run", Layout.parse(then), options(Path("run")))))
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("Collector", r"Collector \d of 2 was lost .*A new one continues \(1 of res"),
-        ("Learner", r"Learner 0 of 1 .*restart from the newest checkpoint \(1 of restarts=3"),
-    ],
-)
-def test_a_process_of_a_free_running_run_that_is_lost(
-    kind: str, said: str, cluster: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    killer = Killer(kind, 13)
-    ran = on_ray(free(60), "ray:a2-l1,jitter=0.005", every=5)
-    killer.join()
-    assert re.search(said, capfd.readouterr().err)
-    repeated(ran)
-
-
 class Killer(threading.Thread):
-    """Kills an actor once the ledger has some lines."""
+    """Kills an actor once the ledger has some lines.
 
-    def __init__(self, kind: str, lines: int) -> None:
+    Args:
+        delay: seconds that it waits after that.
+        newest: whether it kills the newest actor of this kind, and not the oldest.
+    """
+
+    def __init__(self, kind: str, lines: int, delay: float = 0.0, *, newest: bool = True) -> None:
         super().__init__(daemon=True)
-        self._kind, self._lines = kind, lines
+        self._kind, self._lines, self._delay, self._newest = kind, lines, delay, newest
         self.start()
 
     def run(self) -> None:
         ledger = Path("run/ledger.jsonl").absolute()
         until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > self._lines, "iterations", 0.02)
-        os.kill(actors(self._kind)[-1], signal.SIGKILL)
+        time.sleep(self._delay)
+        os.kill(actors(self._kind)[-1 if self._newest else 0], signal.SIGKILL)
+
+
+REPLACED = r"Collector \d of 2 was lost .*A new one continues \(1 of res"
+RESTARTED = r"restart from the newest checkpoint \(1 of restarts=3"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "layout", "kind", "said"),
+    [
+        (free(60), "ray:a2-l1,jitter=0.005", "Collector", REPLACED),
+        (free(60), "ray:a2-l1,jitter=0.005", "Learner", RESTARTED),
+        (with_async(free(60)), "ray:a2-l2,jitter=0.005", "Collector", REPLACED),
+        (with_async(long_run()), "ray:a2-l2,jitter=0.005", "Learner", RESTARTED),
+        (long_run(preempt=0.5), "ray:a2-l1,jitter=0.01", "Collector", RESTARTED),
+    ],
+)
+def test_a_process_that_is_lost_where_timing_decides(
+    experiment: Experiment, layout: str, kind: str, said: str, cluster: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    moment = random.randint(6, 30), random.random() / 4, random.random() < 0.5
+    print(moment)
+    killer = Killer(kind, moment[0], moment[1], newest=moment[2])
+    ran = on_ray(experiment, layout, every=5)
+    killer.join()
+    assert re.search(said, capfd.readouterr().err)
+    repeated(ran)
 
 
 @pytest.mark.parametrize(
     ("kind", "layout", "said"),
     [
-        ("Collector", "ray:a2-l1,jitter=0.005", r"Collector \d of 2 was lost .*A new one continues \(1 of res"),
-        ("Learner", "ray:2,jitter=0.01", r"Worker \d of 2 .*restart from the newest checkpoint \(1 of restarts=3"),
+        ("Collector", "ray:a2-l1,jitter=0.005", REPLACED),
+        ("Learner", "ray:2,jitter=0.01", rf"Worker \d of 2 .*{RESTARTED}"),
     ],
 )
 def test_a_process_that_is_lost(
@@ -196,6 +256,38 @@ def test_a_process_that_is_lost(
     killer.join()
     assert re.search(said, capfd.readouterr().err)
     assert disturbed == inline(long_run())
+
+
+class Nobody:
+    def nothing(self) -> None: ...
+
+
+def test_a_start_that_did_not_come_through_is_repeated(monkeypatch: pytest.MonkeyPatch, cluster: None) -> None:
+    """The call by which a collector takes over ends like one to a process that cannot be reached."""
+    call, asked = RayDriver._call, []
+
+    def failing_once(self: RayDriver, actor: Any, method: str, *args: Any) -> Any:
+        asked.append(method)
+        if method != "take_over" or asked.count(method) > 1:
+            return call(self, actor, method, *args)
+        nobody = ray.remote(Nobody).remote()
+        ray.kill(nobody)
+        return nobody.nothing.remote()
+
+    monkeypatch.setattr(RayDriver, "_call", failing_once)
+    repeated(on_ray(free(5), "ray:a2-l1"))
+    assert asked.count("take_over") == 3
+
+
+def test_an_error_names_the_process_that_raised_it(monkeypatch: pytest.MonkeyPatch, cluster: None) -> None:
+    call = RayDriver._call
+
+    def misled(self: RayDriver, actor: Any, method: str, *args: Any) -> Any:
+        return call(self, actor, method, *args, *(["nonsense"] if method == "announce" else []))
+
+    monkeypatch.setattr(RayDriver, "_call", misled)
+    with pytest.raises(WorkerError, match=r"^Learner 0 of 1 failed:(.|\n)*AttributeError: 'str' object"):
+        on_ray(free(5), "ray:a1-l1")
 
 
 def test_losses_have_a_bound(cluster: None) -> None:
@@ -239,8 +331,6 @@ def test_an_address_where_no_cluster_answers(address: str) -> None:
     [
         ({"lag": "async"}, "ray:2", r"--scheme\.lag async .*ray:2.*ray:a1-l1"),
         ({"lag": "async", "refresh": "step"}, "ray:a1-l1", r"--scheme\.refresh step .*ray:a1-l1.*refresh rollout"),
-        ({"gradient_lag": "async"}, "ray:a1-l1", r"--scheme\.gradient-lag async .*ray:a1-l1"),
-        ({"preempt": 0.5}, "ray:2", r"--scheme\.preempt 0.5 .*ray:2"),
     ],
 )
 def test_what_timing_cannot_decide_there(scheme: dict[str, Any], layout: str, said: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from children import Child
-from free_running import forge, free, remembering
+from free_running import check_updates, forge, free, remembering, updates, with_async
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import EXPERIMENTS, cut, options, replaying
@@ -46,7 +46,7 @@ from lockstep.learners.parameters import SharedParameters, in_time
 from lockstep.models.parameters import FlatParameters
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
-from lockstep.run import checkpoint, ledger
+from lockstep.run import checkpoint
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import LedgerError
 from lockstep.scheme import Scheme
@@ -316,10 +316,6 @@ def test_learners_see_each_others_updates(device: str) -> None:
 # ------------------------------------------------------------------------------------------------ runs and records
 
 
-def with_async(experiment: Experiment, **scheme: Any) -> Experiment:
-    return experiment.replace(scheme=dataclasses.replace(experiment.scheme, gradient_lag="async", **scheme))
-
-
 def ppo(iterations: int = 4, **changes: Any) -> Experiment:
     """CartPole with four shards of two environments, and four gradient steps an iteration."""
     tiny = with_async(cut(recipes.ppo_cartpole, env={"adapter": "gymnasium"}, **changes))
@@ -369,26 +365,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
         return ran_of(train(make(), Layout.parse(layout), options(folder / name, checkpoint_every=2)))
 
     return ran
-
-
-def updates(run: Path) -> list[list[tuple[int, int]]]:
-    """By iteration and place: (slot, behind)."""
-    return [[tuple(update) for update in line["updates"]] for line in ledger.read(run / "ledger.jsonl")[1]]
-
-
-def check_updates(experiment: Experiment, recorded: list[list[tuple[int, int]]], *, all_steps: bool = True) -> None:
-    """The bound, that a slot's gradients come one after the other, and that all slots took all steps."""
-    steps, shards = experiment.gradient_steps[0] // experiment.scheme.shards, range(experiment.scheme.shards)
-    for iteration, decided in enumerate(recorded):
-        last = dict.fromkeys(shards, -1)
-        for place, (slot, behind) in enumerate(decided):
-            assert 0 <= behind <= experiment.scheme.max_gradient_lag
-            assert place - behind > last[slot]
-            last[slot] = place
-        if all_steps:
-            warm = experiment.algorithm.replays and iteration == 0
-            taken = [sum(slot == each for slot, _ in decided) for each in shards]
-            assert taken == [0 if warm else steps] * len(shards)
 
 
 @pytest.mark.parametrize("name", RUNS)
