@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms import IMPALAConfig
 from lockstep.algorithms.returns import gae, n_step_returns, vtrace
 from lockstep.collectors.collectors import Collector, RolloutInfo
-from lockstep.collectors.preemption import RecordedCuts, Stragglers, preemption
+from lockstep.collectors.preemption import Counts, DistantStragglers, RecordedCuts, Stragglers, preemption
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
@@ -275,6 +276,33 @@ def test_a_shard_is_cut_once_enough_others_have_collected_as_many() -> None:
     other.collected(RolloutId(7, 3))
     assert not one.cut(RolloutId(0, 2), 1)
     memory.close()
+
+
+def test_another_process_says_who_is_late() -> None:
+    """By the same rule; a thread stands for its answer."""
+    counts, scheme = Counts(4), Scheme(shards=4, preempt=0.6)
+    with ThreadPoolExecutor() as threads:
+        asked: list[Future[None]] = []
+
+        class Distant:
+            collected = counts.collected
+
+            def late(self, rollout_id: RolloutId, enough: int) -> Future[None]:
+                asked.append(threads.submit(counts.late, rollout_id, enough))
+                return asked[-1]
+
+        fast, slow = (DistantStragglers(Distant(), scheme, 2) for _ in range(2))
+        assert scheme.enough(2) == 2
+        assert not slow.cut(RolloutId(2, 0), 1) and not slow.cut(RolloutId(3, 0), 1)
+        fast.collected(RolloutId(0, 0))
+        assert not slow.cut(RolloutId(2, 0), 2)
+        fast.collected(RolloutId(1, 0))
+        (answer,) = asked  # one for both shards and all steps
+        answer.result(60)
+        assert slow.cut(RolloutId(2, 0), 3) and slow.cut(RolloutId(3, 0), 3)
+        assert not slow.cut(RolloutId(2, 1), 1), "of the next rollout nobody has anything"
+        slow.collected(RolloutId(2, 1))
+        asked[1].result(60)  # a rollout that was not late ends the question, too
 
 
 @pytest.mark.parametrize(

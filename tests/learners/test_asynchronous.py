@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from workers import Ran, ran_of
 
 from lockstep import recipes
+from lockstep.agent import Agent
 from lockstep.algorithms import PPOConfig
 from lockstep.algorithms.base import LossOutput, ParameterGroup
 from lockstep.buffers.batches import Slice
@@ -41,7 +42,8 @@ from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
 from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Applied, Computed, Learner
-from lockstep.learners.optimizer import Optimizer
+from lockstep.learners.optimizer import Optimizer, optimizer_for
+from lockstep.learners.parameter_store import ParameterStore, StoredParameters
 from lockstep.learners.parameters import SharedParameters, in_time
 from lockstep.models.parameters import FlatParameters
 from lockstep.reproducibility.replay import replay
@@ -311,6 +313,44 @@ def test_learners_see_each_others_updates(device: str) -> None:
     b.read(0)
     assert b.change(pull())[:2] == (0, 0), "counted within the iteration"
     memory.close()
+
+
+def test_learners_of_several_machines_see_each_others_updates() -> None:
+    """Two in one process, by turns, as above; what learner 0's optimizer remembers is the store's."""
+    experiment = ppo(scheme={"max_gradient_lag": 1})
+    store = ParameterStore(bound=1)
+    shown: Any = SimpleNamespace(read=store.read, newest=store.newest, change=store.change)
+
+    def learner(rank: int) -> tuple[StoredParameters, Optimizer, Agent]:
+        agent = Agent(experiment)
+        optimizer = optimizer_for(experiment, agent.flat)
+        group: Any = SimpleNamespace(rank=rank, waited=0.0)
+        return StoredParameters(agent, optimizer, group, shown if rank else store), optimizer, agent
+
+    (a, rule, of_a), (b, _, of_b) = learner(0), learner(1)
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(of_a.flat.vector.shape, generator=generator) for _ in range(3)]
+    computed = [Computed(gradient, 0, 1, (ParameterGroup("", 0.25),)) for gradient in gradients]
+    a.open()
+    b.open()
+    a.read(0)
+    b.read(0)
+    assert a.change(computed[0])[:2] == (0, 0)
+    assert b.change(computed[1])[:2] == (1, 1)
+    b.read(0)
+    assert b.change(computed[2])[:2] == (2, 0)
+    a.close()
+    b.close()
+    alone = Agent(experiment)
+    optimizer = optimizer_for(experiment, alone.flat)
+    for each in gradients:
+        optimizer.step(each.clone(), computed[0].groups)
+    assert torch.equal(of_a.flat.vector, alone.flat.vector) and torch.equal(of_b.flat.vector, alone.flat.vector)
+    assert rule.state().keys() == optimizer.state().keys()
+    assert all(torch.equal(mine, optimizer.state()[name]) for name, mine in rule.state().items())
+    a.open()
+    a.read(0)
+    assert a.change(computed[0])[:2] == (0, 0), "counted within the iteration"
 
 
 # ------------------------------------------------------------------------------------------------ runs and records
