@@ -67,12 +67,14 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def actors(kind: str = "") -> list[int]:
-    """Process ids of a run's actors, oldest first; Ray puts the class into their names."""
+    """Process ids of this test's actors, oldest first. Ray puts the class into their names, and they are in its
+    folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended
-                if (entry / "cmdline").read_bytes().startswith(f"ray::Ray{kind}".encode()):
+                name = (entry / "cmdline").read_bytes()
+                if name.startswith(f"ray::Ray{kind}".encode()) and (entry / "cwd").readlink() == Path.cwd():
                     found.append(int(entry.name))
     return sorted(found)
 

@@ -15,6 +15,9 @@ them.
 
         learner 0: admit(lap) ──► collector: collect(lap, …) ──► learners: deliver(…) ──► learner 0: announce(…)
 
+Processes call learner 0 directly, without the driver, for what depends on timing within an iteration: parameters of
+asynchronous gradients (lockstep.learners.parameter_store), and who is late (lockstep.collectors.preemption).
+
 The driver replaces a lost collector: the new one continues from the shards' states that came with their last rollouts,
 and collects again what had not arrived, with the same versions. If a learner is lost, all processes restart from the
 newest checkpoint.
@@ -27,7 +30,6 @@ import dataclasses
 import os
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config.layout import Layout
@@ -35,6 +37,7 @@ from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, call
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
+from lockstep.launchers.ray.requests import Actor, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.output import tell
 from lockstep.system.supervision import StallDetector, WorkerError
@@ -76,50 +79,6 @@ def say(text: str) -> None:
     tell(text, sys.stderr)
 
 
-@dataclass(eq=False)
-class _Actor:
-    """A process, as the driver knows it."""
-
-    name: str
-    handle: Any
-    steps: int = -1
-    """Its progress when it was last polled; -1 until it answers."""
-    poll: Any = None
-    """The reference to its answer while a poll is open."""
-    last: Any = None
-    """The reference to a collector's last task, which must end before the next one begins."""
-    generation: int = 0
-    """Of a collector: higher than those of its predecessors."""
-
-
-@dataclass(frozen=True)
-class _Start:
-    """The start of a collector's work."""
-
-    collector: _Actor
-    index: int
-
-
-@dataclass(frozen=True)
-class _Delivery:
-    """Rollouts on their way from a collector to a learner or, if collectors run freely, to all that may need them."""
-
-    collector: _Actor
-    number: int
-    answers: dict[int, Any]
-    """By shard: the reference to its rollout."""
-
-
-@dataclass(frozen=True)
-class _Admission:
-    """A lap that a free-running collector waits to begin."""
-
-    collector: _Actor
-    index: int
-    lap: Any
-    """Its number, or the reference to it."""
-
-
 class RayDriver:
     """One attempt, from the first process to the last result.
 
@@ -139,15 +98,15 @@ class RayDriver:
         """The rollout that is requested next, and the first that is not needed, unless collectors run freely."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
         """By shard: the last rollout that a learner has; by its lap, if collectors run freely."""
-        self._learners: list[_Actor] = []
-        self._collectors: list[_Actor] = []
+        self._learners: list[Actor] = []
+        self._collectors: list[Actor] = []
         self._runs: dict[Any, int] = {}
         """By reference, as below: the learner that returns this result."""
         self._starts: dict[Any, int] = {}
         """By reference: the collector that is starting."""
-        self._deliveries: dict[Any, _Delivery] = {}
-        self._admissions: dict[Any, _Admission] = {}
-        self._again: list[tuple[float, _Start | _Delivery | _Admission]] = []
+        self._deliveries: dict[Any, Delivery] = {}
+        self._admissions: dict[Any, NextLap] = {}
+        self._again: list[tuple[float, Request]] = []
         self._versions: dict[int, Any] = {}
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
@@ -182,7 +141,7 @@ class RayDriver:
         for index in range(len(layout.collectors)):
             self._add(index)
 
-    def _actor(self, name: str, kind: type, place: int, index: int) -> _Actor:
+    def _actor(self, name: str, kind: type, place: int, index: int) -> Actor:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._places, placement_group_bundle_index=place
         )
@@ -196,9 +155,9 @@ class RayDriver:
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
-        return _Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
+        return Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
 
-    def _call(self, actor: _Actor, method: str, *args: Any) -> Any:
+    def _call(self, actor: Actor, method: str, *args: Any) -> Any:
         """Call a method of an actor while it works."""
         return call(actor.handle, method, *args)
 
@@ -209,7 +168,7 @@ class RayDriver:
         collector.generation = self.losses
         self._start(collector, index)
 
-    def _start(self, collector: _Actor, index: int) -> None:
+    def _start(self, collector: Actor, index: int) -> None:
         """Start a collector, which continues after the last rollouts of its shards that arrived."""
         learning = len(self._learners)
         shards = block(self._shards, len(self._layout.collectors), index)
@@ -229,7 +188,7 @@ class RayDriver:
         if self._free:
             for shard, state in zip(shards, begun, strict=True):  # a checkpoint may come before its first rollout
                 self._call(self._learners[holder(self._shards, learning, shard)], "remember", shard, next_one, state)
-            self._admit(_Admission(collector, index, next_one))
+            self._admit(NextLap(collector, index, next_one))
             return
         for number in range(next_one, self._requested):
             self._collect(index, number, self._schedule.collects_with(number))
@@ -243,9 +202,9 @@ class RayDriver:
         *answers, collector.last = collect.remote(number, self._versions[wanted], collector.last)
         by_shard = dict(zip(shards, answers, strict=True))
         for each in [by_shard] if self._free else [{shard: answer} for shard, answer in by_shard.items()]:
-            self._deliver(_Delivery(collector, number, each))
+            self._deliver(Delivery(collector, number, each))
 
-    def _deliver(self, delivery: _Delivery) -> None:
+    def _deliver(self, delivery: Delivery) -> None:
         received = []
         for shard, answer in delivery.answers.items():
             learners = [self._learners[holder(self._shards, len(self._learners), shard)]]
@@ -256,7 +215,7 @@ class RayDriver:
             received = [self._call(self._learners[0], "announce", delivery.collector.generation, *received)]
         self._deliveries[received[0]] = delivery
 
-    def _admit(self, admission: _Admission) -> None:
+    def _admit(self, admission: NextLap) -> None:
         shards = list(block(self._shards, len(self._layout.collectors), admission.index))
         ref = self._call(self._learners[0], "admit", shards, admission.lap, admission.collector.last)
         self._admissions[ref] = admission
@@ -316,7 +275,7 @@ class RayDriver:
         index = self._starts.pop(ref)
         _, error = outcome(self._ray, ref)
         if error is not None:
-            self._failed(_Start(self._collectors[index], index), error)
+            self._failed(Start(self._collectors[index], index), error)
 
     def _ended(self, ref: Any) -> None:
         rank = self._runs.pop(ref)
@@ -345,28 +304,28 @@ class RayDriver:
             oldest = self._schedule.collects_with(min(self._arrived.values()) + 1)
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
 
-    def _failed(self, what: _Start | _Delivery | _Admission, error: Exception) -> None:
+    def _failed(self, what: Request, error: Exception) -> None:
         if (cause := raised(self._ray, error)) is not None:
             fail(cause)
         # One of the processes is lost, which the next poll will show, or was unreachable.
         self._again.append((time.monotonic() + _AGAIN, what))
 
-    def _repeat(self, what: _Start | _Delivery | _Admission) -> None:
-        if isinstance(what, _Delivery):
+    def _repeat(self, what: Request) -> None:
+        if isinstance(what, Delivery):
             self._deliver(what)
-        elif isinstance(what, _Admission):
+        elif isinstance(what, NextLap):
             self._admit(what)
         else:  # with everything that was requested since, which waited for it and failed with it
             self._forget(what.collector)
             self._start(dataclasses.replace(what.collector, last=None), what.index)
 
-    def _forget(self, collector: _Actor) -> None:
+    def _forget(self, collector: Actor) -> None:
         """Wait no longer for what was requested from a collector."""
         self._starts = {ref: index for ref, index in self._starts.items() if self._collectors[index] is not collector}
         self._deliveries = {ref: each for ref, each in self._deliveries.items() if each.collector is not collector}
         self._admissions = {ref: each for ref, each in self._admissions.items() if each.collector is not collector}
 
-    def _polled_one(self, actor: _Actor) -> None:
+    def _polled_one(self, actor: Actor) -> None:
         steps, error = outcome(self._ray, actor.poll)
         actor.poll = None
         if error is None:
@@ -401,7 +360,7 @@ class RayDriver:
             if actor.poll is None:
                 actor.poll = self._call(actor, "progress")
 
-    def _explain(self, processes: list[_Actor], patience: float) -> None:
+    def _explain(self, processes: list[Actor], patience: float) -> None:
         unstarted = [actor.name for actor in processes if actor.steps < 0]
         if unstarted:
             raise WorkerError(
