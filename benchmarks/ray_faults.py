@@ -1,10 +1,11 @@
 """Whether a run survives the loss of machines: a Ray cluster of three nodes, all here, of which one is killed mid-run.
 
-    python benchmarks/ray_faults.py [--kills 10] [--kinds Collector Learner] [--seed 0]
+    python benchmarks/ray_faults.py [--kills 10] [--kinds Collector Learner] [--seed 0] [--gradient-lag async]
 
 The first node only conducts; processes are spread over the others, of which either has room for all. At a random moment
 the node is killed (SIGKILL to all of its processes) on which a collector, or a learner, is; then a new one joins. The
-digest, and the ledger, must be those of an undisturbed run inline.
+digest, and the ledger, must be those of an undisturbed run inline or, with asynchronous gradients, of a run inline that
+repeats the recorded decisions.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
+from lockstep.reproducibility.replay import replay
 from lockstep.run.folder import RunFolder
 
 ITERATIONS = 60
@@ -44,22 +46,31 @@ CPUS = 4
 """Of a node: as many as the largest layout has processes."""
 
 
-def experiment() -> Experiment:
+def experiment(gradient_lag: Any) -> Experiment:
     """PPO on CartPole, one version behind."""
     full = recipes.ppo_cartpole()
     return full.replace(
         env=dataclasses.replace(full.env, num_envs=8, adapter="gymnasium", reseed_every=40),
         algorithm=dataclasses.replace(full.algorithm, rollout=8, epochs=1, minibatches=2),
-        scheme=dataclasses.replace(full.scheme, shards=4, lag=1, acting_batch=0),
+        scheme=dataclasses.replace(full.scheme, shards=4, lag=1, acting_batch=0, gradient_lag=gradient_lag),
         total_steps=ITERATIONS * 8 * 8,
     )
 
 
-def trained(layout: str, folder: str) -> tuple[str, bytes]:
+def options(folder: str) -> RunOptions:
+    return RunOptions(run=folder, checkpoint_every=5, display="none", tensorboard=False)
+
+
+def trained(gradient_lag: Any, layout: str, folder: str) -> tuple[str, bytes]:
     """Digest and ledger."""
-    options = RunOptions(run=folder, checkpoint_every=5, display="none", tensorboard=False)
-    result = train(experiment(), Layout.parse(layout), options)
+    result = train(experiment(gradient_lag), Layout.parse(layout), options(folder))
     return result.digest, RunFolder(result.run).ledger.read_bytes()
+
+
+def repeated() -> tuple[str, bytes]:
+    """Digest and ledger of a run inline that repeats the decisions of the run in this folder."""
+    found = replay("run", "inline", options("again"))
+    return found.digest, RunFolder(found.run).ledger.read_bytes()
 
 
 def processes(kind: str) -> list[int]:
@@ -131,10 +142,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10, help="of each kind")
     parser.add_argument("--kinds", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="what is to be lost")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gradient-lag", choices=["0", "async"], default="0", help="as --scheme.gradient-lag")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        expected = trained("inline", "inline")
+        lag = "async" if given.gradient_lag == "async" else 0
+        expected = None if lag else trained(lag, "inline", "inline")
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         nodes = [cluster.add_node(num_cpus=CPUS) for _ in range(2)]
         ray.init(cluster.address, log_to_driver=False)
@@ -147,12 +160,13 @@ def main() -> None:
                     os.chdir(f"{kind}-{number}")
                     moment = draw.randint(0, ITERATIONS - 10)
                     kill = Kill(cluster, nodes, kind, moment, draw)
-                    outcome, begin = "", time.monotonic()
+                    begin = end = time.monotonic()
                     try:
-                        outcome = "equal" if trained(LAYOUTS[kind], "run") == expected else "DIFFERS"
+                        ran = trained(lag, LAYOUTS[kind], "run")
+                        end = time.monotonic()
+                        outcome = "equal" if ran == (expected or repeated()) else "DIFFERS"
                     except Exception as error:
                         outcome = f"FAILED: {error}"
-                    end = time.monotonic()
                     row = {
                         "killed": f"the node of a {kind.lower()}",
                         "after_iteration": moment,
