@@ -78,5 +78,5 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout auto, cpu:a1-l1"):
         prepare(dataclasses.replace(experiment, scheme=free), Layout.parse("mine.py:FAR:a1-l1"))
     preempted = dataclasses.replace(experiment.scheme, preempt=0.5)
-    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*processes of one machine"):
+    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*on one machine or on Ray"):
         prepare(dataclasses.replace(experiment, scheme=preempted), Layout.parse("mine.py:FAR:2"))
