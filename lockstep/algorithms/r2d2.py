@@ -105,10 +105,10 @@ class R2D2(DQN[R2D2Config]):
         assert isinstance(online, QModel) and isinstance(target, QModel) and isinstance(batch, Sequences)
         disturb(online, target, batch.noise)
         config, steps = self.config, len(batch.action)
-        q = _unroll(online, batch, config.burn_in)
+        q, choices = _unroll(online, batch, config.burn_in)
         with torch.no_grad():
-            target_q = _unroll(target, batch, config.burn_in)
-            best = (q if config.double else target_q).argmax(-1)
+            target_q, target_choices = _unroll(target, batch, config.burn_in)
+            best = (choices if config.double else target_choices).argmax(-1)
             index = torch.arange(steps, device=best.device).unsqueeze(1) + batch.ahead
             q_t = unscale(of_action(target_q, best).gather(0, index), config.rescaling)
             target_tm1 = rescale(batch.reward + batch.discount * q_t, config.rescaling)
@@ -156,8 +156,9 @@ def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
     return share * error.amax(0) + (1 - share) * error.sum(0) / valid.sum(0).clamp(min=1)
 
 
-def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
-    """Action values [M+N, n, A] after the burn-in, through which no gradient flows; see QModel.choices."""
+def _unroll(model: QModel, batch: Sequences, burn_in: int) -> tuple[Tensor, Tensor]:
+    """Action values [M+N, n, A] after the burn-in, through which no gradient flows, and those by which actions are
+    chosen."""
 
     def inputs(steps: slice, state: Tensor) -> tuple[Any, ...]:
         action, reward = batch.prev_action, batch.prev_reward
@@ -174,4 +175,5 @@ def _unroll(model: QModel, batch: Sequences, burn_in: int) -> Tensor:
         with torch.no_grad():
             _, state = model.features(*inputs(slice(0, burn_in), state))
     learned = inputs(slice(burn_in, None), state)
-    return model.choices(model.describe(*learned)[0], learned[0])
+    numbers, _ = model.describe(*learned)
+    return model.expected(numbers), model.choices(numbers, learned[0])

@@ -20,7 +20,7 @@ from lockstep.algorithms import DQNConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.algorithms.sac import SAC, SACConfig
 from lockstep.config.settings import SettingsError
-from lockstep.core.transitions import Transitions
+from lockstep.core.transitions import Sequences, Transitions
 from lockstep.envs.base import EnvConfig
 from lockstep.evaluation.scores import evaluate
 from lockstep.experiment import Experiment
@@ -152,6 +152,34 @@ def test_targets_choose_among_allowed_actions(returns: Any, double: bool) -> Non
         [False] * 4,
     ]
     assert acted.value[0].tolist() == acted.policy[0].amax(-1).tolist()
+
+
+def test_where_nothing_is_allowed_r2d2_bootstraps_from_a_value() -> None:
+    """An environment may forbid everything in the last observation of an episode that a time limit ends."""
+    case = CASES["r2d2"]
+    online, target = (built(case.model, seed) for seed in (1, 2))
+    losses = []
+    for last in ([0, 0, 0, 0], [1, 1, 1, 1]):
+        torch.manual_seed(3)
+        masks = torch.ones(5, 1, 4, dtype=torch.int64)
+        masks[-1, 0] = torch.tensor(last)
+        batch = Sequences(
+            obs={"last": torch.randint(0, 2, (5, 1, 4)), "action_mask": masks},
+            start=torch.zeros(5, 1, dtype=torch.bool),
+            state=torch.zeros(1, online.state_size),
+            prev_action=torch.zeros(5, 1, dtype=torch.int64),
+            prev_reward=torch.zeros(5, 1),
+            action=torch.tensor([[0], [1]]),
+            reward=torch.ones(2, 1),
+            discount=torch.full((2, 1), 0.9),
+            ahead=torch.tensor([[1], [1]]),
+            valid=torch.ones(2, 1, dtype=torch.bool),
+            weight=torch.ones(1),
+            noise=None,
+        )
+        found = case.algorithm.build().loss(Networks(online, target), batch, {})
+        losses.append(float(found.total.detach()))
+    assert all(0 <= loss < 10 for loss in losses)
 
 
 def test_the_target_entropy_counts_allowed_actions() -> None:
