@@ -29,12 +29,14 @@ class Agent:
 
     Args:
         device: the torch device that it computes on.
+        like: another agent of this experiment, whose spaces are used instead of those of an environment made for it.
     """
 
-    def __init__(self, experiment: Experiment, device: str = "cpu") -> None:
+    def __init__(self, experiment: Experiment, device: str = "cpu", *, like: Agent | None = None) -> None:
         self.experiment = experiment
         self.device = torch.device(device)
-        self.observation_space, self.action_space = envs.spaces(experiment.env)
+        spaces = envs.spaces(experiment.env) if like is None else (like.observation_space, like.action_space)
+        self.observation_space, self.action_space = spaces
         self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         portable = experiment.precision == "portable"

@@ -70,7 +70,7 @@ class ParameterStore:
     def join(self, agent: Agent, optimizer: Optimizer) -> None:
         """Make a place for the parameters. What the optimizer remembers of gradients also belongs to learner 0's
         optimizer, which is this one, so that it writes it into checkpoints."""
-        self._agent = Agent(agent.experiment)
+        self._agent = Agent(agent.experiment, like=agent)
         self._optimizer = optimizer_for(agent.experiment, self._agent.flat)
         self._optimizer.moments, self._optimizer.counts = optimizer.moments, optimizer.counts
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 
-_uses = 0
-"""Contexts of portable arithmetic that this process is in."""
+
+class _Uses(threading.local):
+    """Contexts of portable arithmetic that a thread is in."""
+
+    count = 0
+
+
+_uses = _Uses()
 
 
 def enter(change: int) -> None:
-    """Count a context that begins (1) or ends (-1)."""
-    global _uses
-    _uses += change
+    """Count a context of this thread that begins (1) or ends (-1)."""
+    _uses.count += change
 
 
 @contextlib.contextmanager
@@ -29,7 +35,7 @@ def portable_numbers() -> Iterator[None]:
 
 def tanh(x: np.ndarray) -> np.ndarray:
     """The hyperbolic tangent of a float32 array."""
-    if not _uses:
+    if not _uses.count:
         return np.tanh(x)
     from lockstep.portable import loops  # which needs Numba, and that takes a second to import
 
@@ -41,7 +47,7 @@ def tanh(x: np.ndarray) -> np.ndarray:
 
 def power(x: np.ndarray, exponent: float) -> np.ndarray:
     """x to a power, for a float64 array of positive numbers; portable with the precision of float32."""
-    if not _uses:
+    if not _uses.count:
         return x**exponent
     from lockstep.portable import loops
 

@@ -179,13 +179,17 @@ class RemoteStore:
 
     def _ask(self, method: str, *args: Any) -> Any:
         """Raises PeerGone if learner 0 is gone."""
-        import ray.exceptions
+        import ray
+        from ray import exceptions as errors
 
         try:
             return ray.get(call(self._learner_0, "stored", method, *args))
-        except ray.exceptions.RayTaskError:
-            raise
-        except ray.exceptions.RayError as error:
+        except (
+            errors.RayActorError,
+            errors.NodeDiedError,
+            errors.LocalRayletDiedError,
+            errors.ObjectLostError,
+        ) as error:
             raise PeerGone(str(error)) from None
 
 

@@ -287,10 +287,11 @@ class RayDriver:
         cause = raised(self._ray, error)
         if cause is None:
             raise ProcessLost(f"{name} was lost ({short(error)})")
-        if not isinstance(getattr(cause, "cause", None), PeerGone):
+        gone = getattr(cause, "cause", None)
+        if not isinstance(gone, PeerGone):
             fail(cause)
         if self._broken is None:  # another process that raised, or Ray, will report the cause
-            self._broken = time.monotonic(), f"{name} has lost its connection to another one"
+            self._broken = time.monotonic(), f"{name} has lost its connection to another one ({short(gone)})"
 
     def _delivered(self, ref: Any) -> None:
         delivery = self._deliveries.pop(ref)
@@ -317,6 +318,7 @@ class RayDriver:
             self._admit(what)
         else:  # with everything that was requested since, which waited for it and failed with it
             self._forget(what.collector)
+            self._versions.clear()  # a request for one of them may have failed, too
             self._start(dataclasses.replace(what.collector, last=None), what.index)
 
     def _forget(self, collector: Actor) -> None:
@@ -331,11 +333,15 @@ class RayDriver:
         if error is None:
             actor.steps = steps
         elif not isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            # Where timing decides the ends of rollouts, a new collector would not collect the same ones again.
-            if actor in self._collectors and self._job.experiment.scheme.preempt == 1:
+            if actor in self._collectors and not self._timing_cuts():
                 self._replace(self._collectors.index(actor), short(error))
             elif actor in self._collectors or self._learners.index(actor) not in self._results:
                 raise ProcessLost(f"{actor.name} was lost ({short(error)})")
+
+    def _timing_cuts(self) -> bool:
+        """Whether timing decides the ends of rollouts. Then a new collector would not collect the same ones again."""
+        preempts = self._job.experiment.scheme.preempt < 1 and self._job.recorded is None
+        return preempts and len(self._collectors) > 1
 
     def _replace(self, index: int, why: str) -> None:
         lost = self._collectors[index]
