@@ -314,7 +314,11 @@ def test_environments_of_ones_own_are_passed_as_classes_and_functions() -> None:
     assert EnvConfig.of(Own, num_envs=3) == EnvConfig(id=f"{__name__}:Own", num_envs=3)
     assert load_object(EnvConfig.of(test_dotted_names_replace_parts).id) is test_dotted_names_replace_parts
     make: Any
-    for make, where in ((lambda: Own(), "inside a function"), (functools.partial(Own), "without a name")):
+    for make, where in (
+        (lambda: Own(), "inside a function"),
+        (functools.partial(Own), "without a name"),
+        (Own().close, "without a name"),
+    ):
         with pytest.raises(SettingsError, match=f"{where}.*writefile"):
             EnvConfig.of(make)
 

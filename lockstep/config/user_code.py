@@ -197,10 +197,12 @@ def checked_reference_to(make: type | Callable[..., Any]) -> str:
         SettingsError: other processes cannot import it.
     """
     name = getattr(make, "__qualname__", "")
+    if not isinstance(getattr(make, "__self__", sys), (type, ModuleType)):  # the method of an object, which has no name
+        name = ""
     inside, typed = "<" in name, make.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
     if name and not inside and not typed:
         return reference_to(make)
-    where = "inside a function" if inside else "at a prompt or in a notebook" if typed else "without a name"
+    where = "inside a function" if inside else "at a prompt or in a notebook" if typed else "without a name of its own"
     raise SettingsError(
         f"{name or make!r} is made {where}, so other processes cannot import it. Define it at the outermost level of a "
         "file and import it from there; in a notebook, begin its cell with %%writefile my_env.py."

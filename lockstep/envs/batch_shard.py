@@ -17,7 +17,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
-from lockstep.envs.batches import batch_action, flags_of, numbers_of, telling, with_rows
+from lockstep.envs.batches import batch_action, flags_of, numbers_of, refuse_mask, telling, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter, as_array
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
@@ -42,6 +42,8 @@ class BatchShard(ShardEnv):
         self._writer = ObservationWriter(env.observation_space)
         self.observation_space = self._writer.space
         self._saves = _saves(env, config.id)
+        if not self._saves:
+            refuse_mask(self.observation_space, config.id, "when a run is resumed", "Define get_state and set_state")
         self._first_length = seeds.first_lengths(self.num_envs, config.decorrelate)
         self._longest = config.reseed_every
         self._start_level, self._num_levels = config.start_level, config.num_levels
@@ -63,6 +65,8 @@ class BatchShard(ShardEnv):
         self._log.clear()
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             self._arrays = self._begin(np.arange(self.num_envs))
+        if self._saves:
+            self.state_dict()  # a mistake in it should not wait for the first checkpoint
         self._writer.write_arrays(self._arrays, out, self._where)
 
     def examine(self) -> None:
@@ -101,6 +105,7 @@ class BatchShard(ShardEnv):
         arrays = self._writer.arrays(obs, self.num_envs)
         over = terminated | truncated
         if final is not None and over.any():
+            refuse_mask(self.observation_space, self._id, "after it resets an environment", "Return None instead")
             rows = np.flatnonzero(over)
             arrays = with_rows(arrays, rows, [x[rows] for x in self._writer.arrays(final, self.num_envs)])
         return arrays, reward, terminated, truncated
@@ -142,10 +147,11 @@ class BatchShard(ShardEnv):
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             state = {name: as_array(x) for name, x in self._env.get_state().items()}
         for name, x in state.items():
-            if x.shape[:1] != (self.num_envs,):
+            if x.shape[:1] != (self.num_envs,) or x.dtype.kind not in "biuf":
                 raise SettingsError(
-                    f"get_state of env.id={self._id} returned {name!r} of the shape {x.shape}, but its first axis must "
-                    f"have the length {self.num_envs}, one row for each environment."
+                    f"get_state of env.id={self._id} returned {name!r} of the type {x.dtype} and the shape {x.shape}, "
+                    f"but it must hold numbers, and its first axis have the length {self.num_envs}, one row for each "
+                    "environment."
                 )
         return {
             "episode": self._episode.copy(),

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import as_array
 from lockstep.models.action_spaces import action_parts, composite
+from lockstep.models.observations import ACTION_MASK
 from lockstep.system.output import tell
 
 
@@ -74,6 +75,16 @@ def flags_of(name: str, value: Any, count: int) -> np.ndarray:
             "environment, or wrap it."
         )
     return found.astype(np.bool_)
+
+
+def refuse_mask(space: gymnasium.Space[Any], env_id: str, when: str, instead: str) -> None:
+    """Raise SettingsError if observations have an action mask, where a batch gets actions whose results are dropped and
+    which the mask may forbid."""
+    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
+        raise SettingsError(
+            f"The batch of env.id={env_id} has an {ACTION_MASK}, but {when}, some of its environments get actions that "
+            f"it forbids, whose results are dropped. {instead}."
+        )
 
 
 def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], tensors: bool = False) -> Any:

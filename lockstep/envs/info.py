@@ -190,7 +190,7 @@ def numbers_of(infos: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
 
     Args:
         infos: arrays [B] by key, as gymnasium's vector environments and EnvPool return them. A bool array [B] whose key
-            begins with an underscore tells which environments have the entry.
+            begins with an underscore tells which environments have the entry, or the dict that it is in.
 
     Raises:
         SettingsError: there is something else than an array of B numbers.
@@ -202,8 +202,13 @@ def numbers_of(infos: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
     values = np.asarray(holder[name])
     if values.dtype.kind not in "biuf" or values.size != num_envs:
         raise _no_number(key, holder[name])
-    values = values.astype(np.float64).reshape(num_envs)
-    return np.where(holder[f"_{name}"], values, np.nan) if f"_{name}" in holder else values
+    there = np.ones(num_envs, np.bool_)
+    while True:
+        name = key if key in infos else key.partition(".")[0]
+        there &= np.asarray(infos.get(f"_{name}", True), np.bool_)
+        if name == key:
+            return np.where(there, values.astype(np.float64).reshape(num_envs), np.nan)
+        infos, key = infos[name], key.partition(".")[2]
 
 
 def _entry(info: Any, key: str) -> tuple[Mapping[str, Any], str] | None:

@@ -18,7 +18,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
-from lockstep.envs.batches import batch_action, flags_of, numbers_of, telling, with_rows
+from lockstep.envs.batches import batch_action, flags_of, numbers_of, refuse_mask, telling, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
@@ -48,10 +48,19 @@ class VectorShard(ShardEnv):
                 )
         self._env, self._id, self._seeds = env, config.id, seeds
         self._mode = _mode(env, config.id)
+        counted = [name for name in config.metrics if name.startswith("episode.")]
+        if counted and self._mode is AutoresetMode.DISABLED:
+            raise SettingsError(
+                f"env.metrics={','.join(counted)}: in AutoresetMode.DISABLED, gymnasium's RecordEpisodeStatistics "
+                "forgets all episodes when one ends. Leave it out, since scores and lengths are metrics anyway, or "
+                "use AutoresetMode.NEXT_STEP."
+            )
         self.num_envs = env.num_envs
         self.action_space = env.single_action_space
         self._writer = ObservationWriter(env.single_observation_space)
         self.observation_space = self._writer.space
+        if self._mode is not AutoresetMode.NEXT_STEP:
+            refuse_mask(self.observation_space, config.id, f"in {self._mode}", "Use AutoresetMode.NEXT_STEP")
         # Other classes take one seed for all, as VectorEnv.reset declares it.
         self.share_seeds = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._reseed_every = config.reseed_every
@@ -151,7 +160,9 @@ class VectorShard(ShardEnv):
         numbers.note_all(infos, ~first & ~ended if same_step else ~first)
         numbers.add()
         if same_step and ended.any():
-            numbers.note_all(infos.get("final_info", {}), ended)
+            # gymnasium's wrapper that counts episodes writes beside final_info.
+            counted = {name: infos[name] for name in ("episode", "_episode") if name in infos}
+            numbers.note_all({**counted, **infos.get("final_info", {})}, ended)
             numbers.add()
         return numbers.values(ended)
 

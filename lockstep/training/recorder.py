@@ -131,7 +131,8 @@ class Recorder:
         for name, *values in zip(self._metrics, *(episode.metrics for episode in self._window)):
             known = [value for value in values if not math.isnan(value)]
             if known:
-                means[name] = statistics.fmean(known)
+                finite = all(map(math.isfinite, known))
+                means[name] = statistics.fmean(known) if finite else math.nan
         return means
 
     def mark_best(self) -> bool:

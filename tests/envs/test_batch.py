@@ -325,18 +325,29 @@ class FlatState(WithState):
         return {"steps": self.steps[:2]}
 
 
+class StateOfObjects(WithState):
+    def get_state(self) -> Any:
+        return {"rng": [np.random.default_rng(j).bit_generator.state for j in range(self.num_envs)]}
+
+
+class MaskedReach(Reach):
+    observation_space = spaces.Dict(x=Reach.observation_space, action_mask=spaces.MultiBinary(2))
+
+
 class Counted(Reach):
     def __init__(self, num_envs: int) -> None:
         super().__init__(4)
 
 
 def test_mistakes_are_explained() -> None:
+    with pytest.raises(SettingsError, match=r"get_state.*'rng' of the type object"):
+        reset(make("StateOfObjects"))
+    with pytest.raises(SettingsError, match=r"action_mask.*get_state"):
+        make("MaskedReach")
     with pytest.raises(SettingsError, match="only one of get_state and set_state"):
         make("HalfState")
-    with pytest.raises(SettingsError, match=r"'steps' of the shape \(2,\).*length 5"):
-        env = make("FlatState")
-        reset(env)
-        env.state_dict()
+    with pytest.raises(SettingsError, match=r"'steps' of the type int64 and the shape \(2,\).*length 5"):
+        reset(make("FlatState"))
     with pytest.raises(SettingsError, match=r"has num_envs=4, but a shard takes 5"):
         make("Counted")
     with pytest.raises(SettingsError, match=r"render\(index\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from playing import assert_same, buffers, play, random_actions, reset
 
 from lockstep import check_env, envs
@@ -148,6 +150,44 @@ def test_metrics_are_those_of_single_environments(mode: str) -> None:
     found = metrics_of("vector", mode=mode)
     assert found == metrics_of("gymnasium")
     assert found[0] == [[length, (length + 1) / 2] for length in (3.0, 4.0, 5.0, 6.0, 7.0)]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_the_wrapper_that_counts_episodes_is_understood(mode: str) -> None:
+    config = EnvConfig(
+        f"{__file__}:counted", adapter="vector", num_envs=3, options={"mode": mode}, metrics=("episode.r", "episode.l")
+    )
+    env = envs.make(config, seed=1, first_index=0, num_envs=3)
+    reset(env)
+    found = [
+        step.metrics[j].tolist()  # type: ignore[index]
+        for _, step in play(env, random_actions(env, 40))
+        for j in np.flatnonzero(step.terminated)
+    ]
+    assert found[:15] == [[length, length] for length in (3.0, 4.0, 5.0, 6.0, 7.0) for _ in range(3)]
+    env.close()
+    with pytest.raises(SettingsError, match=r"forgets all episodes.*NEXT_STEP"):
+        envs.make(dataclasses.replace(config, options={"mode": "Disabled"}), seed=1, first_index=0, num_envs=3)
+
+
+def counted(num_envs: int, mode: str) -> VectorEnv[Any, Any, Any]:
+    return RecordEpisodeStatistics(climb_together(num_envs, mode))
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_masks_need_the_mode_in_which_no_action_is_dropped(mode: str) -> None:
+    with pytest.raises(SettingsError, match=r"action_mask.*NEXT_STEP"):
+        make(f"{__file__}:masked", mode=mode)
+    make(f"{__file__}:masked", mode="NextStep").close()
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    observation_space: spaces.Space[Any] = spaces.Dict(x=spaces.Box(0, 1, (1,)), action_mask=spaces.MultiBinary(2))
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
+
+
+def masked(num_envs: int, mode: str) -> VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv([Masked] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
 class Climb(gymnasium.Env[Any, Any]):
