@@ -24,6 +24,9 @@ from lockstep.models.distributions import Categorical
 from lockstep.models.observations import allowed_actions
 from lockstep.models.selection import of_action
 
+_SHARE_OF_ENTROPY = 0.98
+"""The target entropy of discrete actions, of the most that is possible."""
+
 
 @dataclass(frozen=True)
 class SACConfig(QPGConfig):
@@ -129,7 +132,7 @@ class SAC(QPG[SACConfig]):
         """That of target_entropy or, with action masks, of the allowed actions of each item: [1, n]."""
         if online.actor.mask is None or self.config.target_entropy is not None:
             return self.target_entropy(online)
-        return 0.98 * allowed_actions(batch.obs).sum(-1).clamp(min=1).float().log()
+        return _SHARE_OF_ENTROPY * allowed_actions(batch.obs).sum(-1).clamp(min=1).float().log()
 
     def target_entropy(self, model: PolicyModel) -> float:
         """The entropy in nats that the temperature is learned for."""
@@ -137,7 +140,7 @@ class SAC(QPG[SACConfig]):
             return self.config.target_entropy
         distribution = model.distribution
         if isinstance(distribution, Categorical):
-            return 0.98 * math.log(distribution.n)
+            return _SHARE_OF_ENTROPY * math.log(distribution.n)
         return -float(math.prod(distribution.action_shape))
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:

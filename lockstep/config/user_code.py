@@ -202,7 +202,7 @@ def checked_reference_to(make: type | Callable[..., Any]) -> str:
     inside, typed = "<" in name, make.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
     if name and not inside and not typed:
         return reference_to(make)
-    where = "inside a function" if inside else "at a prompt or in a notebook" if typed else "without a name of its own"
+    where = "inside a function" if inside else "at a prompt or in a notebook" if typed else "without a name"
     raise SettingsError(
         f"{name or make!r} is made {where}, so other processes cannot import it. Define it at the outermost level of a "
         "file and import it from there; in a notebook, begin its cell with %%writefile my_env.py."

@@ -18,6 +18,11 @@ _registered: dict[int, weakref.ref[Any]] = {}
 """The open environments of this process, without their wrappers, by id()."""
 
 
+def form_of(answer: Any) -> str:
+    """What an environment's method returned, for errors: "a tuple of 3", "a dict"."""
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+
+
 def flag(name: str, value: Any) -> bool:
     """Convert a value that is not a bool to one. It may be 0 or 1, or an array that holds one of these.
 

@@ -15,9 +15,9 @@ import torch
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import register, unregister
+from lockstep.envs.answers import form_of, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
-from lockstep.envs.batches import batch_action, flags_of, numbers_of, refuse_mask, telling, with_rows
+from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, returned_numbers, telling, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter, as_array
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
@@ -93,15 +93,15 @@ class BatchShard(ShardEnv):
         with telling(f"in a step of the environments {first} to {first + self.num_envs - 1}"):
             answer = self._env.step(batch_action(self.action_space, action, self._tensors))
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
             raise SettingsError(
-                f"The step of env.id={self._id} returned {found}, but must return (observations, rewards, terminated, "
-                "truncated, final observations), where the last is None unless the batch resets environments by itself."
+                f"The step of env.id={self._id} returned {form_of(answer)}, but must return (observations, rewards, "
+                "terminated, truncated, final observations), where the last is None unless the batch resets "
+                "environments by itself."
             )
         obs, reward, terminated, truncated, final = answer
-        reward = numbers_of("rewards", reward, self.num_envs)
-        terminated = flags_of("terminated", terminated, self.num_envs)
-        truncated = flags_of("truncated", truncated, self.num_envs)
+        reward = returned_numbers("rewards", reward, self.num_envs)
+        terminated = returned_flags("terminated", terminated, self.num_envs)
+        truncated = returned_flags("truncated", truncated, self.num_envs)
         arrays = self._writer.arrays(obs, self.num_envs)
         over = terminated | truncated
         if final is not None and over.any():

@@ -24,7 +24,7 @@ from lockstep.system.output import tell
 
 @contextlib.contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Print what a batched environment was doing when it raises an error of its own."""
+    """Print what a batched environment was doing when it raises an error, except a SettingsError."""
     try:
         yield
     except SettingsError:
@@ -34,7 +34,7 @@ def telling(what: str) -> Iterator[None]:
         raise
 
 
-def numbers_of(name: str, value: Any, count: int) -> np.ndarray:
+def returned_numbers(name: str, value: Any, count: int) -> np.ndarray:
     """The numbers [count] that a batch of environments returned: an array or a tensor of numbers or bools.
 
     Args:
@@ -59,13 +59,13 @@ def numbers_of(name: str, value: Any, count: int) -> np.ndarray:
     return found.reshape(count)
 
 
-def flags_of(name: str, value: Any, count: int) -> np.ndarray:
+def returned_flags(name: str, value: Any, count: int) -> np.ndarray:
     """The bools [count] that a batch of environments returned, perhaps as numbers that are 0 or 1.
 
     Raises:
-        SettingsError: as of numbers_of, or a number is neither.
+        SettingsError: as of returned_numbers, or a number is neither.
     """
-    found = numbers_of(name, value, count)
+    found = returned_numbers(name, value, count)
     if found.dtype == np.bool_:
         return found
     other = found[(found != 0) & (found != 1)]

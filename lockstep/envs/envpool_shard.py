@@ -15,7 +15,7 @@ from envpool.registration import registry as _registry
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.episodes import ActionLog, Seeds, restart_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 
@@ -241,12 +241,7 @@ class EnvPoolShard(ShardEnv):
         return self._since >= self._reseed_every
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            "count": np.array(self._count),
-            "since": np.array(self._since),
-            "ended": self._ended.copy(),
-            **self._log.last(self._since),
-        }
+        return restart_state(self._count, self._since, self._ended, self._log)
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import BOOLS, NUMBERS, flag, number, register, unregister
+from lockstep.envs.answers import BOOLS, NUMBERS, flag, form_of, number, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import construct
@@ -231,8 +231,7 @@ class GymShard(ShardEnv):
 
 
 def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
-    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
     return SettingsError(
-        f"The environment's {method} returned {found}, but must return {wanted}, as in gymnasium since 0.26. "
+        f"The environment's {method} returned {form_of(answer)}, but must return {wanted}, as in gymnasium since 0.26. "
         "Fix the environment, or wrap it."
     )

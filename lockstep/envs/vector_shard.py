@@ -16,12 +16,12 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.answers import register, unregister
+from lockstep.envs.answers import form_of, register, unregister
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
-from lockstep.envs.batches import batch_action, flags_of, numbers_of, refuse_mask, telling, with_rows
+from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, returned_numbers, telling, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.episodes import ActionLog, Seeds, restart_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 
@@ -136,9 +136,9 @@ class VectorShard(ShardEnv):
             raise _misanswered(self._id, "step", answer, wanted)
         obs, reward, terminated, truncated, infos = answer
         arrays = self._writer.arrays(obs, self.num_envs)
-        reward = numbers_of("rewards", reward, self.num_envs).astype(np.float32)
-        terminated = flags_of("terminations", terminated, self.num_envs) & going
-        truncated = flags_of("truncations", truncated, self.num_envs) & going & ~terminated
+        reward = returned_numbers("rewards", reward, self.num_envs).astype(np.float32)
+        terminated = returned_flags("terminations", terminated, self.num_envs) & going
+        truncated = returned_flags("truncations", truncated, self.num_envs) & going & ~terminated
         ended = terminated | truncated
         reward[first] = 0
         if self._mode is not AutoresetMode.NEXT_STEP and first.any():
@@ -202,12 +202,7 @@ class VectorShard(ShardEnv):
         return self._since >= self._reseed_every
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            "count": np.array(self._count),
-            "since": np.array(self._since),
-            "ended": self._ended.copy(),
-            **self._log.last(self._since),
-        }
+        return restart_state(self._count, self._since, self._ended, self._log)
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
@@ -251,5 +246,6 @@ def _mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str) -> Autore
 
 
 def _misanswered(env_id: str, method: str, answer: Any, wanted: str) -> SettingsError:
-    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
-    return SettingsError(f"The {method} of env.id={env_id} returned {found}, but a VectorEnv must return {wanted}.")
+    return SettingsError(
+        f"The {method} of env.id={env_id} returned {form_of(answer)}, but a VectorEnv must return {wanted}."
+    )

@@ -234,7 +234,7 @@ def _collect_freely(connection: CollectorConnection, collectors: Collectors, *, 
 def collector_service(
     job: Job, index: int, alive: Callable[[], None], counts: DistantCounts | None = None
 ) -> CollectorService:
-    """A collector that is asked for each of its rollouts, in a process of its own; counts as in WorkerContext."""
+    """A collector in a separate process, which is asked for each rollout; counts as in WorkerContext."""
     keep_freed_memory()
     device = job.layout.device_of("collector", index)
     settle(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)

@@ -187,8 +187,9 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."
         )
     shares_memory = layout.launcher.shares_memory
+    decides = shares_memory or layout.launcher.decides_by_messages
     free = experiment.scheme.free_running
-    if free and recorded is None and not (layout.split and (shares_memory or layout.launcher.decides_by_messages)):
+    if free and recorded is None and not (layout.split and decides):
         raise SettingsError(
             f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes, on one "
             "machine or on Ray. Use --layout auto, cpu:a1-l1 (one collector, one learner) or more of each, ray:a1-l1 "
@@ -205,14 +206,14 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
             "cpu:aC-lL with C collectors and L learners."
         )
-    if experiment.scheme.preempt < 1 and not (shares_memory or layout.launcher.decides_by_messages):
+    if experiment.scheme.preempt < 1 and not decides:
         raise SettingsError(
             f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late, "
             "on one machine or on Ray. Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or leave out "
             "--scheme.preempt."
         )
     if experiment.scheme.gradient_lag == "async":
-        if not (shares_memory or layout.launcher.decides_by_messages):
+        if not decides:
             raise SettingsError(
                 f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
                 "parameters, on one machine or on Ray. Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or "

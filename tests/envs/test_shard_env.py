@@ -43,7 +43,7 @@ CASES = {
         id="lockstep/TupleBandit-v0",
         adapter="vector",
         reseed_every=40,
-        options={"mask": True, "vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": "SameStep"}},
+        options={"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": "SameStep"}},
     ),
     "vector-disabled": EnvConfig(
         id="CartPole-v1",
