@@ -43,16 +43,19 @@ GPU = "cuda:0"
 INLINE = "inline,device=0"
 LAYOUTS = (
     INLINE,
-    f"{INLINE} again",
     f"{INLINE},graphs=1",
+    "a0-l0,0,graphs=1",
     "processes:2,device=0",
+    f"{INLINE} again",
     "a0-l0",
     "a0,0-l0,0",
-    "a0-l0,0,graphs=1",
 )
-"""Every experiment on each; all must have the digest of the first."""
+"""Every experiment on each, the first layouts first; all must have the digest of the first."""
 TOLERANCE = 1e-5
-"""Of fp32 gradients against the CPU's. TF32 would differ by 3e-4."""
+"""Of fp32 gradients against the CPU's. TF32 would differ by 3e-4. Where a gradient depends more on rounding, as with
+V-trace's ratios of 1, which are clipped at 1, it may differ by twice as much as with other last bits of parameters."""
+_MOVES = 8
+"""Times that the last bits of the parameters are changed to find that out."""
 LIMIT = 90.0
 """Seconds that a task may take."""
 
@@ -129,7 +132,7 @@ def real_shapes(context: Context) -> Outcome:
 
 def _layouts_agree(context: Context, names: Sequence[str], verified: str | None = None) -> Outcome:
     names, left_out = usable(names)
-    layouts = (LAYOUTS[0], *LAYOUTS[2:4], LAYOUTS[-1]) if context.rehearse else LAYOUTS
+    layouts = LAYOUTS[:4] if context.rehearse else LAYOUTS
     results: dict[str, dict[str, Any]] = {name: {} for name in names}
     tasks = [
         Task(f"{name} {text}", trained, (name, text, _place(context, name, text))) for text in layouts for name in names
@@ -251,19 +254,24 @@ def gradients(name: str) -> dict[str, Any]:
     setting = prepare(on_gpu(experiment(name)).replace(precision="fp32"), Layout())
     with settled(1):
         batch, normalizers, hyper = first_batch(setting)
-        exact = Gradient(setting, "cpu", normalizers)(batch, hyper).double()
+        here = Gradient(setting, "cpu", normalizers)
+        exact = here(batch, hyper).double()
+        moved = [here.moved(seed)(batch, hyper).double() for seed in range(_MOVES)]
+        rounding = max(float((each - exact).norm() / exact.norm()) for each in moved)
+        allowed = max(TOLERANCE, 2 * rounding)
     with settled(1, GPU):
         gradient = Gradient(setting, GPU, normalizers)
         there = batch.map(lambda leaf: leaf.to(GPU))
         once, twice = gradient(there, hyper), gradient(there, hyper)
         error = float((once.cpu().double() - exact).norm() / exact.norm())
-        wrong = [] if error <= TOLERANCE else [f"it is {error:.1e} from the CPU's"]
+        wrong = [] if error <= allowed else [f"it is {error:.1e} from the CPU's; {allowed:.1e} is allowed"]
         wrong += [] if torch.equal(once, twice) else ["a second time it has other bits"]
         captured = None
         if not setting.algorithm.replays and not setting.model.recurrent:
             captured = _captured(gradient, there, hyper)
             wrong += [] if captured is True else [f"from a graph: {captured}"]
-    return {"error": error, "norm": float(exact.norm()), "captured": captured, "wrong": "; ".join(wrong)}
+    known = {"error": error, "rounding": rounding, "norm": float(exact.norm())}
+    return {**known, "captured": captured, "wrong": "; ".join(wrong)}
 
 
 def _captured(gradient: Gradient, batch: Any, hyper: dict[str, Any]) -> bool | str:
@@ -293,9 +301,20 @@ class Gradient:
 
     def __init__(self, setting: Experiment, device: str, normalizers: Any) -> None:
         self._agent = Agent(setting, device)
+        self._parameters: Tensor | None = None
+        """Those that `moved` begins from."""
         for model in (self._agent.model, self._agent.target):
             if model is not None:
                 normalizers.apply(model)
+
+    @torch.no_grad()
+    def moved(self, seed: int) -> Gradient:
+        """The same with each parameter moved by about one unit in the last place, up, down or not at all."""
+        vector = self._agent.flat.vector
+        self._parameters = vector.clone() if self._parameters is None else self._parameters
+        moves = torch.randint(-1, 2, vector.shape, generator=torch.Generator().manual_seed(seed))
+        vector.copy_(self._parameters * (1 + torch.finfo(vector.dtype).eps * moves))
+        return self
 
     def __call__(self, batch: Any, hyper: dict[str, Any]) -> Tensor:
         """Of all parameters, as one vector."""

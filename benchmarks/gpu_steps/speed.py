@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +35,24 @@ from lockstep.learners.learner import Learner
 from lockstep.reports.runs import Run
 from lockstep.run.folder import RunFolder
 from lockstep.speed.trial import OutOfTime, Trial
+from lockstep.training.callbacks import Progress
 
 PPO_LAYOUTS = (
-    f"{INLINE},env_threads=4,graphs=1",
-    f"{INLINE},env_threads=4",
-    "processes:2,device=0,env_threads=4,graphs=1",
-    "lag 1: a0-l0,env_threads=4,graphs=1",
+    f"envpool: {INLINE},env_threads=4,graphs=1",
+    f"envpool: {INLINE},env_threads=2,graphs=1",
+    "envpool: processes:2,device=0,env_threads=4,graphs=1",
+    "envpool, lag 1: a0-l0,env_threads=4,graphs=1",
 )
 IMPALA_LAYOUTS = (
-    f"{INLINE},env_threads=4,graphs=1",
-    "a0-l0,env_threads=4,graphs=1",
-    "a0,0-l0,env_threads=4,graphs=1",
+    f"envpool: {INLINE},env_threads=4,graphs=1",
+    "envpool: a0-l0,env_threads=4,graphs=1",
 )
-"""With a lag of 1, processes that only collect go on while learners learn. Making 128 Atari environments takes half a
-minute on one thread, so all have several."""
+"""Before a layout: another adapter for the environments, or another lag. With a lag of 1, processes that only collect
+go on while learners learn. Making 128 environments of ALE takes 20 seconds on one thread, so these are EnvPool's."""
 _TOP = 12
 """Rows of a profile."""
+_SETTLING = 2
+"""Iterations before a profile, in which libraries load, memory is reserved and graphs are captured."""
 _PHASES = ("collecting", "learning")
 _BOUND = "lockstep "
 """What the names of the profile's ranges begin with."""
@@ -67,7 +68,7 @@ def profile_of(name: str, context: Context) -> Outcome:
     """Kernels, launches, copies and waits of a few iterations in one process, without and with graphs."""
     data: dict[str, Any] = {}
     threads = "" if context.rehearse else ",env_threads=16"
-    for text in (f"{INLINE}{threads}", f"{INLINE}{threads},graphs=1"):
+    for text in (f"{INLINE}{threads},graphs=1", f"{INLINE}{threads}"):
         try:
             data[text] = _profiled(name, text, context)
         except Exception as error:
@@ -89,16 +90,28 @@ def profile_of(name: str, context: Context) -> Outcome:
 
 def _profiled(name: str, text: str, context: Context) -> dict[str, Any]:
     setting = experiment(REHEARSED[0]) if context.rehearse else SHAPES[name]()
-    layout, iterations = Layout.parse(text), 2
-    folder = context.folder / re.sub(r"[^a-z0-9]+", "-", text)
-    train(setting, layout, quiet(f"{folder}-warm"), stop_after=1)  # loads what libraries load at first
+    iterations = 2
+    setting = setting.replace(total_steps=(_SETTLING + iterations) * setting.samples_per_iteration)
+    profiler = profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (not context.rehearse)])
+    shares: dict[str, float] = {}
+
+    def follow(progress: Progress) -> None:
+        if progress.iteration == _SETTLING:
+            profiler.start()
+        elif progress.iteration == _SETTLING + iterations:
+            profiler.stop()
+        shares.update({name: value for name, value in progress.metrics.items() if name.startswith("time/")})
+
     if not context.rehearse:
         torch.cuda.reset_peak_memory_stats()
-    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (not context.rehearse)]
-    with _ranges(), profile(activities=activities) as found:
-        train(setting, layout, quiet(str(folder)), stop_after=iterations)
+    with _ranges():  # one run for all, since making 128 Atari environments takes 20 seconds
+        train(setting, Layout.parse(text), quiet(str(context.folder / _named(text))), on_iteration=follow)
     memory = {} if context.rehearse else {"gpu_memory_gb": torch.cuda.max_memory_reserved() / 1e9}
-    return memory | _counted(found.events() or [], iterations)
+    return memory | {"shares": shares} | _counted(profiler.events() or [], iterations)
+
+
+def _named(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text)
 
 
 @contextlib.contextmanager
@@ -190,17 +203,20 @@ def throughput(context: Context, make: Callable[[], Experiment], layouts: tuple[
 
 
 def _case(setting: Experiment, text: str) -> tuple[Experiment, str]:
-    """An experiment with the lag that may stand before a layout."""
-    lag, _, layout = text.rpartition(": ")
-    if not lag:
-        return setting, layout
-    scheme = dataclasses.replace(setting.scheme, lag=int(lag.removeprefix("lag ")))
-    return setting.replace(scheme=scheme), layout
+    """An experiment with the changes that may stand before a layout."""
+    changes, _, layout = text.rpartition(": ")
+    for change in filter(None, changes.split(", ")):
+        if change.startswith("lag "):
+            setting = setting.replace(scheme=dataclasses.replace(setting.scheme, lag=int(change.removeprefix("lag "))))
+        else:
+            setting = setting.replace(env=dataclasses.replace(setting.env, adapter=change))
+    return setting, layout
 
 
 def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: int = 2) -> dict[str, Any]:
     """Train all cases in turn, for as long as the step has: rates in samples and updates a second, shares of the time
-    by activity, and the GPU's memory in gigabytes. They start together, since starting takes longer than measuring."""
+    by activity, and the GPU's memory in gigabytes. They start one after the other: together, each would take the cores
+    of all others."""
     found: dict[str, Any] = {name: {"rates": [], "updates": []} for name in cases}
     trials: dict[str, Trial] = {}
     whole = time.perf_counter() + context.left
@@ -236,8 +252,8 @@ def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: 
     try:
         for name in cases:
             guarded(name, functools.partial(start, name))
-        with ThreadPoolExecutor(len(cases)) as waiting:  # each is paused as soon as it is ready
-            list(waiting.map(lambda name: guarded(name, lambda: settle(name)), list(trials)))
+            if name in trials:
+                guarded(name, functools.partial(settle, name))
         for number in range(rounds):
             for name in list(trials):
                 left = (rounds - number) * max(1, len(trials))
@@ -375,10 +391,10 @@ def learning(context: Context) -> Outcome:
     if context.rehearse:
         text, rate = INLINE, 50.0
     steps = max(setting.samples_per_iteration, int(0.9 * max(seconds, 1.0) * rate))
-    setting = setting.replace(total_steps=steps)
+    setting, layout = _case(setting.replace(total_steps=steps), text)
     place = context.folder / "learning"
     threading.Thread(target=_stop, args=(place, time.monotonic() + seconds), daemon=True).start()
-    train(setting, Layout.parse(text), quiet(str(place)))
+    train(setting, Layout.parse(layout), quiet(str(place)))
     run = Run.read(place)
     score = run.last("score/mean")
     every = max(1, len(run.records) // 40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -68,6 +69,9 @@ class Collector:
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
+        self._hashing = ThreadPoolExecutor(env_threads, "lockstep-hashing") if env_threads > 1 else None
+        """Environments are idle while rollouts are hashed, and so are the cores of their threads."""
+        self._map = self._hashing.map if self._hashing else map
         self._loaded: int | None = None
         stepping = Stepping(env_threads, pool, apart=preemption is not None)
         self._batches = [
@@ -125,13 +129,13 @@ class Collector:
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)
             raise
-        collected = []
-        for batch in self._batches:
-            for member in batch.members:
-                rollout = batch.rollouts[member.shard]
-                info = self._info(member, rollout, lap, acted, last, noise)
-                collected.append(CollectedRollout(info, rollout, first.normalizers))
-        return collected
+        members = [(member, batch.rollouts[member.shard]) for batch in self._batches for member in batch.members]
+        moments = [self._moments(member, rollout, last) for member, rollout in members]
+        digests = self._map(structure_digests, [rollout for _, rollout in members])
+        return [
+            CollectedRollout(self._info(member, lap, acted, noise, sums, hashed), rollout, first.normalizers)
+            for (member, rollout), sums, hashed in zip(members, moments, digests, strict=True)
+        ]
 
     @torch.inference_mode()
     def _begin(self, lap: int, version_at: Callable[[int], Version]) -> Version:
@@ -211,29 +215,30 @@ class Collector:
         draw = stream(self._experiment.seed, "noisy", number)
         return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32)).to(self._device)
 
+    def _moments(self, member: ActingShard, rollout: Rollout, version: Version) -> np.ndarray:
+        """What the normalizers add up of a rollout. Also ends a rollout that was cut."""
+        cut = member.last
+        if cut < 0:
+            return version.normalizers.rollout_sums(rollout, member.return_carry).numpy()
+        moments = version.normalizers.rollout_sums(rollout[:cut], member.return_carry)
+        # After rollout_sums, in which the return goes on: the learner must bootstrap from the last observation.
+        rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
+        return moments.numpy()
+
     def _info(
-        self, member: ActingShard, rollout: Rollout, lap: int, acted: Acting, version: Version, drawn_by: int
+        self, member: ActingShard, lap: int, acted: Acting, drawn_by: int, moments: np.ndarray, digests: dict[str, str]
     ) -> RolloutInfo:
         number = lap + member.offset
-        noise = drawn_by if self._model.noise_numbers and drawn_by != number else None
-        cut = None
-        if member.last < 0:
-            moments = version.normalizers.rollout_sums(rollout, member.return_carry)
-        else:
-            cut = member.last
-            moments = version.normalizers.rollout_sums(rollout[:cut], member.return_carry)
-            # After rollout_sums, in which the return goes on: the learner must bootstrap from the last observation.
-            rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
         return RolloutInfo(
             shard=member.shard,
             number=number,
             lap=lap,
             versions=acted,
-            moments=moments.numpy(),
-            digests=structure_digests(rollout),
+            moments=moments,
+            digests=digests,
             episodes=member.episodes,
-            cut=cut,
-            noise=noise,
+            cut=None if member.last < 0 else member.last,
+            noise=drawn_by if self._model.noise_numbers and drawn_by != number else None,
             not_finite=self._finite_check.found,
         )
 
@@ -262,6 +267,8 @@ class Collector:
     def close(self) -> None:
         for batch in self._batches:
             batch.envs.close()
+        if self._hashing:
+            self._hashing.shutdown()
 
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:

@@ -28,7 +28,7 @@ def _pieces(tensor: Tensor | np.ndarray) -> Iterator[np.ndarray]:
     held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor.detach().cpu()
     if held.dim() > 1 and not held.is_contiguous() and held[0].is_contiguous() and held[0].nbytes >= _LARGE:
         # A shard's rows of every step, between those of other shards: copying them takes longer than hashing them.
-        yield from (piece.reshape(-1).view(torch.uint8).numpy() for piece in held)
+        yield from held.flatten(1).view(torch.uint8).numpy()
     else:
         yield held.reshape(-1).contiguous().view(torch.uint8).numpy()
 
