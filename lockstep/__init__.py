@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockstep.config.layout import Layout as Layout
     from lockstep.config.options import RunOptions as RunOptions
     from lockstep.config.settings import SettingsError as SettingsError
-    from lockstep.envs.check import check_env as check_env
+    from lockstep.envs.checking.check import check_env as check_env
     from lockstep.evaluation.actor import Actor as Actor
     from lockstep.evaluation.policy import load_policy as load_policy
     from lockstep.evaluation.scores import evaluate as evaluate
@@ -50,7 +50,7 @@ _HOME = {
     "evaluate": "lockstep.evaluation.scores:evaluate",
     "load_policy": "lockstep.evaluation.policy:load_policy",
     "Actor": "lockstep.evaluation.actor:Actor",
-    "check_env": "lockstep.envs.check:check_env",
+    "check_env": "lockstep.envs.checking.check:check_env",
     "verify": "lockstep.reproducibility.verify:verify",
     "replay": "lockstep.reproducibility.replay:replay",
     "diff": "lockstep.reproducibility.verify:diff",

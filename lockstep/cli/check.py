@@ -134,7 +134,7 @@ def check_env(arguments: list[str]) -> int:
     given = parse(CheckEnvArguments, "check-env", arguments)
     if bool(given.id) == bool(given.env.id):
         raise SettingsError("Name one environment, as in: lockstep check-env my_file.py:MyEnv")
-    from lockstep.envs.check import check_env as check
+    from lockstep.envs.checking.check import check_env as check
 
     env = dataclasses.replace(given.env, id=given.id or given.env.id)
     with progress_to_stderr(given.json), clean_end():

@@ -28,6 +28,7 @@ from lockstep.config.settings import SettingsError, check_values
 from lockstep.config.user_code import load_value
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.run.folder import RunFolder, require_empty
+from lockstep.run.rows import diverged
 from lockstep.system.output import reader_gone, tell
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def report(result: Result, *, json: bool) -> int:
         say(f"run: {result.run}")
         if result.score is not None:
             say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
-        if lost := RunFolder(result.run).diverged():
+        if lost := diverged(RunFolder(result.run).metrics):
             say(f"diverged: {', '.join(lost)} ended as NaN or infinity, and probably the policy, too")
             code = code or 1
         if result.stopped:

@@ -18,10 +18,11 @@ from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.at_once import CompiledActing, ShardRollout
 from lockstep.collectors.on_device import DeviceActing
 from lockstep.collectors.preemption import Preemption
+from lockstep.collectors.scores import ended_episodes
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.core.rollout import Episode, Rollout
+from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
@@ -373,26 +374,9 @@ class ActingBatch:
     def score(self) -> None:
         """Add up raw rewards into episode scores, and list the episodes that ended."""
         for member in self.members:
-            self._score(member)
-
-    def _score(self, member: ActingShard) -> None:
-        ended = self._ended[:, member.rows].T
-        total = np.cumsum(self._raw_rewards[:, member.rows].T.astype(np.float64, "C"), 1)
-        count = np.cumsum(self._open.fields["valid"][:, member.rows].T.astype(np.int64, "C"), 1)
-        env, t = np.nonzero(ended)
-        again, over = np.zeros(len(env), bool), np.ones(len(env), bool)
-        again[1:] = env[1:] == env[:-1]  # this is not the environment's first episode that ended
-        over[:-1] = ~again[1:]  # it is the last
-        order, of_all = np.argsort(t, kind="stable"), []
-        for before, sofar in ((member.score, total), (member.length, count)):
-            end = sofar[env, t]
-            begin = before[env]
-            begin[again] = -end[:-1][again[1:]]
-            of_all.append((begin + end)[order].tolist())
-            before[env[over]] = -end[over]
-            before += sofar[:, -1]
-        reported = map(tuple, self._reported[:, member.rows][t, env][order].tolist())
-        member.episodes = list(map(Episode, *of_all, reported))
+            rewards, ended, reported = (x[:, member.rows] for x in (self._raw_rewards, self._ended, self._reported))
+            valid = self._open.fields["valid"][:, member.rows]
+            member.episodes = ended_episodes(member, rewards, valid, ended, reported)
 
 
 def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:

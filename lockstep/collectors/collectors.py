@@ -24,7 +24,7 @@ from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import Acting, LapId, RolloutId
 from lockstep.envs.finite import FiniteCheck
-from lockstep.envs.subprocess import SteppingPool
+from lockstep.envs.pool.pool import SteppingPool
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import PolicyModel

@@ -19,7 +19,7 @@ from lockstep.buffers.rollout_buffers import ActingGroup
 from lockstep.core.rollout import Episode
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.episodes import joined, part
-from lockstep.envs.subprocess import SteppingPool
+from lockstep.envs.pool.pool import SteppingPool
 from lockstep.experiment import Experiment
 
 

@@ -17,8 +17,9 @@ from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, sett
 from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, atari_name, load_adapter
 from lockstep.envs.construct import is_callable, makes_batch
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.pool.pool import SteppingPool
+from lockstep.envs.pool.shard import PooledShard
 from lockstep.envs.random_actions import RandomActions
-from lockstep.envs.subprocess import PooledShard, SteppingPool
 
 
 def make(

@@ -180,9 +180,9 @@ def pull(repo: str, to: Path | str | None = None, *, revision: str | None = None
         if (scratch / VIDEO).is_file():
             (scratch / VIDEO).rename(scratch / "video.mp4")
         copied = RunFolder(scratch)
-        for read in (copied.layout, copied.options, copied.records if copied.metrics.is_file() else copied.facts):
+        for check in (copied.layout, copied.options, copied.records if copied.metrics.is_file() else copied.facts):
             try:
-                read()
+                check()
             except SettingsError as error:
                 reason = str(error).replace(f"{scratch}/", "")
                 raise SettingsError(f"The run in {repo} is damaged: {reason}") from error

@@ -1,6 +1,6 @@
 """`lockstep report`: shows runs on one page.
 
-findings.py shows what was learned, provenance.py how.
+findings.py, curves.py and aggregates.py show what was learned, provenance.py how.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import ENOUGH
-from lockstep.reports import findings, page, provenance
+from lockstep.reports import aggregates, curves, findings, page, provenance
 from lockstep.reports.charts import PageRuns
 from lockstep.reports.findings import Scored
 from lockstep.reports.page import Section
@@ -109,10 +109,10 @@ def write_page(
     sections = [
         *([verdict] if verdict else []),
         Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, scored, metric)),
-        Section("curves", "Learning curves", findings.curves(groups, named, metric, drawn)),
-        Section("parallel", "Parallel coordinates", findings.parallel(drawn, metric)),
-        Section("aggregates", "Aggregates", findings.aggregates(groups, named, metric, drawn, x)),
-        Section("diagnostics", "Diagnostics", findings.diagnostics(groups, named, drawn)),
+        Section("curves", "Learning curves", curves.curves(groups, named, metric, drawn)),
+        Section("parallel", "Parallel coordinates", curves.parallel(drawn, metric)),
+        Section("aggregates", "Aggregates", aggregates.aggregates(groups, named, metric, drawn, x)),
+        Section("diagnostics", "Diagnostics", curves.diagnostics(groups, named, drawn)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
         Section("lag", "Policy lag", provenance.lag(runs)),
         Section("settings", "Settings", provenance.settings(groups)),

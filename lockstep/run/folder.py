@@ -10,10 +10,9 @@ import os
 import platform
 import re
 import shlex
-import socket
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,16 +25,14 @@ from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import digests_of, look_for_files_in
 from lockstep.experiment import Experiment
-from lockstep.run.files import locked, open_in, read_objects, set_aside, write_whole, writing
+from lockstep.run.files import set_aside, write_whole, writing
+from lockstep.run.lock import run_lock
+from lockstep.run.rows import read_rows
 from lockstep.system.machine import cores
 from lockstep.system.output import tell
 
-_LINES = 2**16
-"""Bytes at the end of metrics.jsonl that hold its last lines."""
 _NAMED = 5
 """Maximum number of runs to list for a user who named none."""
-_GLANCE = 0.5
-"""Seconds that a sweep may hold the lock while it checks whether the run is being trained."""
 _WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
 _FACTS: dict[str, type] = {
     "layout": str,
@@ -52,10 +49,6 @@ _FACTS: dict[str, type] = {
     "directory": str,
 }
 """The entries of run.json and their types."""
-
-
-class RunBusy(SettingsError):
-    """Another process is training the run."""
 
 
 @dataclass(frozen=True)
@@ -220,59 +213,9 @@ class RunFolder:
                 raise self.damaged("run.json", f"its option {name!r} is {value!r}")
         return RunOptions(**{**options, "run": str(self.path)})
 
-    @contextlib.contextmanager
-    def locked(self, *, warn: bool = True) -> Iterator[None]:
-        """Keep other processes from writing this run at the same time. The lock disappears with the process.
-
-        warn: print a warning if the file system has no locks.
-
-        Raises:
-            RunBusy: another process is writing it.
-        """
-        with writing(self.path):
-            opened = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
-        with contextlib.ExitStack() as held:
-            file = held.enter_context(opened)
-            mine = True
-            try:
-                mine = held.enter_context(locked(file, _GLANCE))
-            except OSError as error:  # a file system without locks
-                if warn:
-                    tell(
-                        f"warning: {self.path} cannot be locked ({error}): train it in one process at a time.",
-                        sys.stderr,
-                    )
-            if not mine:
-                file.seek(0)
-                raise RunBusy(f"{self.path} is being trained by another process{self._holder(file.read())}")
-            with contextlib.suppress(OSError):  # on a full disk, the lock still works
-                file.truncate(0)
-                file.write(f"{os.getpid()} {socket.gethostname()}\n")
-                file.flush()
-            yield
-
-    def _holder(self, noted: str) -> str:
-        """Which process holds the lock, according to its own note, and what to do about it."""
-        number, _, host = noted.strip().partition(" ")
-        advice = ". Wait until it has ended, or stop it with Ctrl-C or SIGTERM, before resuming the run."
-        if not number.isdecimal():
-            return advice
-        if host != socket.gethostname():
-            return f", {number} on {host}{advice}"
-        if Path("/proc", number).exists():
-            return f", {number}{advice}"
-        left = (
-            ", ".join(str(process) for process in open_in(self._lock) if process != os.getpid())
-            or "unknown to this one"
-        )
-        return (
-            f": {number}, which trained it, has ended, but left behind a process that holds the lock ({left}). End "
-            "that process before resuming the run."
-        )
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / ".lock"
+    def locked(self, *, warn: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from writing this run at the same time; see lockstep.run.lock."""
+        return run_lock(self.path, warn=warn)
 
     def facts(self) -> dict[str, Any]:
         """run.json: layout, options, command, versions and machine at the start and after each resume."""
@@ -329,34 +272,8 @@ class RunFolder:
             self.path.rmdir()
 
     def records(self) -> list[dict[str, float | None]]:
-        """The complete lines of metrics.jsonl."""
-        found = []
-        for number, (_, values) in enumerate(read_objects(self.metrics.read_bytes()), 1):
-            if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
-                raise SettingsError(
-                    f"Line {number} of {self.metrics} is damaged: train did not write it. Remove the line; only the "
-                    "metrics of one iteration are lost."
-                )
-            found.append(values)
-        return found
-
-    def diverged(self) -> list[str]:
-        """Losses that are NaN or infinite at the end of the run."""
-        with contextlib.suppress(OSError), self.metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LINES))
-            for _, values in reversed(list(read_objects(file.read()))):
-                losses = [name for name in values or () if name.startswith("loss/")]
-                if values and losses:
-                    return [name for name in losses if values[name] is None]
-        return []
-
-    def truncate_metrics(self, iterations: int) -> None:
-        """Keep the lines of the first `iterations` iterations, which a resumed run does not repeat. A damaged line is
-        lost."""
-        if not self.metrics.is_file():
-            return
-        lines = [line for line, known in read_objects(self.metrics.read_bytes()) if _within(known, iterations)]
-        write_whole(self.metrics, b"".join(lines))
+        """The complete rows of metrics.jsonl."""
+        return read_rows(self.metrics)
 
     def read(self, name: str) -> dict[str, Any]:
         """Read one of the folder's files with a JSON object."""
@@ -380,11 +297,6 @@ class RunFolder:
             f"{self.path / name} cannot be read: {why}. The run's folder is damaged: restore this file from a copy, or "
             "start a new run."
         )
-
-
-def _within(line: dict[str, Any] | None, iterations: int) -> bool:
-    iteration = None if line is None else line.get("iteration")
-    return isinstance(iteration, int) and iteration <= iterations
 
 
 def _here_and_now(layout: Layout) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from lockstep.run import checkpoint
 from lockstep.run.files import read_objects, set_aside, write_whole
 from lockstep.run.folder import RunFolder
+from lockstep.run.rows import keep_rows
 
 
 class Rows:
@@ -90,7 +91,7 @@ def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str
     if seal is not None:
         damage = damage or f"A row of iterations 1 to {iterations}, or of an evaluation among them, was changed."
     if damage is None:
-        folder.truncate_metrics(iterations)
+        keep_rows(path, iterations)
         return None
     if path.exists():
         set_aside(path, "damaged")

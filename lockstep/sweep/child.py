@@ -138,7 +138,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
 
 def _is_busy(error: Exception) -> bool:
     """Whether another process trains the run, for example by hand."""
-    from lockstep.run.folder import RunBusy
+    from lockstep.run.lock import RunBusy
 
     return isinstance(error, RunBusy)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
+from lockstep.run.rows import diverged
 from lockstep.sweep import child
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.overview import Picture, Row, make_overview
@@ -268,9 +269,7 @@ class Runner:
         elif outcome.state == "stopped":
             self._overview.message(f"stopped {name} early: {outcome.reason}", "yellow")
         else:
-            from lockstep.run.folder import RunFolder  # imports torch, which the command line's help avoids
-
-            lost = RunFolder(self._queue.run(name)).diverged()
+            lost = diverged(self._queue.metrics(name))
             verdict = f", but diverged ({', '.join(lost)} ended as NaN or infinity)" if lost else ""
             color = "yellow" if lost else "green"
             self._overview.message(f"done {name}{score}, digest {(outcome.digest or '')[:12]}{verdict}", color)

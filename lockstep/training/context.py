@@ -12,7 +12,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.learners.parameter_store import Store
 from lockstep.training.job import Job, Result
-from lockstep.transport.messages import Inbox
+from lockstep.transport.inbox import Inbox
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,8 @@ from lockstep.training.callbacks import callback_of
 from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.writer import Resumed, RunWriter, report_of
-from lockstep.transport.messages import CollectorService, MessageRollouts
+from lockstep.transport.message_rollouts import MessageRollouts
+from lockstep.transport.messages import CollectorService
 from lockstep.transport.processes import CollectorConnection, RunEnded, SharedMemoryRollouts, collector_buffers
 from lockstep.transport.rollouts import LocalRollouts, RolloutSource, acting_with, buffers_of
 

@@ -16,7 +16,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
 from lockstep.core.schedule import Recorded
-from lockstep.envs.check import quick_check
+from lockstep.envs.checking.check import quick_check
 from lockstep.envs.goals import check_goals
 from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment

@@ -12,7 +12,7 @@ import pytest
 from lockstep.cli import help
 from lockstep.cli.common import parse
 from lockstep.cli.main import main
-from lockstep.cli.sweep import SweepArguments
+from lockstep.cli.sweep_arguments import SweepArguments
 from lockstep.cli.train import TrainArguments
 from lockstep.config.settings import SettingsError
 from lockstep.recipes import RECIPES

@@ -21,7 +21,7 @@ from lockstep.cli.main import main
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig
-from lockstep.envs.check import WAYS, EnvCheck, check_env
+from lockstep.envs.checking.check import WAYS, EnvCheck, check_env
 from lockstep.launchers.launch import train
 from lockstep.system.supervision import WorkerError
 from lockstep.training.prepare import check_model

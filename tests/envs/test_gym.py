@@ -16,7 +16,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.subprocess import SteppingPool
+from lockstep.envs.pool.pool import SteppingPool
 
 
 def make(env_id: str, num_envs: int = 2, render: bool = False, **settings: Any) -> ShardEnv:

@@ -22,7 +22,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.multiagent import pettingzoo as matches
-from lockstep.envs.subprocess import SteppingPool
+from lockstep.envs.pool.pool import SteppingPool
 from lockstep.evaluation.opponents import _loaded, resolved
 from lockstep.evaluation.scores import evaluate
 

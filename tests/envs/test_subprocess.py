@@ -19,7 +19,7 @@ from playing import Moment, assert_same, buffers, play, random_actions, reset, s
 from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
-from lockstep.envs.subprocess import SteppingPool
+from lockstep.envs.pool.pool import SteppingPool
 
 CASES = {
     "cartpole": EnvConfig(id="CartPole-v1", adapter="gymnasium", reseed_every=25, decorrelate=9),
@@ -78,7 +78,7 @@ def pools(user_files: None) -> Iterator[dict[int, SteppingPool]]:
     pools = {}
     with pytest.MonkeyPatch.context() as patch:
         for n, cores in ((1, 64), (2, 64), (3, 1)):  # both ways of waiting, however many cores there are
-            patch.setattr("lockstep.envs.subprocess.cores", lambda cores=cores: cores)
+            patch.setattr("lockstep.envs.pool.pool.cores", lambda cores=cores: cores)
             pools[n] = SteppingPool(n, jitter=0.002 if n == 3 else 0.0)
     yield pools
     for pool in pools.values():
@@ -258,7 +258,7 @@ import multiprocessing, sys, time
 import gymnasium, numpy as np
 from lockstep import envs
 from lockstep.envs import EnvConfig
-from lockstep.envs.subprocess import SteppingPool
+from lockstep.envs.pool.pool import SteppingPool
 
 class Asleep(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)

@@ -30,8 +30,10 @@ from lockstep.models import StandardModelConfig
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run import ledger
 from lockstep.run.consistency import platform_warning
-from lockstep.run.folder import RunBusy, RunFolder
+from lockstep.run.folder import RunFolder
+from lockstep.run.lock import RunBusy
 from lockstep.run.platform import this_platform
+from lockstep.run.rows import diverged, keep_rows
 from lockstep.sweep import Run
 from lockstep.sweep.queue import Queue
 
@@ -195,14 +197,14 @@ def test_damaged_settings_are_named() -> None:
         folder.experiment()
 
 
-def test_truncate_metrics_keeps_what_the_checkpoint_saw() -> None:
+def test_keep_rows_keeps_what_the_checkpoint_saw() -> None:
     folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
-    folder.truncate_metrics(3)
+    keep_rows(folder.metrics, 3)
     lines = [f'{{"iteration": {i}, "samples": {i * 10}}}\n' for i in (1, 2, 2, 3, 4)]
     folder.metrics.write_text("".join(lines) + '{"iteration": 5, "sam')
-    folder.truncate_metrics(3)
+    keep_rows(folder.metrics, 3)
     assert folder.metrics.read_text() == "".join(lines[:4])
-    folder.truncate_metrics(0)
+    keep_rows(folder.metrics, 0)
     assert folder.metrics.read_text() == ""
 
 
@@ -505,9 +507,9 @@ def test_a_run_has_diverged_if_its_last_losses_are_no_numbers(
     lines: list[dict[str, float | None]], lost: list[str]
 ) -> None:
     folder = RunFolder(Path())
-    assert folder.diverged() == []
+    assert diverged(folder.metrics) == []
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert folder.diverged() == lost
+    assert diverged(folder.metrics) == lost
 
 
 ANOTHER = {"model": "another", "features": "", "capability": "NO AVX"}

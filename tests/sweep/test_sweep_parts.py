@@ -26,7 +26,7 @@ from sentences import says
 
 from lockstep import recipes
 from lockstep.buffers.memory import replay_bytes
-from lockstep.cli.sweep import _gist
+from lockstep.cli.sweep_status import _gist
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json

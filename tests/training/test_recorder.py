@@ -19,6 +19,7 @@ from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run.folder import RunFolder
+from lockstep.run.rows import keep_rows
 from lockstep.training.recorder import IterationReport, Recorder
 from lockstep.training.status import Status
 
@@ -96,7 +97,7 @@ def test_state_resumes_exactly(folder: RunFolder) -> None:
             state = json.loads(json.dumps(whole.state()))
     whole.close()
     expected = lines(folder)
-    folder.truncate_metrics(5)
+    keep_rows(folder.metrics, 5)
     resumed = Recorder(
         folder, EXPERIMENT, Layout(), QUIET, {**state, "restored": {"iteration": 5, "seconds": 1, "replayed_steps": 2}}
     )
@@ -158,7 +159,7 @@ def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:
     assert (line["updates"], line["seconds"]) == (20, 0.5)
     assert line["eval/score"] == 3.0 and line["eval/length"] == 30.0
     assert 1.0 <= line["eval/score_low"] < 3.0 < line["eval/score_high"] <= 6.0
-    folder.truncate_metrics(1)
+    keep_rows(folder.metrics, 1)
     assert len(lines(folder)) == 2
     resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, recorder.state())
     resumed.evaluation(2, Evaluation((1.0,), (10,), "protocol"))

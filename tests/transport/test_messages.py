@@ -31,7 +31,9 @@ from lockstep.training.job import Job
 from lockstep.training.loops import collector_service
 from lockstep.training.prepare import prepare
 from lockstep.transport.free_running import Admission
-from lockstep.transport.messages import CollectorService, Inbox, MessageRollouts, RolloutMessage, VersionMessage
+from lockstep.transport.inbox import Inbox
+from lockstep.transport.message_rollouts import MessageRollouts
+from lockstep.transport.messages import CollectorService, RolloutMessage, VersionMessage
 
 SHARDS = [0, 1, 2, 3]
 

@@ -26,7 +26,8 @@ from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import collector_service
 from lockstep.transport.free_running import Admission
-from lockstep.transport.messages import CollectorService, Inbox, RolloutMessage, State, VersionMessage
+from lockstep.transport.inbox import Inbox
+from lockstep.transport.messages import CollectorService, RolloutMessage, State, VersionMessage
 
 WHILE_BUSY = "while-busy"
 """The concurrency group of the calls that actors answer while they work."""

@@ -1,0 +1,1 @@
+"""Checks of environments before they are trained on."""

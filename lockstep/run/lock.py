@@ -1,0 +1,68 @@
+"""The lock of a run's folder, which keeps two processes from training the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.config.settings import SettingsError
+from lockstep.run.files import locked, open_in, writing
+from lockstep.system.output import tell
+
+_GLANCE = 0.5
+"""Seconds that a sweep may hold the lock while it checks whether the run is being trained."""
+
+
+class RunBusy(SettingsError):
+    """Another process is training the run."""
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path, *, warn: bool = True) -> Iterator[None]:
+    """Keep other processes from writing a run at the same time. The lock disappears with the process.
+
+    warn: print a warning if the file system has no locks.
+
+    Raises:
+        RunBusy: another process is writing it.
+    """
+    path = folder / ".lock"
+    with writing(folder):
+        opened = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+    with contextlib.ExitStack() as held:
+        file = held.enter_context(opened)
+        mine = True
+        try:
+            mine = held.enter_context(locked(file, _GLANCE))
+        except OSError as error:  # a file system without locks
+            if warn:
+                tell(f"warning: {folder} cannot be locked ({error}): train it in one process at a time.", sys.stderr)
+        if not mine:
+            file.seek(0)
+            raise RunBusy(f"{folder} is being trained by another process{_holder(path, file.read())}")
+        with contextlib.suppress(OSError):  # on a full disk, the lock still works
+            file.truncate(0)
+            file.write(f"{os.getpid()} {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
+def _holder(path: Path, noted: str) -> str:
+    """Which process holds the lock, according to its own note, and what to do about it."""
+    number, _, host = noted.strip().partition(" ")
+    advice = ". Wait until it has ended, or stop it with Ctrl-C or SIGTERM, before resuming the run."
+    if not number.isdecimal():
+        return advice
+    if host != socket.gethostname():
+        return f", {number} on {host}{advice}"
+    if Path("/proc", number).exists():
+        return f", {number}{advice}"
+    left = ", ".join(str(process) for process in open_in(path) if process != os.getpid()) or "unknown to this one"
+    return (
+        f": {number}, which trained it, has ended, but left behind a process that holds the lock ({left}). End "
+        "that process before resuming the run."
+    )

@@ -1,0 +1,54 @@
+"""Reading and cutting metrics.jsonl: one row for each iteration, others for evaluations."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.settings import SettingsError
+from lockstep.run.files import read_objects, write_whole
+
+_END = 2**16
+"""Bytes at the end of metrics.jsonl that hold its last rows."""
+
+
+def read_rows(path: Path) -> list[dict[str, float | None]]:
+    """The complete rows of metrics.jsonl.
+
+    Raises:
+        SettingsError: one is damaged.
+    """
+    found = []
+    for number, (_, values) in enumerate(read_objects(path.read_bytes()), 1):
+        if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
+            raise SettingsError(
+                f"Line {number} of {path} is damaged: train did not write it. Remove the line; only the metrics of one "
+                "iteration are lost."
+            )
+        found.append(values)
+    return found
+
+
+def diverged(path: Path) -> list[str]:
+    """Losses that are NaN or infinite at the end of metrics.jsonl."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
+        for _, values in reversed(list(read_objects(file.read()))):
+            losses = [name for name in values or () if name.startswith("loss/")]
+            if values and losses:
+                return [name for name in losses if values[name] is None]
+    return []
+
+
+def keep_rows(path: Path, iterations: int) -> None:
+    """Keep the rows of the first iterations, which a resumed run does not repeat. A damaged row is lost."""
+    if path.is_file():
+        rows = [line for line, known in read_objects(path.read_bytes()) if _within(known, iterations)]
+        write_whole(path, b"".join(rows))
+
+
+def _within(row: dict[str, Any] | None, iterations: int) -> bool:
+    iteration = None if row is None else row.get("iteration")
+    return isinstance(iteration, int) and iteration <= iterations
