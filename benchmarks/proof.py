@@ -118,7 +118,15 @@ def _minatar() -> dict[str, Proof]:
         "APPO": many.replace(
             algorithm=APPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2), scheme=behind
         ),
-        "A2C": few.replace(algorithm=A2CConfig(rollout=8, learning_rate=2e-3, entropy_coef=0.05)),
+        "A2C": few.replace(
+            algorithm=A2CConfig(
+                rollout=8,
+                learning_rate=2e-3,
+                entropy_coef=0.05,
+                value_coef=0.5,
+                optimizer=OptimizerConfig("rmsprop", eps=1e-5, decay=0.99),
+            )
+        ),
         "DQN": dqn,
         "C51": dqn.replace(model=network(returns="categorical")),
         "QR-DQN": dqn.replace(model=network(returns="quantiles", numbers=51)),

@@ -25,7 +25,11 @@ class A2CConfig(OnPolicyConfig):
     """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of bootstrapping;
     shorter updates more often."""
     learning_rate: float = 7e-4
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=1e-5, decay=0.99))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=3.2e-3, decay=0.99))
+    """RMSProp with the ε of Baselines, √1e-5, since TensorFlow adds it under the root and PyTorch to the root."""
+    value_coef: float = 1.0
+    """Weight of the value loss, which is half a squared error. Higher fits values faster, and lets them shape the
+    encoder more."""
     normalize_advantages: bool = False
     """Standardize advantages over the global batch, which makes the step size independent of the reward scale; if off,
     small advantages move the policy little."""

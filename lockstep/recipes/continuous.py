@@ -42,10 +42,20 @@ def sac_mujoco() -> Experiment:
 
 
 def sac_pybullet_style() -> Experiment:
-    """SAC with one environment in one shard, on MuJoCo (settings of PyTorchRL's example for PyBullet)."""
+    """SAC with one environment, on MuJoCo (settings of the PyTorchRL paper for PyBullet, arXiv:2007.02622, table 2)."""
     return sac_mujoco().replace(
         env=EnvConfig(id="HalfCheetah-v4", num_envs=1),
-        algorithm=SACConfig(updates=16, warmup=1_000),
+        algorithm=SACConfig(
+            rollout=128,
+            updates=32,
+            warmup=10_000,
+            learning_rate=1e-3,
+            actor_learning_rate=1e-4,
+            temperature_learning_rate=1e-5,
+            initial_temperature=0.2,
+            discount=0.98,
+            replay=ReplayConfig(capacity=1_500_000),
+        ),
         scheme=Scheme(shards=1),
     )
 

@@ -34,7 +34,9 @@ def ppo_cartpole() -> Experiment:
 
 
 def ppo_atari(game: str = "Breakout") -> Experiment:
-    """PPO on Atari, Machado protocol, Nature CNN (settings of the Cleanba paper, arXiv:2310.00036).
+    """PPO on Atari, Machado protocol, Nature CNN (settings of the Cleanba paper's synchronous PPO, arXiv:2310.00036).
+
+    The paper's asynchronous arm is `--scheme.lag 1`.
 
     The paper uses the IMPALA ResNet: `--model.encoder impala`. The Nature CNN is the default because a CPU computes it
     about eight times as fast.
