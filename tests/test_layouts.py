@@ -133,6 +133,7 @@ def test_frames_are_those_of_the_emulator(inline: Callable[[str], Ran]) -> None:
     assert [line["frames"] for line in lines] == [4 * (line["samples"] or 0) for line in lines] != []
 
 
+@pytest.mark.real_processes
 def test_train_starts_processes_of_its_own(inline: Callable[[str], Ran], tmp_path: Path) -> None:
     """From settings to digest with nothing in between replaced."""
     result = lockstep.train(EXPERIMENTS["ppo-lstm"](), Layout("processes", 2), options(tmp_path / "run"))
