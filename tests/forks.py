@@ -38,8 +38,11 @@ FAILED = b"failed"
 prctl = ctypes.CDLL(None).prctl
 _SERVER = Path(__file__).with_name("fork_server.py")
 _PR_SET_CHILD_SUBREAPER = 36
-_UNREAD = ("COLUMNS", "HOME", "LINES", "LOCKSTEP_", "OLDPWD", "PATH", "PWD", "PYTEST_", "PYTHONPATH", "TMPDIR")
-"""Beginnings of the environment variables that no import reads."""
+_UNREAD = (
+    *("COLUMNS", "CUBLAS_WORKSPACE_CONFIG", "LINES", "LOCKSTEP_", "MPL", "MUJOCO_GL", "PATH", "PYTEST_"),
+    *("PYTHONPATH", "SDL_VIDEODRIVER", "TMPDIR"),
+)
+"""Beginnings of the environment variables that nothing reads while the server imports it; EnvPool sets Matplotlib's."""
 _CODE = (b"from multiprocessing.spawn import spawn_main;", b"import sys; sys.path[:] = sys.argv.pop(1)")
 """Beginnings of what lockstep runs with `python -c`: its workers, and a sweep's runs."""
 _ROOM = 8192

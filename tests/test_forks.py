@@ -35,7 +35,7 @@ def peculiar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process has what children inherit otherwise than when the server began."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOCKSTEP_PECULIAR", "yes")
-    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
     mask, cores, umask = (
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]),
         os.sched_getaffinity(0),
