@@ -40,9 +40,9 @@ _SERVER = Path(__file__).with_name("fork_server.py")
 _PR_SET_CHILD_SUBREAPER = 36
 _UNREAD = (
     *("COLUMNS", "CUBLAS_WORKSPACE_CONFIG", "LINES", "LOCKSTEP_", "MPL", "MUJOCO_GL", "PATH", "PYTEST_"),
-    *("PYTHONPATH", "SDL_VIDEODRIVER", "TMPDIR"),
+    *("PYTHONPATH", "SDL_VIDEODRIVER", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
 )
-"""Beginnings of the environment variables that nothing reads while the server imports it; EnvPool sets Matplotlib's."""
+"""Beginnings of the environment variables that nothing reads while the server imports it; libraries set some."""
 _CODE = (b"from multiprocessing.spawn import spawn_main;", b"import sys; sys.path[:] = sys.argv.pop(1)")
 """Beginnings of what lockstep runs with `python -c`: its workers, and a sweep's runs."""
 _ROOM = 8192
