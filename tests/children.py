@@ -16,11 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from forks import MARK
+
 from lockstep.system import children
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
-_MARK = "LOCKSTEP_TEST_MARK"
 
 
 def until(condition: Callable[[], bool], what: str, pause: float = 0.002) -> None:
@@ -54,7 +55,7 @@ class Child:
             [sys.executable, *launcher, *arguments],
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), _MARK: self.mark},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self.mark},
             cwd=folder,
             start_new_session=True,
             **popen,
@@ -71,7 +72,7 @@ class Child:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):  # it has ended
-                    if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                         alive.add(int(entry.name))
         return alive
 

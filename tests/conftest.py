@@ -14,6 +14,7 @@ import pretended_gpu
 import pytest
 import torch
 from children import Child
+from forks import Forks
 from hypothesis import HealthCheck, settings
 from workers import Workers
 
@@ -62,12 +63,34 @@ SLOW = (
     "training/test_terminal.py",
 )
 """Folders and files that `make test-quick` leaves out, besides tests that are marked as slow."""
+FORKS = pytest.StashKey[Forks]()
 LONG = {"start", "cluster", "workers", "processes_are_there_already", "recorded"}
 """Fixtures that start processes, or train for long. `make test-quick` leaves out the tests that use them, too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pretended-gpu", action="store_true", help="run tests that need a GPU on a pretended one")
+    parser.addoption("--real-processes", action="store_true", help="fork no process in the place of a new Python")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--real-processes"):
+        forks = Forks()
+        forks.install()
+        config.stash[FORKS] = forks
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if FORKS in config.stash:
+        config.stash[FORKS].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Fixtures of the test start their processes as the test does, too."""
+    if FORKS in item.config.stash:
+        item.config.stash[FORKS].real = item.get_closest_marker("real_processes") is not None
+    return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,9 +1,10 @@
-"""What the project promises: digest and ledger are equal, byte for byte, on every layout."""
+"""What the project promises: digest and ledger are equal, byte for byte, on every layout, and after a resumption."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from lockstep.training.prepare import prepare
 ROOT = Path(__file__).resolve().parents[1]
 COLOCATED = ("processes:2", "processes:3", "processes:4")
 SPLIT = ("cpu:a1-l1", "cpu:a2-l1", "cpu:a1-l2", "cpu:a2-l2", "cpu:a3-l1", "cpu:a1-l3")
+BEFORE_LAST = ITERATIONS - 1
 EVERYWHERE = ("ppo-lag-1", "impala-lstm-lag-2", "cartpole-lag-1")
 
 
@@ -38,7 +40,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
 
     @functools.cache
     def ran(name: str) -> Ran:
-        result = lockstep.train(EXPERIMENTS[name](), Layout(), options(folder / name))
+        result = lockstep.train(EXPERIMENTS[name](), Layout(), options(folder / name, checkpoint_every=BEFORE_LAST))
         return ran_of(result)
 
     return ran
@@ -128,11 +130,20 @@ def test_digests_are_the_recorded_ones(name: str, inline: Callable[[str], Ran]) 
     assert inline(name).digest == golden.known()[name], hint
 
 
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("ppo", "ppo-bf16", "a2c", "appo")])
+def test_every_kind_of_run_resumes(name: str, inline: Callable[[str], Ran], tmp_path: Path) -> None:
+    shutil.copytree(inline(name).run, tmp_path / "run")
+    result = lockstep.resume(tmp_path / "run", checkpoint=BEFORE_LAST)
+    assert result.iterations == ITERATIONS and ran_of(result) == inline(name)
+    assert RunFolder(result.run).facts()["resumed"][-1]["iteration"] == BEFORE_LAST
+
+
 def test_frames_are_those_of_the_emulator(inline: Callable[[str], Ran]) -> None:
     lines = RunFolder(inline("ppo").run).records()
     assert [line["frames"] for line in lines] == [4 * (line["samples"] or 0) for line in lines] != []
 
 
+@pytest.mark.real_processes
 def test_train_starts_processes_of_its_own(inline: Callable[[str], Ran], tmp_path: Path) -> None:
     """From settings to digest with nothing in between replaced."""
     result = lockstep.train(EXPERIMENTS["ppo-lstm"](), Layout("processes", 2), options(tmp_path / "run"))

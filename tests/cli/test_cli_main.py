@@ -40,6 +40,7 @@ def test_help_names_every_verb_and_needs_no_torch() -> None:
     assert all(f"\n  {verb} " in done.stdout for verb in VERBS)
 
 
+@pytest.mark.real_processes
 def test_module_is_the_command() -> None:
     command = [sys.executable, "-m", "lockstep", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

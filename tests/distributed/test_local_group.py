@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -7,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from forks import forks
 
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 
@@ -41,7 +41,7 @@ def talk(ends: Ends, answers: Any) -> None:
 
 
 def start(target: Any, size: int, *arguments: Any) -> list[Any]:
-    context = forks()
+    context = multiprocessing.get_context("spawn")
     everyone = {(a, b) for a in range(size) for b in range(size) if a != b}
     ends = join(context, size, everyone)
     processes = [context.Process(target=target, args=(each, *arguments)) for each in ends]
@@ -54,7 +54,7 @@ def start(target: Any, size: int, *arguments: Any) -> list[Any]:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_is_sent_arrives(size: int) -> None:
-    answers = forks().Queue()
+    answers = multiprocessing.get_context("spawn").Queue()
     processes = start(talk, size, answers)
     got = sorted((answers.get(timeout=120) for _ in processes), key=lambda answer: answer[0])
     for process in processes:
@@ -82,7 +82,7 @@ def wait_for_ever(ends: Ends, answers: Any) -> None:
 
 
 def test_the_death_of_a_peer_ends_every_wait() -> None:
-    answers = forks().Queue()
+    answers = multiprocessing.get_context("spawn").Queue()
     processes = start(wait_for_ever, 3, answers)
     assert [answers.get(timeout=120) for _ in range(2)] == ["waits"] * 2
     assert processes[1].pid is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from forks import forks
 from torch import Tensor
 
 from lockstep.core.shards import block
@@ -59,7 +59,7 @@ def _reduce(rank: int, size: int, shards: int, numbers: int, path: str, ends: En
 
 
 def run(size: int, shards: int, path: Path, kind: str = "gloo", numbers: int = FEW) -> list[Any]:
-    context = forks()
+    context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     ends = join(context, size, partners(shards, size)) if kind == "local" else [None] * size
     processes = [

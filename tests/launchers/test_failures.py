@@ -172,6 +172,7 @@ def test_killed_at_random_moments(
         assert resumed_inline() == undisturbed(1)
 
 
+@pytest.mark.real_processes
 def test_an_environment_process_that_dies_while_nothing_is_asked_of_it(start: Callable[..., Child]) -> None:
     child = start(*FLAGS, "--layout", "cpu:a1-l1,env_processes=1,learner_delay=1000")
     child.until(lambda: len(child.tree()["environment"]) > 0, "an environment process")

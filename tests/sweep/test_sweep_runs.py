@@ -208,6 +208,7 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest
     assert {state for state, _ in outcomes().values()} == {"done"}
 
 
+@pytest.mark.real_processes
 def test_modules_in_the_current_folder_are_not_taken_for_others(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("statistics", "json", "sys"):
         Path(f"{name}.py").write_text("raise ImportError('not this one')")
@@ -250,7 +251,7 @@ def test_a_change_of_mind(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
     child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY)
     child.until(lambda: lines() > 0, "an iteration")
-    (victim,) = (int(p.name) for p in Path("/proc").glob("[0-9]*") if is_child_of(p, child.process.pid))
+    (victim,) = (member for member in child.members() if is_child_of(Path(f"/proc/{member}"), child.process.pid))
     os.kill(victim, signal.SIGKILL)
     assert child.wait() == 1
     assert says(child.output(), "SIGKILL", "memory")

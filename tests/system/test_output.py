@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from children import TIMEOUT, until
 from sentences import says
 
 from lockstep.cli.common import say_json
@@ -98,44 +97,44 @@ def test_letters_that_an_encoding_lacks_are_replaced() -> None:
     assert raw.getvalue() == b"a ? b\n"
 
 
-@pytest.mark.parametrize("redirect", ["", "2>&1"])
+@pytest.mark.parametrize("errors_too", [False, True])
 @pytest.mark.parametrize("layout", ["inline,learner_delay=1", "processes:2,learner_delay=1"])
-def test_ctrl_c_in_a_pipe_still_writes_the_checkpoint(layout: str, redirect: str) -> None:
+def test_ctrl_c_in_a_pipe_still_writes_the_checkpoint(layout: str, errors_too: bool) -> None:
     """Ctrl-C ends `tee`, too, so that the next line, printed before the checkpoint, has no reader."""
-    words = command("train", *SMALL, "--total-steps", "1M", "--layout", layout, "--run", "run", "--display", "plain")
-    shell = f"{words} {redirect} | (trap - INT; exec tee log) > /dev/null; exit ${{PIPESTATUS[0]}}"
-    process = subprocess.Popen(
-        ["bash", "-c", shell],
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        stderr=subprocess.DEVNULL,
-    )
-    metrics, deadline = Path("run/metrics.jsonl"), time.monotonic() + 120
+    words = ("train", *SMALL, "--total-steps", "1M", "--layout", layout, "--run", "run", "--display", "plain")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, even if these tests ignore it
     try:
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
-            assert time.monotonic() < deadline, "no iteration has ended"
-            time.sleep(0.05)
-        for pid in children_of(process.pid):
-            os.kill(pid, signal.SIGINT)
-        assert process.wait(120) == 130
+        reader = subprocess.Popen(["tee", "log"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        pipe = reader.stdin
+        assert pipe is not None
+        with pipe:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lockstep", *words],
+                stdout=pipe,
+                stderr=pipe if errors_too else subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal.signal(signal.SIGINT, before)
+    metrics = Path("run/metrics.jsonl")
+
+    def two_iterations() -> bool:
+        assert process.poll() is None, Path("log").read_text()
+        return metrics.exists() and metrics.read_bytes().count(b"\n") >= 2
+
+    try:
+        until(two_iterations, "two iterations", 0.05)
+        reader.send_signal(signal.SIGINT)
+        reader.wait(TIMEOUT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 130
+    finally:
+        for each in (reader, process):
+            each.kill()
+            each.wait()
     saved = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     assert saved.iteration >= 2
-
-
-def children_of(parent: int) -> list[int]:
-    """As the terminal's Ctrl-C would find them: the pipe's ends, but not the shell, which would not tell their code."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.mark.parametrize(
