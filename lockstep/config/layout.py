@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config.launchers import LAUNCHERS, REFERENCE, Launcher, launcher_named
+from lockstep.config.resources import Resources, is_resource, of_role, resource_of, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
 
 LOCAL = "local"
@@ -41,9 +42,11 @@ _ONLY = {
     "restarts": "restarts is for ray:N and ray:aC-lL, which replace lost processes: leave it out.",
     "compress": "compress is for ray:N and ray:aC-lL, which send rollouts over a network. Elsewhere they stay in "
     "memory: leave it out.",
+    "resources": "resources of processes, such as learner.gpus, are for ray:N and ray:aC-lL. On one machine, a0-l1 "
+    "names the GPUs.",
 }
 """Advice about options that only some launchers support."""
-_FIXED = ("device", "graphs", "pin", "restarts", "compress")
+_FIXED = ("device", "graphs", "pin", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 _DEVICES = "processes"
 """The launcher of layouts that name devices (a0-l1) or cpu:."""
@@ -94,6 +97,10 @@ class Layout:
     compress: int = 0
     """On Ray: 1 compresses rollouts on their way to learners. It takes time on both sides, and pays off with a slow
     network and image observations; 0 sends them uncompressed."""
+    resources: Resources = ()
+    """On Ray: what each process of a role takes of its node, as in learner.gpus=1, collector.cpus=2 or worker.NAME=1
+    for a resource that the cluster defines. With gpus, also a part of one, the role computes on a GPU. By default, a
+    process takes its threads' cores."""
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -110,14 +117,19 @@ class Layout:
             several = "+".join([found["first"], *found["more"].strip(",").split(",")])
             raise SettingsError(f"Layout {text!r}: for several GPUs, write device={several}.")
         settings: dict[str, str | int | float] = {}
+        resources: Resources = ()
         for option in options:
             name, _, value = option.partition("=")
             try:
-                settings[name] = _OPTIONS[name](value)
+                if is_resource(name):
+                    resources += (resource_of(name, value),)
+                else:
+                    settings[name] = _OPTIONS[name](value)
             except (KeyError, ValueError):
                 allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in _OPTIONS.items())
+                allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
                 raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
-        layout = dataclasses.replace(_head(head, text), **settings)  # type: ignore[arg-type]
+        layout = dataclasses.replace(_head(head, text), **settings, resources=resources)  # type: ignore[arg-type]
         layout.validate()
         return layout
 
@@ -144,7 +156,7 @@ class Layout:
             value = getattr(self, name)
             if value != getattr(default, name):
                 text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:.15g}"
-        return text
+        return text + "".join(f",{name}={amount:.15g}" for name, amount in self.resources)
 
     @property
     def is_auto(self) -> bool:
@@ -162,16 +174,22 @@ class Layout:
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
         """torch's name of the device that a process computes on; index: among the processes of its role."""
+        if self.resources_of(role).get("gpus"):
+            return "cuda:0"  # Ray shows a process only its own GPUs
         if self.split:
             device = (self.collectors if role == "collector" else self.learners)[index]
         else:
             device = self._dealt(index)
         return device if device == "cpu" else f"cuda:{device}"
 
+    def resources_of(self, role: Literal["collector", "learner"]) -> dict[str, float]:
+        """Amounts by the names of a role's resources."""
+        return of_role(self.resources, role if self.split else "worker")
+
     def _dealt(self, index: int) -> str:
         """The device of a process that collects and learns. Neighbors share a GPU."""
-        processes = self.workers
-        if self.launcher.started_externally:
+        processes, several = self.workers, self.device == LOCAL or "+" in self.device
+        if several and self.launcher.started_externally:
             index = int(os.environ.get("LOCAL_RANK", index))
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
         devices = self.device.split("+")
@@ -207,27 +225,22 @@ class Layout:
     @property
     def uses_gpus(self) -> bool:
         """Whether any process computes on a GPU."""
-        return any(device != "cpu" for device in (self.device, *self.collectors, *self.learners))
+        return "GPU" in self.kinds
 
     @property
     def kinds(self) -> tuple[str, str]:
         """The kinds of device, CPU or GPU, that collect and that learn. Bits depend on them."""
-        roles = (self.collectors or (self.device,), self.learners or (self.device,))
-        collecting, learning = ("CPU" if devices[0] == "cpu" else "GPU" for devices in roles)
-        return collecting, learning
+        collecting, learning = (self.device_of(role, 0) for role in ("collector", "learner"))
+        return "CPU" if collecting == "cpu" else "GPU", "CPU" if learning == "cpu" else "GPU"
 
     def repeating(self) -> Layout:
-        """The smallest layout whose devices are of the same kinds, which therefore gives the same bits; auto if all of
-        them are CPUs."""
+        """The smallest layout with devices of the same kinds, and so the same bits; auto if all of them are CPUs."""
         if not self.uses_gpus:
             return Layout(AUTO)
-        collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
+        collecting, learning = (kind.replace("GPU", "0").lower() for kind in self.kinds)
         if collecting == learning:
             return Layout(device=collecting)
         return Layout(_DEVICES, collectors=(collecting,), learners=(learning,))
-
-    def _with(self, role: str, devices: list[str]) -> Layout:
-        return dataclasses.replace(self, **{role: tuple(devices)})  # type: ignore[arg-type]
 
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
@@ -237,6 +250,7 @@ class Layout:
             learners=("cpu",) * len(self.learners),
             device="cpu",
             graphs=0,
+            resources=(),
         )
 
     def validate(self) -> None:
@@ -256,8 +270,7 @@ class Layout:
                 )
             return
         launcher = self.launcher
-        devices = (*self.collectors, *self.learners) or (self.device,)
-        if self.graphs not in (0, 1) or (self.graphs and "cpu" in devices):
+        if self.graphs not in (0, 1) or (self.graphs and "CPU" in self.kinds):
             raise SettingsError(
                 f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
                 "inline,device=0,graphs=1 or a0-l0,graphs=1."
@@ -269,8 +282,8 @@ class Layout:
             if "cpu" in named and set(named) != {"cpu"}:
                 raise SettingsError(
                     f"Layout {self}: all {role} must compute on GPUs, or all on the CPU, since their bits differ. Use "
-                    f"{self._with(role, [each for each in named if each != 'cpu'])} or "
-                    f"{self._with(role, ['cpu'] * len(named))}."
+                    f"{dataclasses.replace(self, **{role: tuple(each for each in named if each != 'cpu')})} or "
+                    f"{dataclasses.replace(self, **{role: ('cpu',) * len(named)})}."
                 )
         if (
             self.workers < 1
@@ -282,6 +295,7 @@ class Layout:
         for option, reason in _ONLY.items():
             if getattr(self, option) != getattr(Layout, option) and option not in launcher.options:
                 raise SettingsError(f"Layout {self}: {reason}")
+        validate_resources(self.resources, ("collector", "learner") if self.split else ("worker",), str(self))
         if self.restarts < 0 or self.compress not in (0, 1):
             raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")
 

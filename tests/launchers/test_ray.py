@@ -13,9 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from children import Child, until
 from free_running import check_updates, free, remembering, updates, with_async
 from tiny import EXPERIMENTS, cut, options
@@ -28,6 +30,7 @@ from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
 from lockstep.launchers.ray.driver import RayDriver
 from lockstep.launchers.ray.launcher import _answering, temporary_folder
+from lockstep.launchers.ray.places import require_places
 from lockstep.reproducibility.replay import replay
 from lockstep.run import ledger
 from lockstep.run.folder import RunFolder
@@ -58,7 +61,8 @@ def make():
 def cluster() -> Iterator[None]:
     """One for all runs, since starting one takes seconds."""
     niceness = {"worker_niceness": 0}
-    ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False, _system_config=niceness)
+    there = {"num_cpus": CPUS, "num_gpus": 1, "resources": {"desk": 2}}  # the GPU is in its books alone
+    ray.init("local", **there, include_dashboard=False, log_to_driver=False, _system_config=niceness)
     yield
     ray.shutdown()
 
@@ -320,6 +324,38 @@ def test_a_connection_of_an_environment_s_own_is_no_lost_peer(tmp_path: Path, cl
 def test_a_cluster_that_is_too_small(cluster: None) -> None:
     with pytest.raises(SettingsError, match=r"\b8 CPUs.*\b4\b"):
         on_ray(EXPERIMENTS["cartpole-8-shards"](), "ray:8")
+
+
+def test_processes_take_what_the_layout_says(cluster: None) -> None:
+    experiment, layout = EXPERIMENTS["cartpole-lag-1"](), "ray:a2-l1,collector.desk=0.5,learner.cpus=2"
+    assert on_ray(experiment, layout) == inline(experiment)
+    groups = [list(each["bundles"].values()) for each in ray.util.placement_group_table().values()]
+    assert [{"CPU": 2.0}, {"CPU": 1.0, "desk": 0.5}, {"CPU": 1.0, "desk": 0.5}] in groups
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [("ray:a2-l1,collector.desk=2", "4 desk.* 2 in all"), ("ray:a1-l1,learner.gpus=2", "2 GPUs.* 1 in all")],
+)
+def test_what_the_cluster_lacks(layout: str, said: str, cluster: None) -> None:
+    with pytest.raises(SettingsError, match=said):
+        on_ray(EXPERIMENTS["cartpole-lag-1"](), layout)
+
+
+def test_a_process_for_which_no_node_has_a_place() -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": True, "Resources": {"CPU": 1.0, "desk": 1.0}}]
+    nodes.append({"Alive": False, "Resources": {"CPU": 4.0, "desk": 1.0}})
+    books = SimpleNamespace(cluster_resources=lambda: {"CPU": 5.0, "desk": 1.0}, nodes=lambda: nodes)
+    require_places(books, Layout.parse("ray:1"), [{"CPU": 4.0}, {"CPU": 1.0, "desk": 1.0}])
+    with pytest.raises(SettingsError, match="2 CPU, 1 desk, and no node"):
+        require_places(books, Layout.parse("ray:1"), [{"CPU": 2.0, "desk": 1.0}])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
+def test_a_gpu_that_torch_cannot_use(cluster: None) -> None:
+    experiment = EXPERIMENTS["cartpole-lag-1"]()
+    with pytest.raises(SettingsError, match=r"Ray gave Learner 0 of 1 a GPU of .* doctor"):
+        on_ray(experiment, "ray:a1-l1,learner.gpus=0.5")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])

@@ -82,7 +82,7 @@ FREE: dict[str, tuple[Callable[[], Experiment], str, str]] = {
     "appo": (lambda: free(appo=True, max_lag=0, acting_batch=4), "cpu:a3-l1", "cpu:a2-l2"),
     "atari": (atari, "cpu:a2-l1", "cpu:a1-l2"),
     "dqn-slow-learner": (remembering, "cpu:a2-l1,learner_delay=0.1", "cpu:a1-l2"),
-    "dqn-slow-collector": (lambda: remembering(updates=1), "cpu:a1-l1,jitter=0.03", "cpu:a2-l2"),
+    "dqn-slow-collector": (lambda: remembering(updates=1), "cpu:a1-l1,jitter=0.1", "cpu:a2-l2"),
     "r2d2-each-step": (
         lambda: remembering(r2d2=True, refresh="step", max_lag=3),
         "cpu:a2-l2,jitter=0.003",

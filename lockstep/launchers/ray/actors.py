@@ -10,7 +10,9 @@ import sys
 import threading
 import traceback
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from lockstep.collectors.preemption import Counts
 from lockstep.config.settings import SettingsError
@@ -63,6 +65,14 @@ class _Process:
         if children.ignores(signal.SIGINT):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
+    def _require_gpu(self, role: Literal["collector", "learner"]) -> None:
+        """Raise SettingsError if this process is to compute on a GPU that torch cannot use."""
+        if self._job.layout.device_of(role, 0) != "cpu" and not torch.cuda.is_available():
+            raise SettingsError(
+                f"Ray gave {self._name} a GPU of {socket.gethostname()}, but torch can use none there: run lockstep "
+                "doctor on that machine to see what torch finds."
+            )
+
     def progress(self) -> int:
         """Steps so far."""
         return self._stop.steps()
@@ -106,6 +116,7 @@ class RayLearner(_Process):
                 f"The run's folder {folder} does not exist on {socket.gethostname()}, which runs a learner. On several "
                 "machines, put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."
             )
+        self._require_gpu("learner")
         group = Group()
         if meeting is not None:
             group = GlooGroup(self._meeting or meeting_point(*meeting)[0], self._rank, layout.learning)
@@ -223,6 +234,7 @@ class RayCollector(_Process):
             learner_0: the actor of learner 0.
         """
         self._works()
+        self._require_gpu("collector")
         if self._service is not None:  # it had started, but its answer did not arrive
             self._service.close()
         self._service = collector_service(self._job, self._index, self._stop.alive, RemoteCounts(learner_0))

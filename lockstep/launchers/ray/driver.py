@@ -37,6 +37,7 @@ from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, call
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
+from lockstep.launchers.ray.places import places
 from lockstep.launchers.ray.requests import Actor, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.output import tell
@@ -56,12 +57,6 @@ _ENDING = 10.0
 
 class ProcessLost(Exception):
     """A process of the run is lost; the text says which one, and why."""
-
-
-def cpus(job: Job) -> int:
-    """Cores that each process keeps busy."""
-    layout = job.layout
-    return max(job.experiment.torch_threads, layout.env_threads, layout.env_processes)
 
 
 def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
@@ -111,7 +106,8 @@ class RayDriver:
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
         """When a learner's connection broke, and the error message."""
-        self._places: Any = None
+        self._places, self._group = places(job), None
+        """What each process takes of its node, and the group of places for them."""
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout)
         self._told = False
@@ -130,7 +126,7 @@ class RayDriver:
         layout = self._layout
         if self._job.options.display != "none":
             say(f"Starting {layout.processes} processes on Ray …")
-        self._places = self._ray.util.placement_group([{"CPU": cpus(self._job)}] * layout.processes, strategy="SPREAD")
+        self._group = self._ray.util.placement_group(self._places, strategy="SPREAD")
         learning, kind = layout.learning, "Learner" if layout.split else "Worker"
         for rank in range(learning):
             name = f"{kind} {rank} of {learning}"
@@ -143,10 +139,13 @@ class RayDriver:
 
     def _actor(self, name: str, kind: type, place: int, index: int) -> Actor:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=self._places, placement_group_bundle_index=place
+            placement_group=self._group, placement_group_bundle_index=place
         )
+        taken = dict(self._places[place])
         remote = self._ray.remote(
-            num_cpus=cpus(self._job),
+            num_cpus=taken.pop("CPU"),
+            num_gpus=taken.pop("GPU", 0),
+            resources=taken,
             max_restarts=0,
             max_task_retries=0,
             # Versions that are waited for may occupy lag + 1 threads; of each process, admissions and parameters one,
@@ -371,7 +370,7 @@ class RayDriver:
         if unstarted:
             raise WorkerError(
                 f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may not have "
-                f"{cpus(self._job)} free CPUs for each, or has lost nodes. ray status shows its state."
+                f"what each of them needs, or has lost nodes. ray status shows its state."
             )
         stacks = [(actor.name, self._call(actor, "stack")) for actor in processes]
         for name, ref in stacks:
@@ -392,6 +391,6 @@ class RayDriver:
         if self._runs:
             with contextlib.suppress(Exception):
                 self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=_ENDING, fetch_local=False)
-        if self._places is not None:
+        if self._group is not None:
             with contextlib.suppress(Exception):
-                self._ray.util.remove_placement_group(self._places)
+                self._ray.util.remove_placement_group(self._group)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.launchers.ray.driver import ProcessLost, RayDriver, cpus, require_restarts_left, say
+from lockstep.launchers.ray.driver import ProcessLost, RayDriver, require_restarts_left, say
+from lockstep.launchers.ray.places import places, require_places
 from lockstep.launchers.watching import stopping_on_signals
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.files import locked
@@ -45,9 +45,9 @@ def run_ray(work: Work, job: Job) -> Result:
         # Ray prints here what an actor prints, line by line.
         options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
     )
-    needed = job.layout.processes * cpus(job)
-    with connected(needed) as ray, stopping_on_signals(stop):
-        _require(ray, job.layout, needed)
+    needed = places(job)
+    with connected(int(sum(each["CPU"] for each in needed))) as ray, stopping_on_signals(stop):
+        require_places(ray, job.layout, needed)
         while True:
             driver = RayDriver(ray, work, told, stop, losses)
             try:
@@ -154,13 +154,3 @@ def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _require(ray: Any, layout: Layout, needed: int) -> None:
-    there = int(ray.cluster_resources().get("CPU", 0))
-    if there < needed:
-        raise SettingsError(
-            f"Layout {layout} needs {needed} CPUs, but the Ray cluster has {there} in all. Add nodes to it, or use "
-            "fewer processes (the result is the same). Without RAY_ADDRESS, a local cluster with enough CPUs is "
-            "started."
-        )
