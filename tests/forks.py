@@ -40,9 +40,11 @@ _SERVER = Path(__file__).with_name("fork_server.py")
 _PR_SET_CHILD_SUBREAPER = 36
 _UNREAD = (
     *("COLUMNS", "CUBLAS_WORKSPACE_CONFIG", "LINES", "LOCKSTEP_", "MPL", "MUJOCO_GL", "PATH", "PYTEST_"),
-    *("PYTHONPATH", "SDL_VIDEODRIVER", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
+    *("PYTHONPATH", "SLURM", "SUBMITIT_", "SDL_VIDEODRIVER", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
 )
 """Beginnings of the environment variables that nothing reads while the server imports it; libraries set some."""
+_MODULES = (b"lockstep", b"submitit.core._submit")
+"""What is run with `python -m`: lockstep, and Slurm's jobs."""
 _CODE = (b"from multiprocessing.spawn import spawn_main;", b"import sys; sys.path[:] = sys.argv.pop(1)")
 """Beginnings of what lockstep runs with `python -c`: its workers, and a sweep's runs."""
 _ROOM = 8192
@@ -136,10 +138,11 @@ class Forks:
         """Whether the server can fork for this command line."""
         if arguments[0] != os.fsencode(sys.executable) or sum(map(len, arguments)) + len(arguments) > _ROOM:
             return False
-        lockstep = arguments[1:3] == [b"-m", b"lockstep"] or (arguments[1] == b"-c" and arguments[2].startswith(_CODE))
+        known = arguments[1] == b"-m" and arguments[2] in _MODULES
+        known |= arguments[1] == b"-c" and arguments[2].startswith(_CODE)
         differing = {os.fsdecode(name) for name, _ in environment.items() ^ self._environment.items()}
         same = self._owner == os.getpid() and self._session == os.getsid(0)  # else it is not the server's parent
-        return lockstep and same and all(name.startswith(_UNREAD) for name in differing)
+        return known and same and all(name.startswith(_UNREAD) for name in differing)
 
     def _ask(self, order: Order, files: list[int]) -> int:
         with self._lock:
