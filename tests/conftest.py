@@ -21,8 +21,11 @@ from workers import Workers
 torch.set_num_threads(1)
 settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 settings.load_profile("lockstep")
-LONGEST = ("test_failures", "test_layouts", "test_replay", "test_resume", "test_sweep_runs")
-"""Files whose tests take minutes, since they start many processes."""
+LONGEST = (
+    *("test_ray", "test_layouts", "test_pretended_gpu", "test_portable", "test_shard_env", "test_replay"),
+    *("test_resume", "test_gpu_steps", "test_export", "test_output", "test_sweep_population", "test_sweep_runs"),
+)
+"""Files that take a minute or more, the longest first."""
 SLOW = (
     "benchmarks/test_other_systems.py",
     "distributed/test_local_group.py",
@@ -99,7 +102,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         missing["gpu"] = pytest.mark.skip(reason="no CUDA device on this machine; --pretended-gpu runs these, too")
     if importlib.util.find_spec("envpool") is None:
         missing["envpool"] = pytest.mark.skip(reason="EnvPool is not installed (it has no release for Python 3.10)")
-    items.sort(key=lambda item: item.path.stem not in LONGEST)  # or one worker would be left with them at the end
+    order = {name: number for number, name in enumerate(LONGEST)}  # or one worker would be left with them at the end
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     here, slow = Path(__file__).parent, pytest.mark.slow
     for item in items:
         place = item.path.relative_to(here).as_posix()

@@ -38,11 +38,13 @@ FAILED = b"failed"
 prctl = ctypes.CDLL(None).prctl
 _SERVER = Path(__file__).with_name("fork_server.py")
 _PR_SET_CHILD_SUBREAPER = 36
-_UNREAD = (
-    *("COLUMNS", "CUBLAS_WORKSPACE_CONFIG", "LINES", "LOCKSTEP_", "MPL", "MUJOCO_GL", "PATH", "PYTEST_"),
-    *("PYTHONPATH", "SDL_VIDEODRIVER", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
+_READ = (
+    *("ATEN_", "DNNL_", "GLIBC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMBA_", "OMP_", "ONEDNN_"),
+    *("OPENBLAS_", "PYTHON", "TORCH_", "TZ"),
 )
-"""Beginnings of the environment variables that nothing reads while the server imports it; libraries set some."""
+"""Beginnings of the environment variables that may be read before a fork is made."""
+_MODULES = (b"lockstep", b"submitit.core._submit")
+"""What is run with `python -m`: lockstep, and Slurm's jobs."""
 _CODE = (b"from multiprocessing.spawn import spawn_main;", b"import sys; sys.path[:] = sys.argv.pop(1)")
 """Beginnings of what lockstep runs with `python -c`: its workers, and a sweep's runs."""
 _ROOM = 8192
@@ -90,6 +92,7 @@ class Forks:
         self._server, self._process = server, None
         self._owner, self._session, self._lock = os.getpid(), os.getsid(0), threading.Lock()
         self._environment = _environment()
+        """The server's."""
 
     def install(self) -> None:
         _posixsubprocess.fork_exec = self
@@ -134,12 +137,12 @@ class Forks:
 
     def _can(self, arguments: list[bytes], environment: dict[bytes, bytes]) -> bool:
         """Whether the server can fork for this command line."""
-        if arguments[0] != os.fsencode(sys.executable) or sum(map(len, arguments)) + len(arguments) > _ROOM:
-            return False
-        lockstep = arguments[1:3] == [b"-m", b"lockstep"] or (arguments[1] == b"-c" and arguments[2].startswith(_CODE))
-        differing = {os.fsdecode(name) for name, _ in environment.items() ^ self._environment.items()}
+        python, kind, what, *_ = *arguments, b"", b""
+        known = (kind == b"-m" and what in _MODULES) or (kind == b"-c" and what.startswith(_CODE))
+        known &= python == os.fsencode(sys.executable) and sum(map(len, arguments)) + len(arguments) < _ROOM
+        differing = {os.fsdecode(name) for name, _ in environment.items() ^ self._environment.items()} - {"PYTHONPATH"}
         same = self._owner == os.getpid() and self._session == os.getsid(0)  # else it is not the server's parent
-        return lockstep and same and all(name.startswith(_UNREAD) for name in differing)
+        return known and same and not any(name.startswith(_READ) for name in differing)
 
     def _ask(self, order: Order, files: list[int]) -> int:
         with self._lock:
@@ -157,7 +160,8 @@ class Forks:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(*KIND)
         arguments = [sys.executable, str(_SERVER), str(theirs.fileno()), str(os.getpid()), "x" * _ROOM]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {MARK: NO_MARK}
+        environment = {name: value for name, value in self._environment.items() if name != b"PYTHONPATH"}
+        environment[MARK.encode()] = NO_MARK.encode()
         null = subprocess.DEVNULL
         with theirs:
             self._process = subprocess.Popen(

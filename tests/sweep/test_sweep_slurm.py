@@ -108,6 +108,7 @@ def test_what_slurm_refuses_is_told_in_its_words(cluster: Path, capsys: pytest.C
     assert "invalid partition specified: long" in capsys.readouterr().err
 
 
+@pytest.mark.real_processes
 def test_a_job_goes_on_after_its_time_is_up(
     cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
