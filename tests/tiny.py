@@ -19,7 +19,7 @@ from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
-from lockstep.models.normalize import Normalizers
+from lockstep.models.normalize import NormalizeConfig, Normalizers
 from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
 
@@ -216,6 +216,18 @@ EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar))
 EXPERIMENTS["portable-minatar-dqn"] = lambda: compiled(replaying(recipes.dqn_minatar, replay={}))
 if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
+
+
+def seeing_more() -> Experiment:
+    """SAC whose critics alone see which bits are to be flipped."""
+    full = recipes.sac_mujoco()
+    return full.replace(env=recipes.her_bitflip().env)
+
+
+EXPERIMENTS["critic-only-lstm"] = lambda: cut(
+    tuple_bandit, model={"core": "lstm", "critic_only": ("vector",)}, scheme={"lag": 1}
+).replace(normalize=NormalizeConfig(observations=True))
+EXPERIMENTS["critic-only-sac"] = lambda: replaying(seeing_more, replay={}, critic_only=("desired_goal",))
 
 
 def squashed() -> Experiment:

@@ -212,6 +212,12 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "capture_video save_video video record_video render render_mode no_render",
         "Videos are recorded of trained policies: lockstep record RUN.",
     ),
+    (
+        "model.critic_only",
+        "critic_only privileged_obs privileged_observations critic_obs critic_obs_keys critic_observations asymmetric "
+        "asymmetric_obs",
+        "It takes the keys of a Dict observation.",
+    ),
     ("", "torch_deterministic cudnn_deterministic", "Leave it out: every run is repeatable, bit for bit."),
     ("", "algo algorithm policy trainer agent", "The recipe chooses it: lockstep recipes lists them."),
 )

@@ -15,14 +15,16 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import take_observation_statistics
+from lockstep.models.gaussian import check_initial_std
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_initial_std
+from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
 
 
 class Unchanged(nn.Module):
@@ -85,11 +87,24 @@ class Critics(nn.Module):
 
 
 class ActorCritic(PolicyModel):
-    """A policy and critics, in separate networks."""
+    """A policy and critics, in separate networks.
 
-    def __init__(self, actor: Actor, critics: Critics, distribution: Scaled | Categorical):
+    Args:
+        policy_columns: which numbers of vectors the policy observes, if the critics observe more.
+    """
+
+    has_value = False
+
+    def __init__(
+        self,
+        actor: Actor,
+        critics: Critics,
+        distribution: Scaled | Categorical,
+        policy_columns: list[int] | None = None,
+    ):
         super().__init__()
         self.actor, self.critics, self.distribution = actor, critics, distribution
+        self.policy_columns = policy_columns
         self._encode = distribution.encode
         self.state_size = 0
 
@@ -114,7 +129,9 @@ class ActorCritic(PolicyModel):
         return self.critics(obs, None, frozen=frozen)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        take_observation_statistics(self, mean, std)
+        take_observation_statistics(self.actor, mean, std, self.policy_columns)
+        if hasattr(self, "critics"):
+            take_observation_statistics(self.critics, mean, std)
 
     def for_acting(self) -> ActorCritic:
         acting = acting_copy(self)
@@ -123,7 +140,7 @@ class ActorCritic(PolicyModel):
 
 
 @dataclass(frozen=True)
-class ActorCriticConfig(TrunkConfig):
+class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     """A policy and critics, each a separate MLP over vectors (and features of images)."""
 
     has_policy_and_value: ClassVar[bool] = False
@@ -147,7 +164,7 @@ class ActorCriticConfig(TrunkConfig):
 
     @property
     def has_kernels(self) -> bool:
-        return type(self) is ActorCriticConfig and not self.layer_norm
+        return type(self) is ActorCriticConfig and not self.layer_norm and not self.critic_only
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         return Unchanged(size)
@@ -168,23 +185,24 @@ class ActorCriticConfig(TrunkConfig):
         layout.check_mask(action_space, distribution.num_logits)
         discrete = isinstance(distribution, Categorical)
 
-        def encoder() -> nn.Module:
+        def encoder(seen: gymnasium.Space[Any]) -> nn.Module:
             return self.build_encoder(
-                observation_space, dtype=PRECISIONS[precision], normalize=normalize_observations, clip=observation_clip
+                seen, dtype=PRECISIONS[precision], normalize=normalize_observations, clip=observation_clip
             )
 
         def layers(count: int, into: int, out: int) -> MLPs:
             return MLPs(count, (into, *self.hidden_sizes, out), self.activation, self.layer_norm)
 
         with reproducible_initialization(seed):
-            of_actor, of_critics = encoder(), encoder()
-            features = int(of_actor.out_features)  # type: ignore[arg-type]
-            of_policy = layers(1, features, distribution.num_params)
+            of_actor, of_critics = encoder(self.policy_space(observation_space)), encoder(observation_space)
+            of_policy = layers(1, int(of_actor.out_features), distribution.num_params)  # type: ignore[arg-type]
             actor = Actor(of_actor, of_policy, distribution, masked=layout.mask_size > 0)
             if self.policy == "gaussian":
                 actor.layers.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
+            features = int(of_critics.out_features)  # type: ignore[arg-type]
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
-            return ActorCritic(actor, Critics(of_critics, layers(self.critics, into, out)), distribution)
+            critics = Critics(of_critics, layers(self.critics, into, out))
+            return ActorCritic(actor, critics, distribution, self.policy_columns(observation_space))
 
     def _distribution(self, space: gymnasium.Space[Any]) -> Scaled | Categorical:
         if isinstance(space, spaces.Box):

@@ -145,6 +145,12 @@ class Gaussian(Distribution):
         return mean, bounded_log_std(log_std)
 
 
+def check_initial_std(std: float) -> None:
+    """Raise SettingsError for a deviation that a policy cannot begin with."""
+    if not 0.01 <= std <= 5:
+        raise SettingsError(f"model.initial_std={std} must be between 0.01 and 5, for example 0.6.")
+
+
 def bounded_log_std(log_std: Tensor) -> Tensor:
     """Log deviations clamped to their bounds.
 
