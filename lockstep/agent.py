@@ -38,6 +38,7 @@ class Agent:
         spaces = envs.spaces(experiment.env) if like is None else (like.observation_space, like.action_space)
         self.observation_space, self.action_space = spaces
         self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
+        self.algorithm.courses = experiment.courses(self.algorithm)
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         portable = experiment.precision == "portable"
         self.has_kernels = portable and not self.model.portable_operations

@@ -230,6 +230,16 @@ EXPERIMENTS["critic-only-lstm"] = lambda: cut(
 EXPERIMENTS["critic-only-sac"] = lambda: replaying(seeing_more, replay={}, critic_only=("desired_goal",))
 
 
+def following_kl() -> Experiment:
+    """A learning rate that follows the divergence, weights that decay, and an annealed clip range."""
+    full = cut(recipes.ppo_cartpole, env={"adapter": "gymnasium"}, scheme={"lag": 1})
+    changes = {"desired_kl": 1e-4, "anneal": {"clip": "0:0.3,128:0.1"}, "optimizer.name": "adamw"}
+    return full.replace(**{f"algorithm.{name}": value for name, value in changes.items()})
+
+
+EXPERIMENTS["cartpole-desired-kl"] = following_kl
+
+
 def squashed() -> Experiment:
     """PPO with actions that tanh squashes, whose entropy has no kernel."""
     return cut(recipes.ppo_mujoco, rollout=16, env={"id": "Pendulum-v1"}, model={"squash": True})

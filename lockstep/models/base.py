@@ -72,6 +72,15 @@ class Exploring(Protocol):
         ...
 
 
+@runtime_checkable
+class Diverging(Protocol):
+    """A further method that a learning rate that follows the divergence needs from a distribution."""
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """The divergence KL(params ‖ other) in nats: [..., P] each -> [...]"""
+        ...
+
+
 class PolicyModel(nn.Module, ABC):
     """Encoder, core and heads. Feed-forward models return the state unchanged."""
 
