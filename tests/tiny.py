@@ -240,6 +240,19 @@ def following_kl() -> Experiment:
 EXPERIMENTS["cartpole-desired-kl"] = following_kl
 
 
+def longer(metrics: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:
+    """A curriculum that changes with every iteration and with what was learned in it."""
+    return {"length": 2 + (int(1e4 * metrics["policy/entropy"]) + int(metrics["iteration"])) % 4}
+
+
+def with_curriculum() -> Experiment:
+    full = cut(recipes.ppo_memory, rollout=16, scheme={"lag": 1})
+    return full.replace(curriculum="tiny:longer", **{"env.curriculum": {"length": 3}})
+
+
+EXPERIMENTS["curriculum-lag-1"] = with_curriculum
+
+
 def squashed() -> Experiment:
     """PPO with actions that tanh squashes, whose entropy has no kernel."""
     return cut(recipes.ppo_mujoco, rollout=16, env={"id": "Pendulum-v1"}, model={"squash": True})

@@ -221,6 +221,8 @@ def foreign_code(settings: Any) -> list[str]:
         found.append(str(settings["id"]))
     if isinstance(opponents := settings.get("opponents"), list):
         found += [str(name) for name in opponents if ":" in str(name)]
+    if ":" in (curriculum := str(settings.get("curriculum") or "")) and "env" in settings:
+        found.append(curriculum)
     if isinstance(anneal := settings.get("anneal"), dict):
         found += [str(form) for form in anneal.values() if is_function(str(form))]
     for options in (settings.get("options"), settings.get("curriculum")):
